@@ -5,11 +5,15 @@ import json
 import pytest
 import timm
 import torch
+from PIL import Image
 
 transformers = pytest.importorskip("transformers")
 from transformers_models import MERGED, SMALL, VIDEO, build, outputs  # noqa: E402
 
 import graticule  # noqa: E402
+from commands import refused, run_command  # noqa: E402
+from evidence.models_page import configured  # noqa: E402
+from graticule.external.images import call, image_size  # noqa: E402
 from graticule.lab.commands.opening import NamedModels, open_model, open_source  # noqa: E402
 
 PREPROCESSOR = {
@@ -101,7 +105,12 @@ DAMAGED = [
         {"layernorm.weight": torch.ones(32, dtype=torch.int8)},
         "must have floating-point weights, got I8 of layernorm.weight",
     ),
-    ({"hidden_act": "mish"}, {}, "`config.hidden_act` of Dinov2Model must be one of"),
+    (
+        {"architectures": ["BertModel"]},
+        {},
+        "must be of one of transformers' classes of models of images, got BertModel",
+    ),
+    ({"architectures": ["Dinov2Config"]}, {}, "classes of models of images, got Dinov2Config; code"),
     ({"patch_size": 4}, {}, "but has in another shape than by its config embeddings."),
 ]
 
@@ -119,6 +128,47 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
             graticule.load(tmp_path)
         assert message in str(refusal.value) and "\n" not in str(refusal.value), message
     assert not capfd.readouterr().err and not (tmp_path / "was_run").exists()
+
+
+def test_a_part_that_does_not_convert_is_named_and_the_model_opened_as_it_is(tmp_path):
+    theirs = build("Dinov2Model", {**SMALL, "hidden_act": "mish"})
+    theirs.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="does not convert: `config.hidden_act` of Dinov2Model must be one of"):
+        opened = graticule.load(tmp_path)
+    assert type(opened) is type(theirs) and not opened.training
+
+
+@pytest.mark.parametrize("name", ["HieraModel", "PixioModel"])
+def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name, tmp_path, capsys):
+    theirs, folder, pictures = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "pictures"
+    theirs.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    side = image_size(theirs)[0]
+    pictures.mkdir()
+    for index in range(5):
+        Image.new("RGB", (side, side), (40 * index, 90, 200 - 30 * index)).save(pictures / f"{index}.png")
+    x = torch.randn(1, 3, side, side)
+    source = f"hf:{folder}"
+    with pytest.warns(UserWarning, match=f"is opened as {name} of its library, which does not convert; it can be"):
+        opened = graticule.load(source)
+    with torch.no_grad():
+        assert torch.equal(call(opened, x)[0], call(theirs, x)[0])
+    assert timm.data.resolve_model_data_config(opened)["mean"] == (0.5, 0.4, 0.3)
+    for given in (
+        ("audit", source, "--images", pictures, "--output", tmp_path),
+        ("explore", source, "--images", pictures / "0.png", "--output", tmp_path, "--no-open"),
+        ("check", source, "--skip", "export", "crop", "caches"),
+    ):
+        with pytest.warns(UserWarning, match="does not convert"):
+            status, _, said = run_command(capsys, *given)
+        assert status == 0, said
+    assert json.loads((tmp_path / "audit.json").read_text())["effects"] and (tmp_path / "explorer.html").is_file()
+    with pytest.warns(UserWarning, match="does not convert"):
+        assert f"got {name}" in refused(capsys, "export", source)
+    graticule.resize(opened, 2 * side)
+    opened.save_pretrained(folder)
+    with pytest.warns(UserWarning, match="does not convert"):
+        assert image_size(graticule.load(folder)) == (2 * side, 2 * side)
 
 
 def test_code_of_a_repository_is_not_run_where_the_class_is_one_of_transformers(saved, tmp_path):

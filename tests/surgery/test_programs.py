@@ -150,7 +150,7 @@ def test_an_onnx_file_takes_images_of_any_height(tmp_path):
 
 
 FILM = {"img_size": (4, 16, 32), "patch_size": (2, 8, 8), "embed_dim": 24, "num_heads": 2, "in_chans": 1}
-FREE = ("batch", "depth", "height", "width")
+FREE = ("batch", "sides")
 
 
 @pytest.mark.parametrize("encoding", ["learnable", "rope"])
@@ -162,9 +162,9 @@ def test_a_film_is_exported_in_both_formats_with_fixed_and_with_free_sides(encod
         free = export_function(model, tmp_path / f"free.{suffix}", dynamic=FREE)
         assert "depth 4 to" in free.takes and free.error < 1e-5
         assert [one.size for one in free.compared] == [(4, 16, 32), (4, 16, 24), (6, 16, 16)]
-    with pytest.raises(ValueError, match="`dynamic` must be one of batch, depth, height, width; got 'frames'"):
+    with pytest.raises(ValueError, match="`dynamic` must be one of batch, depth, height, width, sides; got 'frames'"):
         export_function(model, tmp_path / "x.pt2", dynamic=["frames"])
-    with pytest.raises(ValueError, match="`dynamic` must be one of batch, height, width; got 'depth'"):
+    with pytest.raises(ValueError, match="`dynamic` must be one of batch, height, width, sides; got 'depth'"):
         export_function(tiny("none"), tmp_path / "x.pt2", dynamic=["depth"])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 import graticule
 from commands import run_command
+from graticule.external.recorder import record
 from graticule.lab.studies.matrix import build
 from graticule.testing.methods import check_model
 from graticule.testing.models import CHECKS, inspect_model, sizes
@@ -335,6 +337,62 @@ def test_a_fault_of_a_later_layer_is_found_and_the_layer_is_named():
     index.copy_(index[by_columns][:, by_columns])
     kind, said = outcomes(model, skip=only)["axes"]
     assert kind == "failed" and said.endswith("got column by column in attention 2"), said
+
+
+class Merging(nn.Module):
+    """Patches of 4 x 4 by strided convolutions, attention between channels, a merge to 8 x 8, and biased attention.
+
+    Its projections are convolutions of 1 x 1, and its bias is computed from 3 coordinates per displacement.
+    """
+
+    def __init__(self, by_columns: bool = False) -> None:
+        super().__init__()
+        self.img_size, self.by_columns = (24, 40), by_columns
+        self.patch_embed = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, padding_mode="circular"), nn.Conv2d(8, 8, 2, 2))
+        self.patch_embed.patch_size = (4, 4)
+        self.merge, self.head = nn.Conv2d(8, 8, 2, 2), nn.Linear(8, 5)
+        self.channels, self.qkv = nn.Conv2d(8, 16, 1), nn.Conv2d(8, 24, 1)
+        self.bias = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x)
+        query, key = self.channels(x).flatten(2).chunk(2, 1)
+        x = x + ((query @ key.mT).softmax(-1) @ x.flatten(2)).view_as(x)
+        x = self.merge(x)
+        height, width = x.shape[2:]
+        rank = torch.arange(height * width)
+        place = [rank % height, rank // height] if self.by_columns else [rank // width, rank % width]
+        step = torch.stack(place, -1).to(x)
+        step = step[:, None] - step
+        bias = self.bias(torch.cat([step, step.square().sum(-1, keepdim=True)], -1).flatten(0, 1))[..., 0]
+        query, key, value = self.qkv(x).flatten(2).mT[:, None].chunk(3, -1)
+        x = F.scaled_dot_product_attention(query, key, value, bias.view(len(rank), -1))
+        return self.head(x.mean((1, 2)))
+
+
+def test_patches_that_stages_merge_before_attention_are_found():
+    only = set(CHECKS) - {"axes"}
+    said = "attention depends on the displacement in 3 x 5 patches"
+    assert outcomes(Merging(), skip=only)["axes"] == ("passed", said)
+    assert "got column by column" in outcomes(Merging(by_columns=True), skip=only)["axes"][1]
+
+
+@pytest.mark.parametrize("batch", [2, 4, 64])
+def test_inputs_of_a_recording_have_the_same_index_in_a_batch_of_any_size(batch):
+    seen = record(Merging(), torch.randn(batch, 3, 24, 40))
+    assert seen.tokens == 2 and seen.inputs[2].shape == (batch, 15, 8) and seen.logits.shape == (batch, 1, 1, 15, 15)
+
+
+def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs(monkeypatch):
+    def endless(subject, original):
+        while True:
+            with suppress(Exception):
+                torch.ones(99).sum()
+
+    monkeypatch.setitem(CHECKS, "axes", endless)
+    found = outcomes(Small("table"), skip=set(CHECKS) - {"axes", "batch"}, seconds=1)
+    assert found["axes"] == ("not applicable", "stopped after 1 seconds of processor time")
+    assert found["batch"][0] == "passed"
 
 
 FILE = """

@@ -135,6 +135,7 @@ def test_a_sweep_and_a_target_exclude_each_other(capsys):
         (("--sweep", "transformers", "--skip", "axes"), "must be left out with `sweep`"),
         (("--sweep", "transformers", "--output", "x"), "`output` must be left out without `sweep` timm"),
         (("vit_nano_patch4_28", "--output", "x"), "`output` must be left out without `sweep` timm"),
+        (("--sweep", "transformers", "--seconds", "9"), "`seconds` must be left out with `sweep` transformers"),
     ):
         status, _, said = run_command(capsys, "check", *given)
         assert status == 1 and message in said
@@ -146,18 +147,22 @@ def finding(check, outcome):
 
 def test_a_sweep_of_timm_continues_from_the_results_in_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("timm.list_modules", lambda: ["cait", "vgg", "xcit"])
-    monkeypatch.setattr("graticule.lab.commands.check._SECONDS", 0.01)  # of a process, which is not enough
+    monkeypatch.setattr(
+        "graticule.lab.commands.check._checked",
+        lambda *given: json.dumps({"target": given[0], "error": f"{given[1]} seconds"}),
+    )
     cait = [finding("axes", "passed"), finding("caches", "failed")]
     title = "cait_xxs24_224, random weights, depth 2, img_size (64, 96)"
     (tmp_path / "cait.json").write_text(json.dumps({"target": "cait_xxs24_224", "title": title, "findings": cait}))
     vgg = {"target": "vgg11", "title": "vgg11, random weights", "findings": [finding("axes", "not applicable")]}
     (tmp_path / "vgg.json").write_text(json.dumps(vgg))
-    status, written, _ = run_command(capsys, "check", "--sweep", "timm", "--output", str(tmp_path), "--json")
+    given = ("--sweep", "timm", "--output", str(tmp_path), "--seconds", "7", "--json")
+    status, written, _ = run_command(capsys, "check", *given)
     first, second, third = json.loads(written)["classes"]
     assert status == 1 and first["at"] == "depth 2, img_size (64, 96)"
     assert first["reproducer"] == "graticule check cait_xxs24_224 --skip export" and len(first["findings"]) == 2
     assert second["findings"] == [] and second["reason"] == "no position is seen: as seen"
-    assert third["name"] == "xcit_nano_12_p8_224" and third["reason"] == "stopped after 0.01 seconds"
+    assert third["name"] == "xcit_nano_12_p8_224" and third["reason"] == "7 seconds"
     assert json.loads((tmp_path / "xcit.json").read_text())["error"] == third["reason"]
 
 

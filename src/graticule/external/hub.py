@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
-from graticule.external.convert.conversion import convert
 from graticule.external.images import evaluating, image_channels
-from graticule.external.transformers_folder import import_transformers, with_weights
+from graticule.external.transformers_folder import converted_or_itself, import_transformers, with_weights
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
 from graticule.hub.kinds import SOURCES, HubModel, register_kind
@@ -84,7 +83,7 @@ def _cannot_be_built(config: Path, error: ValueError) -> ValueError:
 
 @SOURCES.register("timm")
 def open_timm(name: str) -> nn.Module:
-    """Open a model of timm with its published weights, converted."""
+    """Open a model of timm with its published weights, converted if its class is."""
     try:
         with quick_hub():
             model = timm.create_model(name, pretrained=True)
@@ -93,7 +92,7 @@ def open_timm(name: str) -> nn.Module:
         raise ValueError(
             f"`source` must be a model of timm with published weights, got {f'timm:{name}'!r}: {reason}"
         ) from error
-    return convert(model)
+    return converted_or_itself(model, f"timm:{name}")
 
 
 def is_of_transformers(module: nn.Module) -> bool:

@@ -21,6 +21,8 @@ Size = tuple[int, ...]
 
 #: Names of the image size among the attributes of a model, its configuration, or a part of it.
 _IMAGE_SIZES = ("img_size", "image_size")
+#: Names of the part that cuts images into patches.
+_STEMS = ("patch_embed", "stem", "embeds")
 
 
 def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
@@ -162,7 +164,7 @@ def own_patch_size(model: nn.Module) -> Size | None:
 
     If none of them says it, it is the stride of the first convolution, if its kernels do not overlap.
     """
-    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
+    stem = next((one for name in _STEMS if (one := getattr(model, name, None)) is not None), None)
     holders = (stem, model, getattr(model, "config", None))
     tubelet = getattr(getattr(model, "config", None), "tubelet_size", None)
     if isinstance(tubelet, tuple | list):

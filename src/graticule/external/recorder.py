@@ -18,14 +18,17 @@ from graticule.external.images import by_image, call
 class Recording:
     """The tensors of one forward pass of B images, up to an attention.
 
-    inputs: inputs of normalizations and linear layers, (B, rows, D) each; the windows of an image are consecutive.
+    inputs: inputs of normalizations, linear layers and convolutions of 1 x 1, (B, rows, D) each; the windows of an
+        image are consecutive. Those that are not of the images, as coordinates, have no rows.
     queries: queries of the attention, (B, windows, h, n, d); None if they were not seen.
     logits: logits of the attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
+    others: what attention of another kind there is.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
     queries: Tensor | None = None
     logits: Tensor | None = None
+    others: str = ""
 
     @property
     def tokens(self) -> int:
@@ -111,6 +114,8 @@ class _Watcher(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("linear", "layer_norm", "rms_norm"):
             self._sequence(args[0] if args else named["input"])
+        elif name == "conv2d" and args[1].shape[-2:] == (1, 1) and args[0].ndim == 4:  # a linear layer of a map
+            self._sequence(args[0].flatten(2).transpose(1, 2))
         elif name == "multi_head_attention_forward":
             self._sequence(args[0].transpose(0, 1))  # (N, B, D)
             raise _Stop
@@ -119,7 +124,7 @@ class _Watcher(TorchFunctionMode):
         elif func is F.scaled_dot_product_attention:
             given = attention_arguments(args, named)
             if given["query"].shape[-2] != given["key"].shape[-2]:
-                raise _Stop  # fewer keys than queries: the logits are not for pairs of patches
+                self._stop_pooled()
             if self._keep(given["query"], logits_of(**given)):
                 return _mean_of_queries(func(*args, **named))
         elif name in ("softmax", "_softmax") and self._softmax(args[0] if args else named["input"]):
@@ -130,28 +135,39 @@ class _Watcher(TorchFunctionMode):
         x = by_image(x, self._batch)
         if x.ndim >= 3 and x.shape[0] % self._batch == 0:
             self.recording.inputs.append(x.detach().reshape(self._batch, -1, x.shape[-1]).clone())
+        else:  # counted too, so that an input has the same index in a batch of any size
+            self.recording.inputs.append(x.new_empty(self._batch, 0, x.shape[-1]))
 
     def _softmax(self, logits: Tensor) -> bool:
         if logits.ndim < 3 or logits.shape[-1] < 2:
             return False
         if logits.shape[-2] != logits.shape[-1]:
-            raise _Stop
+            self._stop_pooled()
         queries = None
         if self._product is not None and self._product[0].shape[:-1] == logits.shape[:-1]:
             queries = self._product[0]
         return self._keep(queries, logits)
 
     def _keep(self, queries: Tensor | None, logits: Tensor) -> bool:
-        """Record the requested attention and stop; return True for an earlier one."""
-        if self._earlier:
-            self._earlier -= 1
-            return True
+        """Record the requested attention between tokens and stop; return True for an earlier one."""
         if len(logits) == 1 and logits.shape[-1] % self._batch == 0:  # packed images, which do not see each other
             logits = _of_each(logits, (-2, -1), self._batch)
             queries = None if queries is None else _of_each(queries, (-2,), self._batch)
+        rows = logits.shape[: max(logits.ndim - 3, 1)].numel() // self._batch * logits.shape[-1]
+        if all(one.shape[1] != rows for one in self.recording.inputs):
+            self.recording.others = "attention is between channels"
+            return False
+        if self._earlier:
+            self._earlier -= 1
+            return True
         if logits.ndim >= 3 and logits.shape[0] % self._batch == 0:
             self.recording.logits = self._by_image(logits)
             self.recording.queries = None if queries is None else self._by_image(queries)
+        raise _Stop
+
+    def _stop_pooled(self) -> None:
+        """Stop at an attention with other keys than queries, whose logits are not for pairs of patches."""
+        self.recording.others = "queries or keys are pooled"
         raise _Stop
 
     def _by_image(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from graticule.external.convert.conversion import convert
-from graticule.external.convert.parts import CONVERSIONS
+from graticule.external.convert.parts import CONVERSIONS, can_convert
 from graticule.hub.config import Preparation, prepare
 from graticule.hub.files import PREPROCESSOR, shards
 from graticule.hub.kinds import register_kind
@@ -67,27 +68,46 @@ class _Preprocessor:
 
 @register_kind("transformers")
 def open_transformers(config: Path, weights: Path) -> nn.Module:
-    """Open a model in transformers' layout as a backbone, with the preprocessing of its images.
+    """Open a model in transformers' layout as a backbone, or as it is, with the preprocessing of its images.
 
     The class is one of transformers itself: code of a repository is never run.
     """
     transformers = import_transformers(config)
     described = read_typed(config, _Described)
     given = described.architectures[0] if described.architectures else "no architecture"
-    name = _ENCODERS.get(given, given)
-    kind = class_of(transformers, name) if f"transformers.{name}" in CONVERSIONS else None
-    if kind is None:
-        known = sorted(one.rpartition(".")[2] for one in CONVERSIONS if isinstance(one, str))
+    kind = class_of(transformers, _ENCODERS.get(given, given))
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel) or not _takes_images(kind):
         raise ValueError(
-            f"{config} must be of one of transformers' classes {', '.join(known)}, got {printable(given)}; code of a "
+            f"{config} must be of one of transformers' classes of models of images, got {printable(given)}; code of a "
             "repository is never run."
         )
     if described.quantization_config is not None:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
-    model = convert(with_weights(transformers, kind, weights))
+    model = converted_or_itself(with_weights(transformers, kind, weights), config.parent)
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(read_typed(preprocessor, _Preprocessor)))
     return model
+
+
+def _takes_images(kind: Any) -> bool:
+    """Return whether a class of transformers converts, or its main input is images."""
+    return f"transformers.{kind.__name__}" in CONVERSIONS or kind.main_input_name == "pixel_values"
+
+
+def converted_or_itself(model: nn.Module, source: object) -> nn.Module:
+    """Convert a model, or return it as it is, with a warning, if it does not convert."""
+    try:
+        return convert(model)
+    except ValueError as error:
+        why = f": {str(error).removesuffix('.')}" if can_convert(model) else ""
+        warnings.warn(
+            f"{source} is opened as {type(model).__name__} of its library, which does not convert{why}; it can be "
+            "audited, checked, explored and resized.",
+            stacklevel=2,
+        )
+        untyped: Any = model
+        untyped.pretrained_cfg = getattr(model, "pretrained_cfg", None) or {}
+        return model
 
 
 def import_transformers(config: Path) -> Any:

@@ -165,7 +165,8 @@ def from_pretrained(
 ) -> Any:
     """Load a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
 
-    A model of transformers or timm is converted, with the preprocessing of its images. Only JSON files and
+    A model of transformers or timm is converted, with the preprocessing of its images; one that does not convert is
+    returned as it is, with a warning. Only JSON files and
     model.safetensors are read; no code in them is run.
 
     Args:

@@ -327,7 +327,8 @@ def export(
             `path` (.onnx, .pt2, .safetensors) by default.
         img_size: in pixels, one side, (height, width) or (depth, height, width); by default the size that the model is
             built for.
-        dynamic: the free axes: any of 'batch', 'height' and 'width', and 'depth' of films and volumes.
+        dynamic: the free axes: any of 'batch', 'height', 'width', 'depth' of films and volumes, and 'sides', all of
+            these but the batch.
         features: indices of blocks, or of stages if there are several, whose maps are also outputs.
         int8: whether the weights of linear layers are in 8 bits; `Exported` then has the difference of the outputs.
         timed: whether to time the file, and the same model without folding.

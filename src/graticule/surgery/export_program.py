@@ -191,9 +191,11 @@ class Sizes:
     @classmethod
     def of(cls, subject: Exportable, fixed: Size, free: Sequence[str]) -> Sizes:
         """Find the sizes that a model accepts with the axes `free`."""
-        known = ("batch", *SIDES[-len(fixed) :])
+        sides = SIDES[-len(fixed) :]
+        known = ("batch", *sides, "sides")
         for name in free:
             known_name("dynamic", name, known)
+        free = [each for name in free for each in (sides if name == "sides" else (name,))]
         subject.check(fixed)
         step, patch = subject.step, subject.patch
         if set(free) - {"batch"}:

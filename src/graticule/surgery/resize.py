@@ -159,7 +159,7 @@ def table_of(module: Any) -> Any:
 
 Model = TypeVar("Model", bound=nn.Module)
 #: The functions that resize models of another library in place, from the arguments of `resize`, by its name.
-LIBRARIES: Table[str, Callable[..., None]] = Table("library", "graticule.external.convert")
+LIBRARIES: Table[str, Callable[..., None]] = Table("library", "graticule.external.resize")
 
 
 @checked

@@ -118,7 +118,8 @@ def relative(subject: Subject, level: float = 1.0, earlier: int = 0) -> Relative
     rows = bare.rows(earlier=earlier)
     seen = bare.seen(earlier) if level == 1.0 else record(bare.model, bare.constant(level), earlier)
     if seen.logits is None:
-        raise NotApplicable("no attention between all patches was seen (scaled_dot_product_attention or softmax)")
+        others = seen.others or "neither scaled_dot_product_attention nor softmax"
+        raise NotApplicable(f"no attention between all patches was seen: {others}")
     tokens = seen.inputs[seen.tokens][0, rows]
     if float((tokens - tokens.mean(0)).abs().max()) > 1e-6 * float(tokens.abs().max()):
         raise NotApplicable("absolute position, computed or of a convolution, cannot be taken out of the tokens")

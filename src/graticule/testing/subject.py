@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
@@ -24,6 +25,8 @@ Size = tuple[int, int]
 #: Tolerance of outputs in float64, relative to the largest; float32 buffers of a model are not exact.
 SAME = 1e-5
 EXACT = 1e-11
+#: Pixels of all images of a search that changes each patch separately, at most.
+_PIXELS = 1 << 24
 
 
 class NotApplicable(Exception):
@@ -63,9 +66,10 @@ class Subject:
     @classmethod
     def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
         """Build a subject from a copy of `model`, with the weights of the model."""
-        image, patch, channels = _sizes(model, img_size, patch_size)
+        own = copy.deepcopy(model).double().eval()
+        image, patch, channels = _sizes(own, img_size, patch_size)
         home = image[0] // patch[0], image[1] // patch[1]
-        return cls(copy.deepcopy(model).double().eval(), image, patch, channels, home)
+        return cls(own, image, patch, channels, home)
 
     @property
     def grid(self) -> Size:
@@ -79,7 +83,7 @@ class Subject:
 
     def drawn(self) -> Subject:
         """Return a subject with new random values of every trainable parameter, so that each one has an effect."""
-        model = copy.deepcopy(self.model)
+        model = copy.deepcopy(self.model).train().eval()  # models of timm clear cached biases when they are trained
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
@@ -189,10 +193,15 @@ class Subject:
             return self._rows[at, earlier]
         rows = None if earlier else self._rows_by_digits(at)  # after an attention a row depends on all patches
         if rows is None:
+            if self.patches * math.prod(self.image) > _PIXELS:
+                raise NotApplicable(f"the tokens of the patches were not found with few images of {by(self.image)}")
             each = torch.eye(self.patches, dtype=torch.bool).split(64)
-            rows = torch.cat([self._changes(at, patches, earlier).argmax(-1) for patches in each])
-        if len(rows.unique()) < len(rows):
-            raise NotApplicable("the tokens of the patches were not found")
+            changes = torch.cat([self._changes(at, patches, earlier) for patches in each])
+            shares = changes / changes.amax(-1, keepdim=True).clamp_min(1e-30)
+            if shares.shape[1] >= self.patches:  # convolutions of a stem may change a neighbor more
+                rows = torch.from_numpy(linear_sum_assignment(-(shares + 1e-6).log().numpy())[1])
+            if rows is None or float(shares.gather(1, rows[:, None]).min()) < 0.25:
+                raise NotApplicable("the tokens of the patches were not found")
         self._rows[at, earlier] = rows
         return rows
 
@@ -293,6 +302,8 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
     if patch is None and image is not None and isinstance(model, Backbone):  # a tokenizer may pool after convolutions
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
+    elif patch is None and image is not None:
+        patch = _attended_patch(model, image, own_patch_size(model) or (1, 1))
     patch = patch or own_patch_size(model)
     unfit = patch and image and (image[0] % patch[0] or image[1] % patch[1])
     if patch_size is None and image and (patch is None or (unfit and img_size is None)):
@@ -306,6 +317,25 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
     if image[0] % patch[0] or image[1] % patch[1]:
         raise ValueError(f"`img_size` must be a multiple of the patch size, {by(patch)}, got {by(image)}.")
     return image, patch, image_channels(model)
+
+
+def _attended_patch(model: nn.Module, image: tuple[int, ...], first: tuple[int, ...]) -> Size | None:
+    """Return the patch of the tokens of the first attention: `first`, doubled until it has as many; None if unknown.
+
+    Stages before it may merge patches.
+    """
+    weight = next(model.parameters())
+    images = torch.zeros(2, image_channels(model), *image, device=weight.device, dtype=weight.dtype)
+    try:
+        logits = record(model, images).logits
+    except Exception:  # any error of another library, which the checks report later
+        return None
+    if logits is None:
+        return None
+    height, width = first
+    while (image[0] // height) * (image[1] // width) > logits.shape[1] * logits.shape[3]:
+        height, width = 2 * height, 2 * width
+    return None if image[0] % height or image[1] % width else (height, width)
 
 
 @torch.no_grad()

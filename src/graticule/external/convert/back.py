@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any
 
 import torch
 from timm.layers import RelPosMlp
 from timm.layers.helpers import to_2tuple
-from timm.models.hiera import Hiera, Reroll, Unroll
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.convert.conversion import Source, convert, fill, source_of
-from graticule.external.convert.parts import can_convert
 from graticule.external.convert.transformers import channels_of, rebuild, sizes_of
-from graticule.external.images import call, error_line, evaluating
-from graticule.external.structure import find_structure
 from graticule.position.grid import Grid
 from graticule.position.places import by
-from graticule.position.resampling import BICUBIC
 from graticule.registry.checks import checked
-from graticule.surgery.resize import LIBRARIES, resize
 
 
 @checked
@@ -134,86 +128,6 @@ def to_transformers(model: Backbone) -> nn.Module:
     source = source_of(model, "transformers")
     device = next(model.parameters()).device
     return fill(_sized(source, model, device), source, model).to(device)
-
-
-@LIBRARIES.register("timm")
-def resize_timm(model: Any, img_size: Any, **others: Any) -> None:
-    """Resize a model of timm in place, whose class has no `set_input_size`: as its conversion, or Hiera."""
-    if can_convert(model):
-        resized = to_timm(resize(convert(model), img_size, **others))
-        vars(model).clear()
-        vars(model).update(vars(resized))
-        return
-    if not isinstance(model, Hiera) or img_size is None or any(value is not None for value in others.values()):
-        raise ValueError(
-            f"`model` must be of this library, have timm's `set_input_size`, or be converted first, got "
-            f"{type(model).__name__}. A model that accepts images of any size needs no resizing; of Hiera, only "
-            "`img_size` can be changed."
-        )
-    size = to_2tuple(img_size)
-    unit = [step * side for step, side in zip(model.patch_stride, model.mask_unit_size, strict=True)]
-    if any(side % step for side, step in zip(size, unit, strict=True)):
-        raise ValueError(f"`img_size` must be a multiple of the mask units, {by(unit)} pixels, got {by(size)}.")
-    old, shape = model.tokens_spatial_shape, [side // step for side, step in zip(size, model.patch_stride, strict=True)]
-    if model.pos_embed is not None and model.pos_embed_win is None:
-        table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, old), tuple(shape)).flatten(2).mT
-        model.pos_embed = nn.Parameter(table.contiguous(), model.pos_embed.requires_grad)
-    strides = [model.q_stride] * (len(model.stage_ends) - 1)
-    model.tokens_spatial_shape = shape
-    model.mask_spatial_shape = [side // step for side, step in zip(shape, model.mask_unit_size, strict=True)]
-    model.unroll = Unroll(size, model.patch_stride, strides)
-    model.reroll = Reroll(size, model.patch_stride, strides, model.stage_ends, model.q_pool)
-
-
-@LIBRARIES.register("transformers")
-def resize_in_place(model: nn.Module, **sizes: Any) -> None:
-    """Resize a model of transformers as its conversion is, or by its own table, and adapt its configuration."""
-    resized = to_transformers(resize(convert(model), **sizes)) if can_convert(model) else _by_table(model, **sizes)
-    vars(model).clear()
-    vars(model).update(vars(resized))
-
-
-def _by_table(model: Any, img_size: Any, **others: Any) -> nn.Module:
-    """Return a model that stores the table that `model` computes for images of another size; it need not convert.
-
-    What is added to the tokens is recorded in a pass at that size. The outputs at that size are the same.
-    """
-    kind, size = type(model).__name__, to_2tuple(img_size)
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(f"`{name}` must be left out with {kind}, which `convert` does not take, got {value}.")
-    own = getattr(getattr(model, "config", None), "image_size", None)
-    if own is None or img_size is None or len(size) != 2:
-        raise ValueError(
-            f"`img_size` must be (height, width), of a model with an image_size in its configuration, got {img_size} "
-            f"for {kind}."
-        )
-    there, state = find_structure(model, size), model.state_dict()
-    tables = {name: site.rows() for site in there.of_kind("absolute table") for name in site.origins if name in state}
-    config = deepcopy(model.config)
-    images = torch.randn(1, there.channels, *size, generator=torch.Generator().manual_seed(0)).to(model.dtype)
-    try:
-        config.image_size = size[0] if isinstance(own, int) and size[0] == size[1] else list(size)
-        with torch.random.fork_rng(devices=[]):
-            resized: Any = rebuild(model, config)
-        for name, value in resized.state_dict().items():
-            if name in tables and value.shape != state[name].shape:
-                state[name] = tables[name].reshape(value.shape)
-        resized.load_state_dict(state)
-        for name, value in model.named_parameters():
-            resized.get_parameter(name).requires_grad_(value.requires_grad)
-        resized.to(model.device, model.dtype)
-        with evaluating(model), evaluating(resized):
-            before, after = (next(iter(call(one, images.to(model.device)).values())) for one in (model, resized))
-    except Exception as error:  # any error of another library
-        raise ValueError(f"`img_size` {by(size)} is refused by {kind}: {error_line(error)}") from error
-    if not torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())):
-        raise ValueError(
-            f"`img_size` must be one at which {kind} uses its own table as it is, got {by(size)}, where its outputs "
-            "with the table that it has resampled differ."
-        )
-    resized.train(model.training)
-    return cast("nn.Module", resized)
 
 
 def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:

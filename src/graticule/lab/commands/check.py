@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.lab.commands.targets import TIMM, check_name, is_published
 from graticule.lab.terminal import bar
-from graticule.registry.checks import parse_sizes
+from graticule.registry.checks import Range, parse_sizes
 from graticule.system.files import write_text
 
 if TYPE_CHECKING:
@@ -49,14 +49,16 @@ class Check(JsonOutput):
     sweep: Literal["transformers", "timm"] | None = None
     """instead of a target, classes of a library: tables of transformers, a model of each family of timm"""
     output: Path | None = None
-    """with --sweep timm (about 100 families, each stopped after 5 minutes), a folder in which results are kept; a
-    family whose results are there is not checked again"""
+    """with --sweep timm (about 100 families), a folder in which results are kept; a family whose results are there is
+    not checked again"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     patch_size: Rare[str | None] = None
     """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
     skip: list[str] = dataclasses.field(default_factory=list)
     """names of checks to leave out"""
+    seconds: Rare[Annotated[int | None, Range(1)]] = None
+    """processor time after which a check of a model is stopped (default: none; 60 with --sweep timm)"""
 
 
 def run(arguments: list[str]) -> int:
@@ -67,6 +69,8 @@ def run(arguments: list[str]) -> int:
         raise ValueError("`target` must be given, or else `sweep`, got " + ("both." if options.target else "neither."))
     if options.output and options.sweep != "timm":
         raise ValueError("`output` must be left out without `sweep` timm, got one.")
+    if options.seconds and options.sweep == "transformers":
+        raise ValueError(f"`seconds` must be left out with `sweep` transformers, got {options.seconds}.")
     if options.sweep:
         return _sweep(options, output)
     sizes = {
@@ -75,14 +79,16 @@ def run(arguments: list[str]) -> int:
         if text is not None
     }
     if options.target.endswith(".py"):
-        if sizes or options.skip:
-            raise ValueError("`img_size`, `patch_size` and `skip` must be left out for a plugin, got one of them.")
+        if sizes or options.skip or options.seconds:
+            raise ValueError(
+                "`img_size`, `patch_size`, `skip` and `seconds` must be left out for a plugin, got one of them."
+            )
         title, found = options.target, list(_plugin(options.target))
     else:
         from graticule.testing.models import inspect_model
 
         title, model = _model(options.target, sizes)
-        found = inspect_model(model, **sizes, skip=options.skip)
+        found = inspect_model(model, **sizes, skip=options.skip, seconds=options.seconds)
     failed = sum(one.outcome == "failed" for one in found)
     output.say(title)
     width = max(len(one.check) for one in found)
@@ -102,7 +108,11 @@ def _sweep(options: Check, output: Output) -> int:
 
     found: list[Swept] = []
     reproducers: dict[str, str] = {}
-    for one in sweep_transformers() if options.sweep == "transformers" else _sweep_timm(options.output):
+    for one in (
+        sweep_transformers()
+        if options.sweep == "transformers"
+        else _sweep_timm(options.output, options.seconds or _SECONDS)
+    ):
         found.append(one)
         said = ", ".join(one.failed) or one.reason or "passed"
         output.say(f"{one.name:40} {one.at:8} {said}")
@@ -116,7 +126,7 @@ def _sweep(options: Check, output: Output) -> int:
     return int(any(one.failed for one in found))
 
 
-def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
+def _sweep_timm(folder: Path | None, seconds: int) -> Iterator[Swept]:
     """Check a small model of every family of timm, each in a process of its own; results in `folder` are kept.
 
     A process ends with the memory of its model, and an error in it, or a model that takes too long, ends nothing else.
@@ -135,7 +145,7 @@ def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
             if not file.is_file():
                 model, attends = _small_model(family)
                 none = json.dumps({"target": model, "error": "it has no attention"})
-                write_text(file, _checked(model) if attends else none)
+                write_text(file, _checked(model, seconds) if attends else none)
             said = json.loads(file.read_text(encoding="utf-8"))
             name = said["target"]
             if "error" in said:
@@ -150,17 +160,14 @@ def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
             yield Swept(name, said["title"].partition(", random weights, ")[2], found if applied else (), reason, lines)
 
 
-#: Seconds after which the check of a model in a sweep is stopped.
-_SECONDS = 300
+#: Seconds of processor time after which a check in a sweep is stopped.
+_SECONDS = 60
 
 
-def _checked(name: str) -> str:
+def _checked(name: str, seconds: int) -> str:
     """Run `graticule check` on a model in a process, and return its results as JSON, or its error."""
     command = [sys.executable, "-m", "graticule", "check", name, "--skip", "export", "--json"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return json.dumps({"target": name, "error": f"stopped after {_SECONDS} seconds"})
+    done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)
     if done.stdout.strip():
         return done.stdout
     last = (done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1]

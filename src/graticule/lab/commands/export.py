@@ -27,7 +27,7 @@ class Export(NamedModels, JsonOutput):
     """Export a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
 
         graticule export RUN --dynamic batch
-        graticule export RUN --output model.pt2 --dynamic batch height width
+        graticule export RUN --output model.pt2 --dynamic batch sides
         graticule export timm:deit_tiny_patch16_224 --weights FILE --joining lape
 
     With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
@@ -41,7 +41,8 @@ class Export(NamedModels, JsonOutput):
     output: Path | None = None
     """folder for model.onnx, .pt2 or .safetensors, or file (default: the run's folder, or this one)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
-    """dynamic dimensions of the program: batch, height, width, and depth of films, separated by spaces or commas"""
+    """free (dynamic) axes of the program: batch; sides, or any of height, width and depth of films; separated by spaces
+    or commas"""
     img_size: str | None = None
     """side in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films, if fixed (default: that of the model)"""
     features: list[int] = dataclasses.field(default_factory=list)

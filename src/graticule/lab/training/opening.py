@@ -29,9 +29,9 @@ def load(
 
     Args:
         source: `hf:OWNER/NAME` on the Hugging Face hub, or `timm:NAME` with its published weights, both as backbones of
-            this library; the folder of a run; a file of its weights in that folder: `weights.safetensors`, or a
-            checkpoint (`checkpoints/step-000000100.ckpt`); or a folder of `graticule publish` or `save_pretrained`,
-            also of transformers.
+            this library or, with a warning, as they are if they do not convert; the folder of a run; a file of its
+            weights in that folder: `weights.safetensors`, or a checkpoint (`checkpoints/step-000000100.ckpt`); or a
+            folder of `graticule publish` or `save_pretrained`, also of transformers.
         plugin: a Python file or an installed entry point that registers the classes of the run, or several. Code that
             is not named is not imported.
         checkpoint: the checkpoint of a run, best or last.
