@@ -87,6 +87,26 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "MaskFormerSwinModel": STAGES,
     "VitDetModel": {**SMALL, "use_relative_position_embeddings": True},
     "VJEPA2Model": {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
+    "CvtModel": {"embed_dim": [12, 24, 48], "num_heads": [1, 2, 4], "depth": [1, 2, 2]},
+    "LevitModel": {
+        "image_size": 64,
+        "hidden_sizes": [16, 32, 48],
+        "num_attention_heads": [1, 2, 3],
+        "depths": [2, 2, 2],
+        "key_dim": [8, 8, 8],
+    },
+    "MobileViTModel": {"image_size": 128, "hidden_sizes": [16, 24, 32]},
+    "MobileViTV2Model": {"image_size": 128, "width_multiplier": 0.5},
+    "PvtModel": {"image_size": 128, "hidden_sizes": [8, 16, 40, 64], "depths": [1, 1, 1, 2]},
+    "Sam2HieraDetModel": {
+        "image_size": [64, 64],
+        "hidden_size": 12,
+        "embed_dim_per_stage": [12, 24, 48, 96],
+        "num_attention_heads_per_stage": [1, 2, 4, 8],
+        "blocks_per_stage": [1, 2, 2, 1],
+        "window_size_per_stage": [4, 2, 2, 2],
+        "global_attention_blocks": [4],
+    },
 }
 
 
@@ -364,7 +384,7 @@ def built(name: str) -> tuple[nn.Module, tuple[int, int]]:
         return model, (side, side)
     kind = class_of(transformers, name)
     model = kind(kind.config_class(**configured(name))).eval()
-    return model, image_size(model) or (32, 32)
+    return model, image_size(model) or (64, 64)
 
 
 def measure(names: list[str], only: list[str]) -> None:

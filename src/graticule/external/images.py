@@ -45,7 +45,8 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
         return model(frames.transpose(1, 2), **encoder)
     if "grid_thw" in known:
         one: Any = model.config
-        row, grid = merged_patches(images, one.patch_size, one.temporal_patch_size, one.spatial_merge_size)
+        frames, merge = (getattr(one, f"{name}_size", 1) for name in ("temporal_patch", "spatial_merge"))
+        row, grid = merged_patches(images, one.patch_size, frames, merge)
         return model(row, grid_thw=grid)
     if "spatial_shapes" in known:
         row, grid = merged_patches(images, cast("Any", model.config).patch_size)

@@ -275,7 +275,8 @@ def grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
     tokens = x.shape[1]
     if before is not None and 0 <= tokens - before.patches < min(before.patches, _PREFIX):
         return Grid(*before.shape, prefix=tokens - before.patches)
-    several = range(_PREFIX) if before is None else dict.fromkeys((before.prefix, 0))  # prefix tokens may leave
+    # prefix tokens may leave, and a class token may join in a later stage
+    several = range(_PREFIX) if before is None else dict.fromkeys((before.prefix, 0, 1))
     for ahead in several:
         patches = tokens - ahead
         height = round(math.sqrt(patches * size[0] / size[1])) if patches > 0 else 0
