@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from graticule.lab.data.registry import list_datasets, load_dataset
 from graticule.lab.data.sampling import (
     BatchOrder,
     EpochSampler,
-    GroupSampler,
     Loading,
     balanced_subset,
     class_share,
@@ -33,11 +31,9 @@ from graticule.lab.data.transforms import (
     SizedImages,
     TensorImages,
     TransformedImages,
-    aspect_groups,
     evaluation_transform,
     packed,
     shifts_only,
-    stated_sizes,
     training_transform,
 )
 from graticule.registry.checks import known_name
@@ -85,8 +81,6 @@ class DataModule(Loading, L.LightningDataModule):
         drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
         repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
             not change.
-        group_by_aspect: each training batch has images of similar aspect ratio, at the nearest of `train_sizes`, and
-            random crops vary around that ratio.
         tokens_per_step: the most tokens of a training batch, whose images then have different `train_sizes`; it has at
             most `batch_size` images.
         tokens: the tokens of an image of each of `train_sizes`, with `tokens_per_step`.
@@ -112,7 +106,6 @@ class DataModule(Loading, L.LightningDataModule):
         drop_last: bool = False,
         repeats: int = 1,
         train_sizes: Sequence[tuple[int, ...]] = (),
-        group_by_aspect: bool = False,
         tokens_per_step: int | None = None,
         tokens: Sequence[int] = (),
     ) -> None:
@@ -138,10 +131,8 @@ class DataModule(Loading, L.LightningDataModule):
         self.limits = {"train": limit_train, "test": limit_test}
         self.drop_last = drop_last
         self.repeats = repeats
-        self.group_by_aspect = group_by_aspect
         self.tokens_per_step = tokens_per_step
         self.tokens = tokens
-        self._groups: tuple[np.ndarray, tuple[tuple[int, ...], ...]] | None = None
         self._images: dict[Split, Any] = {}
         self._train: Any = None
 
@@ -158,13 +149,6 @@ class DataModule(Loading, L.LightningDataModule):
             if limit is not None:
                 images = _Chosen(images, balanced_subset(images.labels, limit))
             self._images[split] = images
-        if self.group_by_aspect:
-            if self.info.size is not None:
-                raise ValueError(
-                    "`group_by_aspect` must be off if all images have one shape, as those of "
-                    f"{self.dataset!r} do: {self.info.size[0]} x {self.info.size[1]}."
-                )
-            self._groups = aspect_groups(stated_sizes(self._images["train"]), self.train_sizes)
         if len(self._images["train"]) < self.batch_size and self.drop_last:
             raise ValueError(
                 f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, if "
@@ -194,10 +178,6 @@ class DataModule(Loading, L.LightningDataModule):
                 f"are mixed in pairs, got {self.batch_size}."
             )
         sampler = EpochSampler(len(images), self.seed, repeats=self.repeats)
-        sizes_of: tuple[tuple[int, ...], ...] = ()
-        if self._groups is not None:
-            groups, sizes_of = self._groups
-            sampler = GroupSampler(groups, self.batch_size, self.seed)
         return BatchOrder(
             sampler,
             self.batch_size,
@@ -206,7 +186,6 @@ class DataModule(Loading, L.LightningDataModule):
             parts=accumulate,
             drop_last=self.drop_last,
             sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
-            sizes_of=sizes_of,
             tokens=self.tokens,
             budget=self.tokens_per_step,
         )
@@ -232,11 +211,7 @@ class DataModule(Loading, L.LightningDataModule):
         if shifts_only(self.augmentation) and in_memory:
             transform = evaluation_transform(self.info, size, self.augmentation)
             return ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
-        augmentation = self.augmentation
-        if self.group_by_aspect:
-            low, high = (ratio * size[1] / size[0] for ratio in augmentation.ratio)
-            augmentation = dataclasses.replace(augmentation, ratio=(low, high))
-        return SeededImages(images, training_transform(self.info, size, augmentation), self.seed)
+        return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return batches of the test images at the training size."""

@@ -107,8 +107,6 @@ class BatchOrder(Sampler[list[Key]]):
         drop_last: leave out a last batch that is not full.
         sizes: number of image sizes. Each step has one, a function of seed, epoch and step; its index is the last
             entry of the keys. None for a single size.
-        sizes_of: with a `GroupSampler`, the indices of the sizes of each group: a step has one of the sizes of the
-            image in its middle.
         tokens: tokens of an image of each size, with a budget.
         budget: the most tokens of a step, over all processes and micro-batches; None for one size per step.
     """
@@ -123,7 +121,6 @@ class BatchOrder(Sampler[list[Key]]):
         parts: int = 1,
         drop_last: bool = False,
         sizes: int | None = None,
-        sizes_of: Sequence[Sequence[int]] = (),
         tokens: Sequence[int] = (),
         budget: int | None = None,
     ) -> None:
@@ -139,7 +136,6 @@ class BatchOrder(Sampler[list[Key]]):
         self.world_size = world_size
         self.parts = parts
         self.sizes = sizes
-        self.sizes_of = sizes_of
         self._packed: np.ndarray | None = None  # the size of each place of an epoch, (length,)
         self._ends: Sequence[int] = range(batch_size, len(sampler) + batch_size, batch_size)
         if budget is not None:
@@ -186,21 +182,13 @@ class BatchOrder(Sampler[list[Key]]):
         """Return the keys of batch `number` of an epoch."""
         return self.sampler.keys(epoch, self.places(number))
 
-    def size(self, epoch: int, number: int, indices: np.ndarray | None = None) -> int:
-        """Return the index of the size of batch `number`; it is the same for all micro-batches of a step.
-
-        `indices` is the order of the epoch, if known.
-        """
+    def size(self, epoch: int, number: int) -> int:
+        """Return the index of the size of batch `number`; it is the same for all micro-batches of a step."""
         if self.sizes is None:
             return 0
         step = number // self.parts
-        known: Sequence[int] = range(self.sizes)
-        if isinstance(self.sampler, GroupSampler) and self.sizes_of:
-            indices = self.sampler.indices(epoch) if indices is None else indices
-            images = indices[step * self.batch_size : (step + 1) * self.batch_size]
-            known = self.sizes_of[int(self.sampler.groups[images[len(images) // 2]])]
         draw = np.random.SeedSequence([self.sampler.seed, epoch, step, _SIZES])
-        return known[int(np.random.default_rng(draw).integers(len(known)))]
+        return int(np.random.default_rng(draw).integers(self.sizes))
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, first, self._first = self.sampler.epoch, self._first, 0
@@ -211,7 +199,7 @@ class BatchOrder(Sampler[list[Key]]):
             if self._packed is not None:
                 yield [(*key, size) for key, size in zip(keys, self._packed[places].tolist(), strict=True)]
             else:
-                yield keys if self.sizes is None else [(*key, self.size(epoch, number, indices)) for key in keys]
+                yield keys if self.sizes is None else [(*key, self.size(epoch, number)) for key in keys]
 
 
 def _filled(tokens: Sequence[int], budget: int, most: int) -> list[int]:

@@ -105,8 +105,6 @@ class Recipe(TrainingRecipe):
     """height and width of the images, or depth, height and width of films and volumes, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
-    group_by_aspect: Flag = False
-    """put images of similar aspect ratio in each step, at the nearest of `train_sizes`; for images of many shapes"""
     tokens_per_step: Count | None = None
     """put images of different `train_sizes` into each step, in one packed row of at most this many tokens, over all
     devices, nodes and micro-batches, and of at most `batch_size` images (default: one size per step)"""
@@ -139,24 +137,13 @@ class Recipe(TrainingRecipe):
         sizes = parse_sizes(self.train_sizes, "train_sizes", len(self.img_size))
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
-        if self.group_by_aspect and len({size[-2] / size[-1] for size in sizes}) < 2:
-            given = " ".join(self.train_sizes) or "none"
-            raise ValueError(
-                "`train_sizes` must have two aspect ratios or more if `group_by_aspect` is on, such as 192x256 "
-                f"224x224 256x192, got {given}."
-            )
-        if self.group_by_aspect and self.aug_repeats > 1:
-            raise ValueError(
-                f"`aug_repeats` must be 1 if `group_by_aspect` is on, which groups whole steps, got {self.aug_repeats}."
-            )
-
         if self.tokens_per_step is not None:
             if len(sizes) < 2:
                 raise ValueError(
                     f"`train_sizes` must be two sizes or more with `tokens_per_step`, got {len(sizes)}; without it, "
                     "the images of a step have one size."
                 )
-            for name in ("mixing.mixup", "mixing.cutmix", "distillation.teacher", "group_by_aspect", "compile"):
+            for name in ("mixing.mixup", "mixing.cutmix", "distillation.teacher", "compile"):
                 if value := self._value(name):
                     raise ValueError(
                         f"`{name}` must be left out with `tokens_per_step`: it needs batches of one size, got {value}."
@@ -212,7 +199,6 @@ class Classification(Task[Recipe, "DataModule"]):
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),
-            group_by_aspect=recipe.group_by_aspect,
             tokens_per_step=recipe.tokens_per_step,
         )
         data.setup()

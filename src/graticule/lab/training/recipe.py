@@ -46,6 +46,7 @@ _EARLIER: dict[str, tuple[object, ...]] = {
     "nonfinite": ("stop",),
     "tokenizer": ("bytes",),
     "vocab_size": (None,),
+    "group_by_aspect": (False,),
 }
 
 #: Optimizers of timm and the joining that need no check.
