@@ -152,18 +152,11 @@ COCO = {
         | {"segmentation": {"size": [12, 9], "counts": [50, 8, 50]}},
     ],
 }
-VOC = "<annotation><size><width>9</width><height>12</height></size><object><name>cat</name><difficult>0</difficult>" + (
-    "<bndbox><xmin>2</xmin><ymin>3</ymin><xmax>6</xmax><ymax>8</ymax></bndbox></object></annotation>"
-)
 COORDINATES = st.sampled_from([-50, -20.5, 0, 4, 64, 5000, 65536, 1e7, 4e7, 9e8, 1e9, 1e300, -1e300, 10**400])
 POLYGONS = st.lists(st.lists(COORDINATES, min_size=4, max_size=6), max_size=2)
 #: Name of a data set -> its targets, and its files.
 DENSE = {
     "coco": (("boxes", "masks"), {"annotations/instances_train.json": json.dumps(COCO), "train/1.png": encoded("PNG")}),
-    "voc_detection": (
-        ("boxes",),
-        {"ImageSets/Main/train.txt": "1\n", "JPEGImages/1.jpg": encoded("JPEG"), "Annotations/1.xml": VOC},
-    ),
     "mask_folder": (
         ("classes",),
         {"images/train/1.png": encoded("PNG"), "classes.txt": "a\nb\n"}

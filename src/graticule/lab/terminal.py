@@ -62,10 +62,5 @@ def hidden(wanted: bool) -> bool:
 
 def bar(*arguments: Any, wanted: bool = True, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar, or lines if stderr is a file or a pipe; it shows nothing if it is not wanted."""
-    made: tqdm[Any] = bar_class()(*arguments, disable=not wanted, **options)
-    return made
-
-
-def bar_class() -> Any:
-    """Return the class of bars: tqdm's, or `Lines` if stderr is a file or a pipe."""
-    return Lines if hidden(True) else tqdm
+    kind: type[tqdm[Any]] = Lines if hidden(True) else tqdm
+    return kind(*arguments, disable=not wanted, **options)

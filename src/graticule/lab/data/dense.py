@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
-from graticule.lab.data.images import LARGEST, DatasetInfo, StoredImages, decode, stated_size
+from graticule.lab.data.images import LARGEST, DatasetInfo, StoredImages, decode
 from graticule.system.files import read_bytes
 
 #: The class of a pixel that is neither learned nor scored.
@@ -67,14 +67,6 @@ class DenseImages(StoredImages):
     def read_first(self, index: int) -> Callable[[], tuple[Tensor, Target]]:
         """Return the function that reads and makes an example."""
         return partial(self.example, index)
-
-    def size(self, index: int) -> tuple[int, int] | None:
-        """Return the (height, width) in the header of the file `place(index)`; None if there is no such image."""
-        path = self.place(index)
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return stated_size(file)
 
 
 def read_image(path: Path, size: tuple[int, int] | None = None, source: object = "the file") -> tv_tensors.Image:

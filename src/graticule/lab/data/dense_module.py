@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 
 from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target
@@ -16,7 +16,7 @@ from graticule.lab.data.dense_transforms import DenseTransform, Evaluation, Trai
 from graticule.lab.data.images import UNREADABLE, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, loaded
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, GroupSampler, Key, Loading
-from graticule.lab.data.transforms import drawing, stated_sizes
+from graticule.lab.data.transforms import drawing
 from graticule.registry.checks import known_name
 
 #: The entries of a target that belong to boxes, besides the boxes themselves.
@@ -130,20 +130,14 @@ class DenseModule(Loading):
         """Return the order of the images in the batches of one of `world_size` processes."""
         sampler = EpochSampler(len(self.indices["train"]), self.seed)
         if self.by_shape:
-            height, width = self._train_sizes().T
+            if (sizes := self.images["train"].sizes) is None:
+                raise ValueError(
+                    "`by_shape` must be False if the sizes of images are not known, got True; give "
+                    f"{type(self.images['train']).__name__} the attribute `sizes`, (n, 2)."
+                )
+            height, width = sizes[self.indices["train"]].T
             sampler = GroupSampler((width <= height).astype(np.int64), self.batch_size, self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
-
-    def _train_sizes(self) -> np.ndarray:
-        """Return (height, width) of the training images, (n, 2), from their headers unless the data set lists them."""
-        images, chosen = self.images["train"], self.indices["train"]
-        sizes = stated_sizes(Subset(images, chosen.tolist())) if images.sizes is None else images.sizes[chosen]
-        if (sizes == 1).all():
-            raise ValueError(
-                "`by_shape` must be False if the sizes of images are not known, got True; give "
-                f"{type(images).__name__} the attribute `sizes`, (n, 2), or files as its `place`."
-            )
-        return sizes
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images and targets, in another order each epoch."""

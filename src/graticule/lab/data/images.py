@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAPPING = [_TURNS[number] for number in (5, 6, 7, 8)]
 #: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
 _LONGEST = 500
 #: Errors of a file that is no image, or contradicts what is known of it.
@@ -239,20 +238,6 @@ class EncodedImages(StoredImages):
     def group(self, index: int) -> str:
         """Return the class of an image, whose images can replace it."""
         return f" of class {self.labels[index]}"
-
-    def size(self, index: int) -> tuple[int, int] | None:
-        """Return the (height, width) in the header of an image, without decoding it; None if it cannot be read."""
-        return stated_size(io.BytesIO(self.read(index)))
-
-
-def stated_size(file: BinaryIO) -> tuple[int, int] | None:
-    """Return the (height, width) that an image has after `decode`, from its header; None if Pillow cannot read it."""
-    try:
-        with Image.open(file, formats=_FORMATS) as image:
-            swapped = _turn(image) in _SWAPPING
-            return (image.width, image.height) if swapped else (image.height, image.width)
-    except UNREADABLE:
-        return None
 
 
 def decode(content: bytes, *, turned: bool = True) -> Image.Image:

@@ -14,15 +14,13 @@ import torch.nn.functional as F
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
-from tqdm.contrib.concurrent import thread_map
 
 from graticule.lab.data.augmentation import Augmentation, named_augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sampling import PADDING, Key
-from graticule.lab.terminal import bar_class
 
 Transform = Callable[[Any], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
@@ -334,13 +332,3 @@ def border_color(image: Tensor) -> Tensor:
     border = torch.ones(height, width, dtype=torch.bool, device=image.device)
     border[1:-1, 1:-1] = False
     return image[:, border].median(dim=1).values
-
-
-def stated_sizes(images: Any) -> np.ndarray:
-    """Read (height, width) of all images from their headers, (n, 2), with a progress bar; 1, 1 for a broken one."""
-    indices: Sequence[int] = range(len(images))
-    while isinstance(images, Subset):
-        images, indices = images.dataset, [images.indices[index] for index in indices]
-    options: Any = {"unit": " images", "leave": False, "tqdm_class": bar_class()}
-    read = thread_map(images.size, indices, desc="reading shapes", **options)
-    return np.asarray([size or (1, 1) for size in read], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Small data sets in the layouts of COCO, ADE20K and Pascal VOC."""
+"""Small data sets in the layouts of COCO and ADE20K."""
 
 import json
 
@@ -76,26 +76,4 @@ def write_masks(root, top=2, splits=("train", "val"), count=3):
             picture(number).save(root / "images" / split / f"{number}.jpg")
             values = np.random.RandomState(number).randint(0, top + 1, (24, 40)).astype(np.uint8)
             Image.fromarray(values).save(root / "annotations" / split / f"{number}.png")
-    return root
-
-
-VOC_XML = """<annotation><size><width>40</width><height>24</height><depth>3</depth></size>
-<object><name>cat</name><difficult>0</difficult><bndbox><xmin>3</xmin><ymin>5</ymin><xmax>12</xmax><ymax>20</ymax></bndbox></object>
-<object><name>dog</name><difficult>1</difficult><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>40</xmax><ymax>24</ymax></bndbox></object>
-</annotation>"""
-
-
-def write_voc(root, xml=VOC_XML):
-    """Write two images with boxes and a mask with a palette."""
-    for folder in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
-        (root / folder).mkdir(parents=True)
-    for name in ("a", "b"):
-        picture(ord(name)).save(root / "JPEGImages" / f"{name}.jpg")
-        (root / "Annotations" / f"{name}.xml").write_text(xml)
-        mask = Image.fromarray(np.array([[0, 20, 255] * 8] * 24, np.uint8).repeat(2, 1)[:, :40])
-        mask.putpalette([value for number in range(256) for value in (number, 255 - number, 9)])
-        mask.save(root / "SegmentationClass" / f"{name}.png")
-    for kind in ("Main", "Segmentation"):
-        (root / "ImageSets" / kind / "train.txt").write_text("a\n")
-        (root / "ImageSets" / kind / "val.txt").write_text("b\n")
     return root

@@ -1,16 +1,15 @@
-"""Segmentation data in the layouts of ADE20K, CamVid and Pascal VOC, and Pascal VOC's boxes."""
+"""Segmentation data in the layouts of ADE20K and CamVid."""
 
 import numpy as np
 import pytest
 import torch
-from dense_files import VOC_XML, picture, write_masks, write_voc
+from dense_files import picture, write_masks
 from PIL import Image
 
 from graticule.lab.data.dense import read_image
 from graticule.lab.data.dense_module import DenseModule
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sets.mask_folder import CAMVID, ade20k, camvid, mask_folder
-from graticule.lab.data.sets.voc import CLASSES, voc_detection, voc_segmentation
 
 
 def test_values_mean_classes_and_the_ignored_one_is_255(tmp_path):
@@ -81,34 +80,11 @@ def test_an_image_without_a_mask_is_named(tmp_path):
         camvid("train", tmp_path / "nothing")
 
 
-def test_boxes_of_pascal_voc_count_from_zero_and_difficult_objects_are_evaluated_as_crowds(tmp_path):
-    root = write_voc(tmp_path)
-    train, info = voc_detection("train", root)
-    assert info.class_names == CLASSES
-    assert train[0][1]["boxes"].tolist() == [[2, 4, 12, 20]] and train[0][1]["labels"].tolist() == [
-        CLASSES.index("cat")
-    ]
-    target = voc_detection("test", root)[0][0][1]
-    assert target["boxes"].tolist()[1] == [0, 0, 40, 24] and target["iscrowd"].tolist() == [False, True]
-
-
-def test_images_without_listed_sizes_are_grouped_by_the_headers_of_their_files(tmp_path):
-    root = write_voc(tmp_path)
-    for name, (height, width) in {"c": (40, 24), "d": (30, 30)}.items():
-        picture(0, height, width).save(root / "JPEGImages" / f"{name}.jpg")
-        (root / "Annotations" / f"{name}.xml").write_text(VOC_XML)
-    (root / "ImageSets" / "Main" / "train.txt").write_text("a\nc\nb\nd\n")
-    data = DenseModule("voc_detection", truth=("boxes",), root=root, size=(24, 40), batch_size=2, by_shape=True)
-    assert data.train_order().sampler.groups.tolist() == [0, 1, 0, 1]  # wide, tall or square
-    data.images["train"].place = lambda index: root / "nowhere.jpg"
+def test_batches_by_shape_need_the_sizes_of_the_images(tmp_path):
+    root = write_masks(tmp_path, top=11)
+    data = DenseModule("camvid", truth=("classes",), root=root, size=(24, 40), batch_size=2, by_shape=True)
     with pytest.raises(ValueError, match="`by_shape` must be False if the sizes of images are not known, got True"):
         data.train_order()
-
-
-def test_masks_of_pascal_voc_are_the_indices_of_their_palette(tmp_path):
-    images, info = voc_segmentation("test", write_voc(tmp_path))
-    assert info.class_names[:2] == ("background", "aeroplane")
-    assert torch.unique(images[0][1]["classes"]).tolist() == [0, 20, 255]
 
 
 @pytest.mark.parametrize("stated", [(24, 40), (40, 24)], ids=["stored", "displayed"])
@@ -121,30 +97,6 @@ def test_the_size_in_an_annotation_decides_whether_an_image_is_turned(tmp_path, 
     assert torch.equal(read_image(tmp_path / "a.png", stated), expected)
     with pytest.raises(ValueError, match="it has 40 x 24 pixels, and 30 x 30 in the file"):
         read_image(tmp_path / "a.png", (30, 30))
-
-
-@pytest.mark.parametrize(
-    ("xml", "said"),
-    [
-        (VOC_XML.replace("cat", "unicorn"), "must be Pascal VOC's, got 'unicorn'"),
-        (VOC_XML.replace("<width>40", "<width>41"), r"it has 24 x 40 pixels, and 24 x 41 in .*\.xml"),
-        (VOC_XML.replace("<xmin>3", "<xmin>x"), "damaged"),
-        (VOC_XML[:-9], "damaged"),
-        ('<!DOCTYPE a [<!ENTITY b "c">]>' + VOC_XML, "no document type"),
-    ],
-    ids=["class", "size", "number", "cut", "entities"],
-)
-def test_a_broken_annotation_file_is_an_error_in_evaluation(tmp_path, xml, said):
-    images, _ = voc_detection("test", write_voc(tmp_path, xml))
-    with pytest.raises(ValueError, match=said):
-        images[0]
-
-
-def test_lists_of_pascal_voc_cannot_lead_out_of_the_folder(tmp_path):
-    root = write_voc(tmp_path)
-    (root / "ImageSets" / "Main" / "train.txt").write_text("../../secret\n")
-    with pytest.raises(ValueError, match="must be paths within"):
-        voc_detection("train", root)
 
 
 def test_a_classifier_refuses_a_data_set_without_one_class_per_image(tmp_path):

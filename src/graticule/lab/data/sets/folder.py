@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from graticule.lab.data.images import LARGEST, DatasetInfo, EncodedImages, Split, stated_size
+from graticule.lab.data.images import LARGEST, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.system.files import check_plain, read_bytes
 
@@ -32,13 +32,6 @@ class FolderImages(EncodedImages):
     def read(self, index: int) -> bytes:
         """Return the bytes of a file."""
         return read_bytes(self.files[index][0], LARGEST)
-
-    def size(self, index: int) -> tuple[int, int] | None:
-        """Return the (height, width) in the header of a file; no more of it is read."""
-        path = self.files[index][0]
-        check_plain(path)
-        with path.open("rb") as file:
-            return stated_size(file)
 
     def place(self, index: int) -> Path:
         """Return the path of a file."""
