@@ -1,9 +1,8 @@
-"""MLP-Mixer, ResMLP, gMLP-Ti and Swin-MLP: timm's outputs, the authors' names, counts, any size."""
+"""MLP-Mixer, ResMLP and gMLP-Ti: timm's outputs, the authors' names, counts, any size."""
 
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from timm.layers import GatedMlp
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
@@ -17,14 +16,6 @@ KINDS = {
     "mixer_s16_224": {},
     "resmlp_12_224": {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine},
     "gmlp_ti16_224": {"mlp_ratio": 6, "block_layer": SpatialGatingBlock, "mlp_layer": GatedMlp},
-}
-SWIN_MLP = {
-    "img_size": 56,
-    "embed_dim": 8,
-    "depths": (2, 2),
-    "groups": (2, 4),
-    "window_size": 7,
-    "num_classes": 5,
 }
 NAMES = [
     *(f"mixer_{size}{patch}_224" for size in "sbl" for patch in (32, 16)),
@@ -117,105 +108,12 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
     torch.testing.assert_close(fold(model, (64, 96))(x), before, rtol=0, atol=1e-12)
 
 
-# Swin-MLP
-
-
-def swin_mlp(**kwargs):
-    return (
-        draw(graticule.create_model("swin_mlp_tiny_c24_patch4_window8_256", **{**SWIN_MLP, **kwargs})).double().eval()
-    )
-
-
-def authors_block(block, state, x, shape, heads, window, shift):
-    """Compute a block from the paper: zero padding, windows, a grouped convolution over (head, token), an MLP."""
-    height, width = shape
-    y = block.norm1(x).unflatten(1, shape)
-    around = (window - shift, shift) if shift else (0, 0)
-    y = F.pad(y, (0, 0, *around, *around))
-    rows, columns = y.shape[1] // window, y.shape[2] // window
-    y = y.unflatten(2, (columns, window)).unflatten(1, (rows, window)).transpose(2, 3)
-    y = y.flatten(3, 4).flatten(0, 2)  # (windows, M, D)
-    y = y.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(1, 2)  # (windows, heads * M, d)
-    y = F.conv1d(y, state["spatial_mlp.weight"], state["spatial_mlp.bias"], groups=heads)
-    y = y.unflatten(1, (heads, -1)).transpose(1, 2).flatten(2)
-    y = y.unflatten(1, (window, window)).unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-    y = y[:, around[0] : around[0] + height, around[0] : around[0] + width].flatten(1, 2)
-    x = x + y
-    return x + block.mlp_channels(block.norm2(x))
-
-
-@pytest.mark.parametrize("window", [7, 4])
-def test_the_mixing_of_swin_mlp_is_a_grouped_convolution_with_zero_padding(window):
-    model = swin_mlp(window_size=window, img_size=56)
-    published = graticule.published_state_dict(model)
-    x = torch.randn(2, 3, 56, 56, dtype=torch.float64)
-    y, inputs = x, []
-    for stage in range(2):
-        inputs.append(model.embed(y, stage))
-        y = inputs[-1]
-        side = 14 >> stage
-        covered = side <= window
-        for index in range(2):
-            if side % min(window, side):
-                return  # the authors' code takes windows that tile the grid
-            prefix = f"layers.{stage}.blocks.{index}."
-            state = {key.removeprefix(prefix): v for key, v in published.items() if key.startswith(prefix)}
-            shift = 0 if covered or not index else window // 2
-            y = authors_block(
-                model.block(stage, index), state, y, (side, side), (2, 4)[stage], min(window, side), shift
-            )
-        y = y.transpose(1, 2).unflatten(2, (side, side))
-    torch.testing.assert_close(model.forward_features(x), model.norm(y.flatten(2).transpose(1, 2)), rtol=0, atol=1e-10)
-
-
-def test_weights_of_swin_mlps_authors_load_and_go_out():
-    model = swin_mlp()
-    published = graticule.published_state_dict(model)
-    assert published["layers.1.blocks.0.spatial_mlp.weight"].shape == (4 * 49, 49, 1)
-    assert published["layers.1.blocks.0.spatial_mlp.bias"].shape == (4 * 49,)
-    assert "layers.0.downsample.reduction.weight" in published and "layers.0.blocks.1.mlp.fc1.weight" in published
-    assert not any("mlp_channels" in name or "position" in name for name in published)
-    again = swin_mlp()
-    again.load_state_dict(published)
-    x = torch.randn(1, 3, 56, 56, dtype=torch.float64)
-    assert torch.equal(again(x), model(x))
-    fresh = draw(swin_mlp())
-    assert {row.status for row in graticule.transfer(fresh, published).rows} == {"loaded"}
-    assert torch.equal(fresh(x), model(x))
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"),
-    [
-        ("swin_mlp_tiny_c24_patch4_window8_256", 20),
-        ("swin_mlp_tiny_c12_patch4_window8_256", 21),
-        ("swin_mlp_tiny_c6_patch4_window8_256", 23),
-        ("swin_mlp_base_patch4_window7_224", 61),
-    ],
-)
-def test_swin_mlps_have_the_published_parameters(name, millions):
-    model = full_size(name)
-    assert round(count(model) / 1e6) == millions
-    assert count(model) == graticule.backbones.MODELS[name].parameters
-
-
-def test_swin_mlp_takes_any_size_and_other_windows():
-    model = swin_mlp()
-    x = torch.randn(1, 3, 50, 71, dtype=torch.float64)
-    assert model(x).shape == (1, 5)
-    model.set_input_size((64, 96), window_size=4)
-    assert model.position(model.grid)[0].mixing.shape == (2, 16, 16)
-    assert model(torch.randn(1, 3, 64, 96, dtype=torch.float64)).isfinite().all()
-
-
 @in_turn(
     ("name", "kwargs", "said"),
     [
         ("mixer_s16_224", {"groups": 7}, "`groups` must divide the 512 channels, got 7"),
         ("mixer_s16_224", {"encoding": "learnable"}, "give every layer of Mixer `mixing`"),
         ("resmlp_12_224", {"encoding": "sgu + ggqpe"}, "`mixing` must be given by one encoding at most"),
-        ("swin_mlp_tiny_c24_patch4_window8_256", {"groups": (5, 8, 16, 32)}, "`groups` must divide the 96 channels"),
-        ("swin_mlp_tiny_c24_patch4_window8_256", {"window_size": 0}, "`window_size`"),
         ("mixer_s16_224", {"encoding": "sgu(layers=[1])"}, "give every layer of Mixer `mixing`"),
     ],
 )

@@ -19,7 +19,6 @@ from tiny import ENCODERS, SIZE, draw, images, tiny
 
 PYRAMID = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "num_heads": (3, 3), "window_size": 4}
 _STAGES = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "groups": (3, 3)}
-SWIN_MLP = {**_STAGES, "window_size": 4}
 POSMLP = {**_STAGES, "windows": (4, 4), "mlp_ratios": (2, 2)}
 MLP = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_blocks": 2, "num_classes": 5}
 #: The encodings of gated MLPs.
@@ -122,7 +121,6 @@ def test_a_resampler_that_was_chosen_is_published(tmp_path):
 def test_windows_are_resized():
     for name, encoding, options in (
         ("swin_tiny_patch4_window7_224", "relative_bias", PYRAMID),
-        ("swin_mlp_base_patch4_window7_224", None, SWIN_MLP),
         ("posmlp_tiny_224", "lrpe", POSMLP),
     ):
         model = built(name, encoding, **options)

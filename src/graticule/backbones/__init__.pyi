@@ -25,7 +25,6 @@ from .registry import list_models as list_models
 from .registry import register_backbone as register_backbone
 from .sam import SamVisionTransformer as SamVisionTransformer
 from .swin import SwinTransformer as SwinTransformer
-from .swin_mlp import SwinMlp as SwinMlp
 from .swin_v2 import SwinTransformerV2 as SwinTransformerV2
 from .t2t import T2tVisionTransformer as T2tVisionTransformer
 from .token_model import TokenModel as TokenModel

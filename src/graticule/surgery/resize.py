@@ -202,7 +202,7 @@ def resize(
         patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For films
             (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.
-        windows: for Swin, Swin-MLP and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
+        windows: for Swin and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
             unchanged by default.
         frames: if a model of images gets films, whether each frame of a patch has an equal part of its weights
             ('mean', the default), or the one in the middle has all ('middle').
