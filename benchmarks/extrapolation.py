@@ -206,6 +206,7 @@ def page(records: list[dict[str, str]]) -> str:
     choices = in_order(found)
     dates = sorted({r["date"] for r in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    best = {mode: max(choices, key=lambda c: fmean(found[c, "plain", mode][SIZES[-1]])) for mode in MODES}
     text = [
         "# More tokens than in training",
         __doc__.split("\n\n")[2].replace("\n", " "),
@@ -215,6 +216,8 @@ def page(records: list[dict[str, str]]) -> str:
         "seeds, and are sorted by the last column of the canvas. The recipe is not tuned for any encoding, and after "
         "10 epochs they also differ at the training size (first column). Differences between rows were not tested.",
         "![top-1 at more tokens than in training](figures/extrapolation.png)",
+        f"Means over {len(seeds)} seeds. At the most tokens, `{best['canvas']}` is highest on a canvas, and "
+        f"`{best['zoom']}` on zoomed images.",
     ]
     for mode, title in (("canvas", "On a larger canvas"), ("zoom", "Zoomed")):
         rows = [(title, *map(tokens, SIZES))]
