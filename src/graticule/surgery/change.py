@@ -19,7 +19,7 @@ from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
-from graticule.surgery.fits.contributions import entered_blocks, inner_streams, share_kept, table_contributions
+from graticule.surgery.fits.contributions import entered_blocks, share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
 from graticule.surgery.fits.rotations import rotation_kept
 from graticule.surgery.freeze import check_floating
@@ -64,10 +64,8 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
             shares.append(Share(layer, *_of_table(table, stream, new, before, index)))
         for field in ("inner", "queries_keys"):
             a, b = getattr(old, field), getattr(new, field)
-            seen = before.streams.attention[index] if field == "inner" and before.streams else None
-            if a is not None and seen is not None and b is None and stream is not None:
-                alike = stream.shape == seen.inner.shape
-                shares.append(Share(layer, "inner, from the stream", seen.kept(stream.double()) if alike else None))
+            if a is not None and b is None and stream is not None:
+                shares.append(Share(layer, f"{field}, from the stream", None))
             elif a is not None:
                 shares.append(Share(layer, field, 0.0 if b is None else _kept(a, b)))
         if old.bias is not None:
@@ -333,9 +331,8 @@ def _before(model: Backbone, images: Tensor) -> list[Before]:
     """Record the state of each stage, and measure the contributions of its table to its layers."""
     contributions = table_contributions(model, images)
     given, first, found = model.position(model.grid), 0, []
-    streams = inner_streams(model, images, given)
-    for grid, blocks, stream in zip(model.position_grids(model.grid), entered_blocks(model), streams, strict=True):
+    for grid, blocks in zip(model.position_grids(model.grid), entered_blocks(model), strict=True):
         last = first + len(blocks)
-        found.append(Before(grid, given[first:last], contributions[first:last], streams=stream))
+        found.append(Before(grid, given[first:last], contributions[first:last]))
         first = last
     return found

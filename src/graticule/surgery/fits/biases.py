@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
 from graticule.position.position import NoPosition
-from graticule.surgery.fits.contributions import Contribution, is_plain, minimize
+from graticule.surgery.fits.contributions import Contribution, is_plain
 from graticule.surgery.fits.registry import Before, register_fit
 from graticule.surgery.fits.tables import fit_last
 
@@ -141,6 +141,23 @@ def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
     values = bias.flatten(1).T  # (N * N, h)
     count = index.bincount()[:, None]
     return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
+
+
+@torch.enable_grad()
+def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> None:
+    """Minimize a loss by L-BFGS, from the values that the parameters have."""
+    search = torch.optim.LBFGS(
+        parameters, max_iter=steps, tolerance_grad=0, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        found = loss()
+        found.backward()
+        return found
+
+    search.step(closure)
+    search.zero_grad()
 
 
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Tables in the residual stream: their contributions to the layers, and the fit of one to tables after norms."""
+"""Tables in the residual stream: their contributions to the layers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,12 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.mvit import PoolingAttention
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.attention import Attention
-from graticule.position.layer import LayerPosition
 from graticule.position.rotation import Rotation
 
 #: Batch size.
 _BATCH = 8
 #: Maximum number of images, as their tokens are stored for each layer, and of tokens for the fit of rotations.
 _IMAGES, _TOKENS = 8, 128
-#: Steps of L-BFGS.
-_STEPS = 300
-#: Maximum norm of a fitted table, as a multiple of the norm of the tokens: 1 % of the variance of x + w is then that of
-#: x. Without a limit the best table can be infinite, as on one image.
-_LARGEST = 10.0
-#: Remaining share of a sum of squares up to which a fit counts as exact.
-_EXACT = 1e-16
 
 
 @dataclass(frozen=True)
@@ -228,160 +220,3 @@ def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tens
     sums.mean = sums.mean + difference.sum(0)
     sums.inputs = sums.inputs + with_it.sum(0)
     sums.square += float(difference.square().sum())
-
-
-@dataclass(frozen=True)
-class Stream:
-    r"""Residual stream before the norm of a layer on some images, and the table that is added after the norm.
-
-    tokens: x, (B, N, D), in float64.
-    norm: LN, the norm before attention.
-    inner: c, (N, D): the layer gets LN(x) + c; zeros if nothing is added.
-    """
-
-    tokens: Tensor
-    norm: nn.LayerNorm
-    inner: Tensor
-
-    def normalized(self, table: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return LN(x + w) without scale and shift, and the root of the variance that it divided by, (B, N, 1)."""
-        x = self.tokens + table
-        x = x - x.mean(-1, keepdim=True)
-        root = (x.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
-        return x / root, root
-
-    @property
-    def scale(self) -> Tensor | float:
-        """Return the scale of the norm, (D,)."""
-        return self.norm.weight.detach().double() if self.norm.elementwise_affine else 1.0
-
-    def residual(self, table: Tensor | float) -> Tensor:
-        """Return LN(x + w) - LN(x) - c, (B, N, D)."""
-        return self.scale * (self.normalized(table)[0] - self.normalized()[0]) - self.inner
-
-    def kept(self, table: Tensor) -> float:
-        """Return the share of c that a table in the residual stream gives the layer, over the images."""
-        return share_kept(self.inner.square().sum() * len(self.tokens), self.residual(table).square().sum())
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Residual streams of a stage, for fitting a table that is added to them.
-
-    attention: the stream before the attention of each layer; None if there is no LayerNorm.
-    others: the streams before the MLPs, which get nothing after their norms, but would also get the table.
-    """
-
-    attention: list[Stream | None]
-    others: list[Stream]
-
-    def fit(self) -> Tensor | None:
-        """Return the table (N, D) that best replaces the tables after the norms; None if none can be fitted.
-
-        If a table gives each attention its old input exactly, it is that one. Otherwise it is the best for attention
-        and MLPs together, where the MLPs got no table, within `_LARGEST`: for attention alone, the best table can be
-        unbounded, so that the image does not matter.
-        """
-        known = [one for one in self.attention if one is not None]
-        if not known or len(known) < len(self.attention):
-            return None
-        table = fit_stream(known)
-        whole = sum(float(one.inner.square().sum()) for one in known)
-        if float(_loss(known, table)) <= _EXACT * max(whole, 1e-300):
-            return table
-        return fit_stream([*known, *self.others], _LARGEST)
-
-
-def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition]) -> list[Streams | None]:
-    """Record the residual streams of each stage of a model whose layers get `inner`; None for a stage without it.
-
-    Args:
-        model: a model in evaluation mode.
-        images: (B, C, height, width); only the first ones are used.
-        given: the position of each layer.
-    """
-    found: list[Streams | None] = []
-    handles, first = [], 0
-    for blocks in entered_blocks(model):
-        depth = len(blocks)
-        table = next((one.inner for one in given[first : first + depth] if one.inner is not None), None)
-        if table is None:
-            found.append(None)
-            first += depth
-            continue
-        streams = Streams([None] * depth, [])
-        for index, block in enumerate(blocks):
-            if not (is_pre_norm(block) and isinstance(block.norm1, nn.LayerNorm)):
-                continue
-            zeros, inner = torch.zeros_like(table), given[first + index].inner
-            inner = zeros if inner is None else inner
-            handles.append(block.norm1.register_forward_hook(partial(_record_stream, streams, index, inner)))
-            if isinstance(block.norm2, nn.LayerNorm):
-                handles.append(block.norm2.register_forward_hook(partial(_record_stream, streams, None, zeros)))
-        found.append(streams)
-        first += depth
-    try:
-        if handles:
-            model.forward_features(images[:_IMAGES])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _record_stream(
-    streams: Streams, layer: int | None, inner: Tensor, norm: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor
-) -> None:
-    stream = Stream(args[0][:, -len(inner) :].double(), norm, inner.double())
-    if layer is not None:
-        streams.attention[layer] = stream
-    elif stream.tokens.shape[1:] == inner.shape:  # not after attention that changed the grid or the channels
-        streams.others.append(stream)
-
-
-def fit_stream(streams: Sequence[Stream], largest: float = 1e9) -> Tensor:
-    r"""Fit the table w, (N, D), in the residual stream that replaces the tables after the norms, by least squares.
-
-    .. math:: \min_w \sum_l \sum_x |LN_l(x + w) - LN_l(x) - c_l|^2
-
-    over layers and images, by L-BFGS. A norm is invariant to the mean of w and to the scale of x + w; so the mean is
-    set to zero, and the layers together determine the scale, up to `largest` times the norm of the tokens.
-    """
-    sizes = torch.stack([one.normalized()[1].square().mean(0) for one in streams]).mean(0)
-    limit = largest * (sizes * streams[0].inner.shape[-1]).sqrt()
-    top = bottom = torch.zeros_like(streams[0].inner)
-    for one in streams:  # as if the roots of the variances did not change
-        slope = one.scale / one.normalized()[1]
-        top, bottom = top + (slope * one.inner).sum(0), bottom + slope.square().sum(0)
-    guess = _within(top / bottom.clamp(min=1e-30), limit).detach().requires_grad_()
-    whole = max(sum(float(one.inner.square().sum()) for one in streams), 1e-300)
-    minimize(lambda: _loss(streams, _within(guess, limit)) / whole, [guess], _STEPS)
-    return _within(guess.detach(), limit)
-
-
-@torch.enable_grad()
-def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> None:
-    """Minimize a loss by L-BFGS, from the values that the parameters have."""
-    search = torch.optim.LBFGS(
-        parameters, max_iter=steps, tolerance_grad=0, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        search.zero_grad()
-        found = loss()
-        found.backward()
-        return found
-
-    search.step(closure)
-    search.zero_grad()
-
-
-def _loss(streams: Sequence[Stream], table: Tensor) -> Tensor:
-    return torch.stack([one.residual(table).square().sum() for one in streams]).sum()
-
-
-def _within(v: Tensor, limit: Tensor) -> Tensor:
-    """Remove the mean over the channels, to which norms are invariant, and shorten each row to its limit, (N, 1)."""
-    v = v - v.mean(-1, keepdim=True)
-    share: Tensor = limit / v.norm(dim=-1, keepdim=True).clamp(min=1e-300)
-    return v * share.clamp(max=1)

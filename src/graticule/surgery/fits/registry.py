@@ -15,7 +15,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position
 from graticule.registry.registry import Table
-from graticule.surgery.fits.contributions import Contribution, Streams
+from graticule.surgery.fits.contributions import Contribution
 
 FitFunction = Callable[[Any, Any, "Before"], Any]
 Function = TypeVar("Function", bound=FitFunction)
@@ -29,14 +29,12 @@ class Before:
     given: the position of each layer.
     contributions: the contribution of the table to each layer; None if it was not measured.
     target: the table that a new encoding is fitted to, (N, D); for fits of tables.
-    streams: the residual streams of the stage, if its joining adds after norms.
     """
 
     grid: Grid
     given: Sequence[LayerPosition]
     contributions: Sequence[Contribution | None]
     target: Tensor | None = None
-    streams: Streams | None = None
 
 
 @dataclass(frozen=True)

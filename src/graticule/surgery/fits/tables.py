@@ -198,13 +198,6 @@ def project(old: Concatenation, new: Joining, before: Before) -> list[Tensor]:
     return [target_of(before) @ old.projection.T]
 
 
-@register_fit(LapeSharing, Default)
-def into_stream(old: LapeSharing, new: Joining, before: Before) -> list[Tensor] | str:
-    """Return the table in the residual stream that best replaces the one after the norms of attention (`Streams`)."""
-    table = None if before.streams is None else before.streams.fit()
-    return "as its layers have no LayerNorm before attention" if table is None else [table.to(target_of(before).dtype)]
-
-
 @register_fit(Default, Shared)
 def scale_down(old: Default, new: Joining, before: Before) -> list[Tensor]:
     r"""Scale the table by least squares over all layers.

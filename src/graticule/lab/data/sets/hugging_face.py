@@ -107,7 +107,7 @@ def _undamaged(root: Path) -> Iterator[None]:
 
 def _split(tables: Any, part: Split, root: Path) -> str:
     """Return the name of a split."""
-    name = next((name for name in SPLITS[part] if name in tables), None)
+    name: str | None = next((name for name in SPLITS[part] if name in tables), None)
     if name is None:
         raise ValueError(
             f"`data_root` must have a split {' or '.join(SPLITS[part])}, got {', '.join(tables)} in {root}."
@@ -117,7 +117,7 @@ def _split(tables: Any, part: Split, root: Path) -> str:
 
 def _column(rows: Any, kind: type, folder: Path) -> str:
     """Return the name of the first column of a kind."""
-    name = next((name for name, feature in rows.features.items() if isinstance(feature, kind)), None)
+    name: str | None = next((name for name, feature in rows.features.items() if isinstance(feature, kind)), None)
     if name is None:
         listed = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in rows.features.items())
         raise ValueError(
