@@ -20,9 +20,10 @@ from graticule.system.files import write_text
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval by Student's t, whose ends are NaN for a single value."""
     test = paired_test(values, [0.0] * len(values))
-    if test is None:
-        return (fmean(values), *((math.nan, math.nan) if len(values) < 2 else values[:2]))
-    return test.difference, test.low, test.high
+    if test is not None:
+        return test.difference, test.low, test.high
+    mean = fmean(values)  # equal values, or a single one
+    return (mean, mean, mean) if len(values) > 1 else (mean, math.nan, math.nan)
 
 
 def interval_text(values: Sequence[float]) -> str:
