@@ -9,13 +9,12 @@ import inspect
 import math
 import textwrap
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, variance
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from graticule.lab.figures.save import save_figure
@@ -34,7 +33,8 @@ from graticule.lab.gym.base import (
     generators,
     task_rows,
 )
-from graticule.lab.gym.profile import Profile, heat_map, read_profile
+from graticule.lab.gym.card import interval, overall, ranks
+from graticule.lab.gym.profile import Profile, choice_labels, heat_map, read_profile
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
@@ -51,28 +51,24 @@ SHORT = (
 )
 
 
-def seed_rows(first: Profile, second: Profile) -> list[list[str]]:
-    """Return a header and a row per task: how the scores of two seeds differ over the choices, at the trained size."""
-    rows = [["task", "rank correlation", "s.d. of a training", "choices that differ by more than 20"]]
-    for task in first.tasks:
-        pairs = [
-            (100 * first.mean(choice, task, side), 100 * second.mean(choice, task, side))
-            for choice in first.choices
-            for side in first.sides[:1]
-        ]
-        differences = [after - before for before, after in pairs]
-        rank = float(spearmanr(*zip(*pairs, strict=True)).statistic)
-        far = sum(abs(difference) > 20 for difference in differences)
-        rows.append([task, f"{rank:.2f}", f"{stdev(differences) / 2**0.5:.1f}", f"{far} of {len(pairs)}"])
+def spread_rows(profile: Profile) -> list[list[str]]:
+    """Return a header and a row per task: how the seeds of a choice differ at the trained size, over all choices."""
+    rows = [["task", "s.d. of a training", "choices whose seeds differ by more than 20"]]
+    for task in profile.tasks:
+        scores = [[100 * score for score in profile.scores(one, task, profile.trained)] for one in profile.choices]
+        far = sum(max(of_one) - min(of_one) > 20 for of_one in scores)
+        pooled = math.sqrt(fmean(variance(of_one) for of_one in scores))
+        rows.append([task, f"{pooled:.1f}", f"{far} of {len(scores)}"])
     return rows
 
 
-def page_text(text: str, profile: Profile, second: Profile, places: Profile) -> str:
-    """Return the text of a page with its tables rebuilt: the tasks, one seed, another one beside it, five."""
+def page_text(text: str, profile: Profile, places: Profile) -> str:
+    """Return the text of a page with its tables rebuilt: the tasks, the ranks, all scores, and those of five places."""
     tables = {
         "tasks": lambda: markdown(task_rows()),
+        "ranks": lambda: markdown(ranks(profile)),
         "profile": profile.markdown,
-        "seeds": lambda: markdown(seed_rows(profile, second)),
+        "spread": lambda: markdown(spread_rows(profile)),
         "places": places.markdown,
     }
     for name, table in tables.items():
@@ -89,9 +85,9 @@ def kept_profile(docs: Path, name: str = "gym") -> Profile:
 
 def write_page(docs: Path) -> list[Path]:
     """Rebuild both pages and the pictures; returns the paths."""
-    profile, second, places = (kept_profile(docs, name) for name in ("gym", "gym_second_seed", "gym_place"))
+    profile, places = (kept_profile(docs, name) for name in ("gym", "gym_place"))
     pages = [docs / "gym.md", docs / "results" / "gym.md"]
-    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, second, places)) for page in pages]
+    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, places)) for page in pages]
     written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]
@@ -99,7 +95,31 @@ def write_page(docs: Path) -> list[Path]:
         if len(profile.choices) > len(short):
             pictures["gym_profile.png"] = profile
         written += [save_figure(heat_map(shown), docs / "figures" / name) for name, shown in pictures.items()]
+        written.append(save_figure(rank_sheet(profile), docs / "figures" / "gym_ranks.png"))
     return written
+
+
+def rank_sheet(profile: Profile) -> Figure:
+    """Draw the mean over all tasks of every choice with its interval, one panel per size, the best choice first."""
+    scores = {side: overall(profile, side) for side in profile.sides}
+    order = sorted(profile.choices, key=lambda choice: -fmean(scores[profile.trained][choice]))
+    names = dict(zip(profile.choices, choice_labels(profile.choices), strict=True))
+    figure = Figure(figsize=(8.5, 0.9 + 0.2 * len(order)), layout="constrained")
+    panels = figure.subplots(1, len(scores), squeeze=False, sharey=True).flatten()
+    for ax, (side, of_choice) in zip(panels, scores.items(), strict=True):
+        for row, choice in enumerate(order):
+            mean, low, high = interval(of_choice[choice])
+            ax.plot([low, high], [row, row], color=PALETTE[0])
+            ax.plot(mean, row, "o", color=PALETTE[0], markersize=4)
+        where = "as in training" if side == profile.trained else f"trained on {profile.trained} × {profile.trained}"
+        ax.set_title(f"{side} × {side} cells, {where}", fontsize=10)
+        ax.set(xlabel="mean over tasks (0: chance, 100: perfect)", xlim=(-4, 104))
+        ax.set_yticks(range(len(order)), [names[choice] for choice in order], fontsize=8)
+        ax.grid(axis="both", color="#dddddd", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylim(len(order) - 0.5, -0.5)
+    return figure
 
 
 _COLUMNS = 4
@@ -121,7 +141,7 @@ def task_sheet(seed: int = 0) -> Figure:
         _draw(ax, examples.images[0, 0], examples.symbols[0])
         said = _answer(ax, task, examples.target[0])
         ax.set_title(name, fontsize=10, weight="bold")
-        question = textwrap.fill((inspect.getdoc(type(task)) or "").partition("\n")[0].replace(" (`steps`)", ""), 30)
+        question = textwrap.fill((inspect.getdoc(type(task)) or "").partition("\n")[0], 30)
         ax.text(0.5, -0.04, f"{question}\n→ {said}", transform=ax.transAxes, ha="center", va="top", fontsize=8)
     return figure
 
