@@ -40,7 +40,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 DATA = Path(__file__).with_name("models.csv")
 #: Bytes of memory of a process, and the number of models that it measures.
 MEMORY, SLICE = 4 * 2**30, 6
-#: Seconds after which an operation is stopped.
+#: Seconds of processor time after which an operation is stopped.
 SECONDS = 40
 #: Small configurations of transformers; the sizes of windows and stages are those of the classes that have them.
 SMALL: dict[str, Any] = {
@@ -87,7 +87,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "MaskFormerSwinModel": STAGES,
     "VitDetModel": {**SMALL, "use_relative_position_embeddings": True},
     "VJEPA2Model": {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
-    "CvtModel": {"embed_dim": [12, 24, 48], "num_heads": [1, 2, 4], "depth": [1, 2, 2]},
+    "CvtModel": {"embed_dim": [12, 24, 48], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
     "LevitModel": {
         "image_size": 64,
         "hidden_sizes": [16, 32, 48],
@@ -268,8 +268,8 @@ def attempt(work: Callable[[], str | None], said: dict[str, str]) -> str:
     def stop(*_: Any) -> None:
         raise TooSlowError
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         return work() or "yes"
     except TooSlowError:
@@ -278,7 +278,7 @@ def attempt(work: Callable[[], str | None], said: dict[str, str]) -> str:
         said[work.__name__] = " ".join(str(error).split())[:300]
         return "-"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def output(model: nn.Module, x: Tensor) -> Tensor:
@@ -356,13 +356,18 @@ def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[d
 
 def small(name: str) -> tuple[nn.Module, int]:
     """Return a model of timm with few layers and for small images, if its class can have them, and its image size."""
-    sides: tuple[dict[str, Any], ...] = ({"img_size": 64}, {"img_size": 56}, {})
+    own = timm.get_pretrained_cfg(name).input_size[-1]
+    frames: tuple[tuple[int, dict[str, Any]], ...] = (
+        (64, {"img_size": 64}),
+        (56, {"img_size": 56}),
+        (128, {}),
+        (own, {}),
+    )
     # of ConViT, whose last layers must not be gated; of others; of Swin
     layers: tuple[dict[str, Any], ...] = ({"depth": 2, "local_up_to_layer": 1}, {"depth": 2}, {"window_size": 2}, {})
-    for shape in (side | layer for side in sides for layer in layers if side | layer):
+    for side, shape in ((side, frame | layer) for side, frame in frames for layer in layers):
         try:
             model = timm.create_model(name, **shape).eval()
-            side = shape.get("img_size") or model.pretrained_cfg["input_size"][-1]
             with torch.no_grad():
                 model(torch.randn(1, 3, side, side))
             patch = getattr(getattr(model, "patch_embed", None), "patch_size", None) or (1,)
@@ -373,8 +378,7 @@ def small(name: str) -> tuple[nn.Module, int]:
         # timm leaves the size of the published weights
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "input_size": (3, side, side)}
         return model, side
-    model = timm.create_model(name).eval()
-    return model, model.pretrained_cfg["input_size"][-1]
+    return timm.create_model(name).eval(), own
 
 
 def built(name: str) -> tuple[nn.Module, tuple[int, int]]:

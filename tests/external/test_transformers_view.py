@@ -254,3 +254,15 @@ def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_conve
     assert max(abs(a - b) for a, b in zip(found["bilinear"][large], mine, strict=True)) > 1e-5
     with pytest.raises(ValueError, match="`model` must add a table to its tokens, got Sapiens2Model"):
         ResampledTables(StructureView(build("Sapiens2Model", configured("Sapiens2Model"))))
+
+
+def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():
+    for name, expected in (
+        ("PvtModel", [((32, 32), 0), ((16, 16), 0), ((8, 8), 0), ((4, 4), 1), ((4, 4), 1)]),
+        ("Sam2HieraDetModel", [((16, 16), 0), ((8, 8), 0), ((8, 8), 0), ((4, 4), 0), ((4, 4), 0), ((2, 2), 0)]),
+    ):
+        found = find_structure(build(name, configured(name)).float())
+        assert [(grid.shape, grid.prefix) for grid in found.grids] == expected
+    patches = build("GlmImageVisionModel", configured("GlmImageVisionModel")).float()
+    (x, grid) = view_of(patches).run(torch.randn(2, 3, 64, 96)).layers[-1]
+    assert grid.shape == (8, 12) and x.shape == (2, 96, 32)

@@ -86,6 +86,15 @@ def aligned_on_one_axis(table, native, grid, prefix):
     return resampled(rows, (grid[0], native[1]), grid, prefix, "bilinear")
 
 
+def from_corners(table, native, grid, prefix):
+    """Sample at the corners of patches instead of their middles."""
+    if grid == native:
+        return table
+    finer = resampled(table, native, (2 * grid[0], 2 * grid[1]), prefix)
+    rows = finer[prefix:].unflatten(0, (2 * grid[0], 2 * grid[1]))[::2, ::2]
+    return torch.cat([finer[:prefix], rows.flatten(0, 1)])
+
+
 def cached(by):
     """Return code that keeps the first positions of each key, as of each number of rows or each height."""
     kept = {}
@@ -107,6 +116,7 @@ def cached(by):
         (by_number, {}, "axes"),
         (not_normalized, {}, "constant"),
         (aligned_on_one_axis, {}, "transposition"),
+        (from_corners, {}, "reflection"),
         (cached(math.prod), {}, "axes"),
         (cached(tuple), {}, "separation"),  # the table has other values by then
     ],

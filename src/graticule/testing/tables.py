@@ -101,6 +101,16 @@ def transposition(code: TableCode) -> str:
     return f"{by(grid)} patches, transposed"
 
 
+def reflection(code: TableCode) -> str:
+    """The mirrored table gives mirrored positions, as coordinates of the middles of patches do, not of corners."""
+    grid, rows = _others(code)[0], code.rows().clone()
+    expected = code.map(grid).flip(0, 1)
+    mirrored = rows[code.prefix :].unflatten(0, code.native).flip(0, 1).flatten(0, 1)
+    with _changed(code, torch.cat([rows[: code.prefix], mirrored])):
+        _same(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored")
+    return f"{by(grid)} patches, mirrored"
+
+
 def separation(code: TableCode) -> str:
     """A table that varies along one axis gives positions that vary along this axis alone."""
     height, width = code.native
@@ -137,7 +147,7 @@ def repetition(code: TableCode) -> str:
 
 #: Name of each law -> its function.
 LAWS: dict[str, Callable[[TableCode], str]] = {
-    one.__name__: one for one in (native, axes, constant, transposition, separation, prefix, repetition)
+    one.__name__: one for one in (native, axes, constant, transposition, reflection, separation, prefix, repetition)
 }
 
 
