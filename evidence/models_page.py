@@ -193,6 +193,10 @@ class TooSlowError(Exception):
     """An operation ran longer than `SECONDS`."""
 
 
+_HIERA = (
+    "no family here has attention within mask units, queries pooled by maxima and a norm after the mean; its tensors could "
+    "correspond one to one"
+)
 #: Reasons why models of a class do not convert; of timm by the name of the model.
 NOTES: dict[str, str] = {
     # timm
@@ -210,7 +214,7 @@ NOTES: dict[str, str] = {
     "gemma4_vit_167m": "norms after each part, clipped projections; its rotation is `rope(preset='gemma4')`",
     "gcvit_xxtiny": "queries of a global window",
     "halonet26t": "attention between blocks and halos in a convolutional network",
-    "hiera_tiny_224": "pooled queries, tokens in the order of mask units",
+    "hiera_tiny_224": _HIERA,
     "iformer_s": "convolutions beside attention",
     "levit_128s": "batch norms in attention, which has a bias of offsets",
     "lowformer_b0": "convolutions within attention",
@@ -239,7 +243,7 @@ NOTES: dict[str, str] = {
     "Gemma4VisionModel": "patches with their coordinates as inputs",
     "GLPNModel": "a convolution within each MLP",
     "GroupViTVisionModel": "tokens are grouped",
-    "HieraModel": "pooled queries, tokens in the order of mask units",
+    "HieraModel": _HIERA,
     "LevitModel": "batch norms in attention, which has a bias of offsets",
     "Llama4VisionModel": "the class token is the last one, and patches are shuffled afterwards",
     "MaskFormerSwinModel": "not registered; a backbone of several maps",

@@ -408,8 +408,9 @@ def compare(own: Mapping[str, Array] | None = None) -> tuple[int, list[str]]:
     return compared, failures
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Print the comparison; the exit status is 1 if an output differs or none was compared."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     own = read(Path(arguments[0])) if arguments else None
     known = {f"{name}.{key}" for name, _, _, outputs in vectors() for key in outputs}
     for name in sorted(set(own or {}) - known):
@@ -421,4 +422,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

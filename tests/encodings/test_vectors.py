@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -245,3 +246,11 @@ def test_each_vector_states_its_convention_and_source():
     for about in described.values():
         assert about["formula"] == verify.CONVENTIONS[about["convention"]].__doc__
         assert any(character.isdigit() for character in about["source"])  # the version
+
+
+def test_the_package_of_the_vectors_has_the_files_of_the_verifier_and_its_command(capsys):
+    described = tomllib.loads((VECTORS / "pyproject.toml").read_text(encoding="utf-8"))
+    files = described["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    assert all((VECTORS / name).is_file() for name in files) and {"verify.py", "vectors.json"} < set(files)
+    assert described["project"]["scripts"] == {"graticule-vectors": "graticule_vectors.verify:main"}
+    assert verify.main([]) == 0 and f"{len(ALL)} of {len(ALL)}" in capsys.readouterr().out
