@@ -194,8 +194,8 @@ class TooSlowError(Exception):
 
 
 _HIERA = (
-    "no family here has attention within mask units, queries pooled by maxima and a norm after the mean; its tensors could "
-    "correspond one to one"
+    "no family here has attention within mask units, queries pooled by maxima and a norm after the mean; its tensors "
+    "could correspond one to one"
 )
 #: Reasons why models of a class do not convert; of timm by the name of the model.
 NOTES: dict[str, str] = {
