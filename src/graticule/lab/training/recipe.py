@@ -47,6 +47,7 @@ _EARLIER: dict[str, tuple[object, ...]] = {
     "tokenizer": ("bytes",),
     "vocab_size": (None,),
     "group_by_aspect": (False,),
+    "frozen_batchnorm": (False,),
 }
 
 #: Optimizers of timm and the joining that need no check.

@@ -13,7 +13,6 @@ from torch import nn
 from commands import run_command
 from forked import forked, two_processes
 from graticule.checkpoints.read import save_weights
-from graticule.lab.tasks.parts.dense import freeze_batchnorm
 from graticule.lab.tasks.segmentation import SegmentationEvaluation, pixel_losses, windows_of
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
@@ -21,7 +20,6 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model, task_of
 from in_turn import in_turn
 from short_runs import assert_same_end, at_step, signal_itself
-from tiny import holds
 
 PLAIN = {"precision": "64-true", "optimizer": "sgd", "lr": 0.02}
 
@@ -127,20 +125,6 @@ def test_invalid_windows_are_refused():
     for options in ({"stride": 8}, {"located": True}, {"window": 32, "stride": 64}):
         with pytest.raises(ValueError, match=r"`stride` (and|must)"):
             segmenter(**options)
-
-
-def test_frozen_batch_norms_keep_their_statistics_and_scales():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.BatchNorm2d(4)), nn.BatchNorm2d(4))
-    x = torch.randn(5, 3, 6, 6)
-    model(x)
-    expected = model.eval()(x)
-    freeze_batchnorm(model)
-    model.train()
-    before = {name: value.clone() for name, value in model.state_dict().items() if name[0] != "0"}
-    model(x).sum().backward()
-    torch.testing.assert_close(model(x), expected)
-    assert holds(model, before)
-    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
 
 
 def test_the_hardest_pixels_are_those_of_the_highest_loss():

@@ -122,8 +122,6 @@ class DenseRecipe(TrainingRecipe):
     """processes that load images; 0 loads them in the main process"""
     sync_batchnorm: Flag = False
     """synchronize BatchNorm over all GPUs"""
-    frozen_batchnorm: Flag = False
-    """freeze the statistics, scales and shifts of BatchNorm in the backbone"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,8 +218,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         else:
             arguments = {key: value for key, value in backbone_arguments(recipe, *given).items() if value is not None}
             model = built(partial(self.create, recipe.model, classes, **arguments), recipe)
-        if recipe.frozen_batchnorm:
-            freeze_batchnorm(model.backbone)
         return model
 
     @abstractmethod
@@ -271,16 +267,3 @@ def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor
         if inner:
             return inner
     return state
-
-
-def freeze_batchnorm(model: Any) -> None:
-    """Replace every `BatchNorm2d` by one whose statistics, scales and shifts are frozen."""
-    from torch import nn
-    from torchvision.ops import FrozenBatchNorm2d
-
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                frozen = FrozenBatchNorm2d(child.num_features, child.eps)
-                frozen.load_state_dict(child.state_dict(), strict=False)
-                setattr(module, name, frozen)
