@@ -67,8 +67,8 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
     if not any(_is_plain(target) for target in targets):
         _check_left_out(repr(targets[0]), weights=options.weights, encoding=options.encoding, joining=options.joining)
     images = getattr(options, "images", None)
-    a_folder = isinstance(images, Path) or (isinstance(images, str) and is_path(images))
-    if a_folder and not Path(images).is_dir():
+    folder = Path(images) if isinstance(images, Path) or (isinstance(images, str) and is_path(images)) else None
+    if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"`images` must be a folder, got {str(images)!r}, which does not exist.")
     if not isinstance(options, NamedData):
         return
