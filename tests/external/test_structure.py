@@ -147,3 +147,8 @@ def test_models_that_take_no_single_pictures_are_refused():
         find_structure(Own(), (9, 9))
     with pytest.raises(Unavailable, match="smaller"):
         take_position(find_structure(Own()), find_structure(Own((1, 3))), 0, torch.zeros(6, 4))
+
+
+def test_blocks_that_cut_images_into_several_samples_are_refused():
+    with pytest.raises(Unavailable, match="a block returns 8 samples for 2 images"):
+        find_structure(timm.create_model("mobilevit_xxs"), (64, 64))

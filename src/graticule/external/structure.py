@@ -203,6 +203,8 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
     if len(images) > 1 and (rows or outputs[0].shape[0] == 1):
         return replace(find_structure(model, size, images[:1]), packed=True)
     outputs = [x[None] if x.ndim == 2 else x for x in outputs]
+    if other := next((len(x) for x in outputs if len(x) != len(images)), 0):  # tokens of each image, in several parts
+        raise Unavailable(f"a block returns {other} samples for {len(images)} images")
     cut = stem_map(flow, blocks, outputs[0])
     stem = None if cut is None else (cut.shape[2], cut.shape[3])
     grids = tuple(_grids(model, blocks, outputs, size, stem))
