@@ -14,6 +14,7 @@ from typing import Any
 
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
+from graticule.testing.models import STOPPED
 
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
 
@@ -51,11 +52,13 @@ def table_of_models(models: list[dict[str, Any]]) -> str:
     shown, left = [], []
     for one in models:
         counts = [sum(each["outcome"] == kind for each in one["findings"]) for kind in ("passed", "not applicable")]
+        stopped = [each["check"] for each in one["findings"] if each["detail"].startswith(STOPPED)]
         if one["findings"]:
-            shown.append([f"`{one['name']}`", one["at"], str(counts[0]), ", ".join(failed(one)) or "-", str(counts[1])])
+            counted = [str(counts[0]), ", ".join(failed(one)) or "-", str(counts[1] - len(stopped))]
+            shown.append([f"`{one['name']}`", one["at"] or "its defaults", *counted, ", ".join(stopped) or "-"])
         else:
             left.append([f"`{one['name']}`", one["reason"].removeprefix("cannot be checked: ").replace("|", "/")[:160]])
-    text = markdown([["model", "built with", "passed", "failed", "not applicable"], *shown])
+    text = markdown([["model", "built with", "passed", "failed", "not applicable", "stopped"], *shown])
     none = [name for name, why in left if why == "it has no attention"]
     others = markdown([["not checked", "why"], *(row for row in left if row[0] not in none)])
     return f"{text}\n\n{others}\n\nWithout attention: {', '.join(none)}."

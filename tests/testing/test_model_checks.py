@@ -382,6 +382,11 @@ def test_inputs_of_a_recording_have_the_same_index_in_a_batch_of_any_size(batch)
     assert seen.tokens == 2 and seen.inputs[2].shape == (batch, 15, 8) and seen.logits.shape == (batch, 1, 1, 15, 15)
 
 
+def test_a_projected_table_is_not_taken_for_the_tokens_of_images():
+    model = timm.create_model("xcit_nano_12_p8_224", img_size=(32, 48), depth=1)
+    assert outcomes(model, skip=set(CHECKS) - {"axes"})["axes"][0] == "not applicable"
+
+
 def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs(monkeypatch):
     def endless(subject, original):
         while True:

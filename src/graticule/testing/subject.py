@@ -236,7 +236,10 @@ class Subject:
         pixels = patches.view(-1, 1, *self.grid).repeat_interleave(h, 2).repeat_interleave(w, 3)
         images[: len(patches)] += change * pixels
         after = record(self.model, images, earlier).inputs[at]
-        changes: Tensor = (after - self.seen(earlier).inputs[at][0]).norm(dim=-1)
+        before = self.seen(earlier).inputs[at][0]
+        if after.shape[1:] != before.shape:  # it is not of the images, but has rows that two images could share
+            raise NotApplicable("the tokens of the patches were not found")
+        changes: Tensor = (after - before).norm(dim=-1)
         return changes[: len(patches)]
 
     @cached_property
