@@ -87,6 +87,7 @@ def test_wrong_subsets_and_whole_grids_are_refused():
     for call, message in (
         (lambda: model(x, keep=torch.tensor([0, 16])), "`keep` must be indices of 16 patches, from 0, got 0 to 16."),
         (lambda: model(x, keep=torch.tensor([-1, 3])), "got -1 to 3"),
+        (lambda: model(x, keep=torch.zeros(0, dtype=torch.long)), "`keep` must have at least one patch, got none"),
         (lambda: model(x, keep=torch.tensor([3, 3])), "each token at most once"),
         (lambda: model(x, keep=torch.zeros(5, 1, dtype=torch.long)), f"a row for each of the {len(x)} images, got 5."),
         (lambda: model(x, keep=torch.tensor([0.5])), "int64"),

@@ -5,6 +5,7 @@ import torch
 
 import graticule
 from graticule import Crop
+from graticule.position.packed import PackedRow, Segment
 from in_turn import in_turn
 from tiny import ENCODERS, spec, takes, tiny
 
@@ -133,6 +134,18 @@ def test_rows_that_cannot_be_packed_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             model.forward_packed(images)
+
+
+def test_a_row_of_no_images_is_refused():
+    position = tiny().position(tiny().grid)[0]
+    for call, message in (
+        (lambda: tiny().forward_packed([]), "`x` must have at least one image"),
+        (lambda: PackedRow.of([]), "`segments` must be at least one, got none"),
+        (lambda: Segment(0, 5, position), "`images` and `tokens` of a segment must be at least 1, got 0 and 5"),
+        (lambda: Segment(2, 0, position), "must be at least 1, got 2 and 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 @torch.no_grad()

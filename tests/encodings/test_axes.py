@@ -353,6 +353,8 @@ def test_attention_takes_points_of_each_sample():
         torch.testing.assert_close(found[sample : sample + 1], alone, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
         Points(torch.rand(2, 3, 5, 2))
+    with pytest.raises(ValueError, match="`places` must be finite numbers"):
+        Points(torch.tensor([[0.0, torch.nan]]))
 
 
 @in_turn(

@@ -283,6 +283,7 @@ REFUSED = {
     "rope_golden_gate(zeros=1.0)": r"`zeros` must be in \[0, 1\), got 1.0",
     "mrope(arrangement='chunked')": "`sections` must be three numbers of sum head_dim / 2 = 4",
     "mrope(sections=(0, -1, 2))": "`sections` must not be negative",
+    "mrope(sections=(3, 3))": "`sections` of encoding mrope must have more values, got",
     "liere(block=3)": "`block` must be at least 2 and divide head_dim = 8, got 3",
     "liere(scaling='yarn')": "must not have the option 'scaling'",
     "log_n(reference=1)": "`reference` must be at least 2",

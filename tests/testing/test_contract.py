@@ -11,7 +11,9 @@ from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.position.joining import JOININGS
+from graticule.position.packed import PackedRow
 from graticule.position.position import ENCODINGS
+from graticule.position.tokens import Subset
 from graticule.registry import plugins
 from graticule.testing import methods
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
@@ -226,6 +228,25 @@ def test_a_text_that_fails_and_points_that_are_not_the_grid_are_found(monkeypatc
     monkeypatch.setattr(Kerple, "patch_bias", only_images)
     with pytest.raises(AssertionError, match=r"a grid of \(6,\) must be taken or refused with a ValueError"):
         methods._check_axes("kerple", "default")
+
+
+@in_turn(
+    ("where", "name", "wrong", "law"),
+    [
+        (Subset, "pairs", lambda self, table: self.rows(table), "patches in another order"),
+        (
+            PackedRow,
+            "split",
+            lambda self, x, axis, split=PackedRow.split: split(self, x.flip(axis), axis),
+            "in one row",
+        ),
+    ],
+)
+def test_a_subset_and_a_packed_row_of_other_outputs_are_found(where, name, wrong, law, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, wrong)
+        with pytest.raises(AssertionError, match=law):
+            check_encoding("relative_bias", compiled=False)
 
 
 def test_a_new_field_is_tested_with_the_first_encoding_that_gives_it(monkeypatch):

@@ -343,7 +343,9 @@ class Backbone(TokenModel, HubModel):
             raise ValueError(f"`keep` must be None in {type(self).__name__}: {self.whole_grid}.")
         if keep.ndim == 2 and len(keep) != len(images):
             raise ValueError(f"`keep` must have a row for each of the {len(images)} images, got {len(keep)}.")
-        known = keep.numel() and not (torch.compiler.is_compiling() or keep.is_meta)
+        if not keep.shape[-1]:
+            raise ValueError("`keep` must have at least one patch, got none.")
+        known = not (torch.compiler.is_compiling() or keep.is_meta)
         if known and not 0 <= keep.min() <= keep.max() < grid.patches:
             least, most = keep.min().item(), keep.max().item()
             raise ValueError(f"`keep` must be indices of {grid.patches} patches, from 0, got {least} to {most}.")

@@ -28,6 +28,12 @@ class Segment:
     tokens: int
     position: LayerPosition
 
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.tokens < 1:
+            raise ValueError(
+                f"`images` and `tokens` of a segment must be at least 1, got {self.images} and {self.tokens}."
+            )
+
     @property
     def length(self) -> int:
         """Number of tokens in the row."""
@@ -53,8 +59,10 @@ class PackedRow:
         """Join the positions of segments, which have the same fields.
 
         Raises:
-            ValueError: if a field needs the grid of an image, as a function of all its tokens.
+            ValueError: if there are none, or a field needs the grid of an image, as a function of all its tokens.
         """
+        if not segments:
+            raise ValueError("`segments` must be at least one, got none.")
         first = segments[0].position
         given = [field for field, value in zip(first._fields, first, strict=True) if value is not None]
         for field in given:

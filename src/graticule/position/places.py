@@ -121,6 +121,9 @@ class Points(Places):
             raise ValueError(
                 f"`places` must be (N, axes), one row per token, or (B, N, axes), got {tuple(self.places.shape)}."
             )
+        known = not (torch.compiler.is_compiling() or self.places.is_meta)
+        if known and not self.places.isfinite().all():
+            raise ValueError("`places` must be finite numbers, got infinite ones or NaN.")
         if self.prefix < 0:
             raise ValueError(f"`prefix` must be at least 0, got {self.prefix}.")
 

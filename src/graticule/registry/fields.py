@@ -83,7 +83,8 @@ def as_kind(kind: Any, value: Any, where: str) -> Any:
         return adapter.validate_python(value, strict=True) if text is None else adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"{where} {first['msg'].replace('Input should', 'must')}, got {shown(value)}.") from None
+        rule = "must have more values" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
+        raise ValueError(f"{where} {rule}, got {shown(value)}.") from None
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def _check_model(build: _Build, compiled: bool) -> None:
         assert logits.isfinite().all(), "logits must be finite"
         _check_copies(build, model, images, logits)
         _check_other_grids(build, model, images)
+        _check_subsets(model, images, logits)
         _check_folding(model, images, logits)
         _check_dtypes(model, images, logits)
         if compiled:
@@ -402,6 +403,24 @@ def _check_gradients(model: Any, images: Tensor) -> None:
     without = [name for name, p in trained.items() if p.grad is None or ("position" in name and not p.grad.any())]
     assert not without, f"a gradient must reach every parameter, not {', '.join(without)}"
     model.zero_grad()
+
+
+@torch.no_grad()
+def _check_subsets(model: Any, images: Tensor, logits: Tensor) -> None:
+    """Check that patches in another order, and images in one row, have the same outputs, or are refused."""
+    order = torch.randperm(model.grid.patches)
+    if not model.whole_grid:
+        try:
+            check_same(model(images, keep=order), logits, "patches in another order (`keep`) must compute the same")
+        except ValueError as error:
+            assert "`keep`" in str(error) or "subset" in str(error), f"`keep` must be refused with the reason: {error}"
+    other = torch.cat([images, images], -1)[0]  # twice as wide
+    try:
+        expected = torch.cat([logits, run(model, other[None])])
+        row = model.forward_packed([*images, other])
+    except ValueError:
+        return  # a clear error is allowed
+    check_same(row, expected, "images in one row (`forward_packed`) must compute the same as each alone")
 
 
 def _check_other_grids(build: _Build, model: Any, first: Tensor) -> None:
