@@ -73,6 +73,7 @@ def check_encoding(
     """
     _check_model(_builder(encoding, joining), compiled)
     _check_layers(_builder(encoding, joining)())
+    _check_subsets(_builder(encoding, joining))
     _check_axes(encoding, joining)
     sums = ENCODINGS.specs(encoding)
     for at, spec in enumerate(sums):
@@ -89,6 +90,7 @@ def check_joining(
     """Check a joining in the same way, with an absolute encoding."""
     _check_model(_builder(encoding, joining), compiled)
     _check_layers(_builder(encoding, joining)())
+    _check_subsets(_builder(encoding, joining))
     (spec,) = JOININGS.specs(joining)
     _check_options(JOININGS, spec, lambda changed: _builder(encoding, changed)(), without_effect)
 
@@ -112,6 +114,7 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
         return create_model(name, **{"num_classes": _CLASSES, **kwargs, **more})
 
     _check_model(build, compiled)
+    _check_subsets(build)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _check_fields(build)
@@ -177,7 +180,6 @@ def _check_model(build: _Build, compiled: bool) -> None:
         assert logits.isfinite().all(), "logits must be finite"
         _check_copies(build, model, images, logits)
         _check_other_grids(build, model, images)
-        _check_subsets(model, images, logits)
         _check_folding(model, images, logits)
         _check_dtypes(model, images, logits)
         if compiled:
@@ -406,9 +408,14 @@ def _check_gradients(model: Any, images: Tensor) -> None:
 
 
 @torch.no_grad()
-def _check_subsets(model: Any, images: Tensor, logits: Tensor) -> None:
+def _check_subsets(build: _Build) -> None:
     """Check that patches in another order, and images in one row, have the same outputs, or are refused."""
-    order = torch.randperm(model.grid.patches)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = _drawn(build()).double().eval()
+        images = torch.randn(2, model.in_chans, *model.img_size, dtype=torch.float64)
+        order = torch.randperm(model.grid.patches)
+    logits = run(model, images)
     if not model.whole_grid:
         try:
             check_same(model(images, keep=order), logits, "patches in another order (`keep`) must compute the same")
