@@ -37,7 +37,7 @@ def test_importing_the_package_imports_no_pytorch():
 LIGHT = {
     0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
     + [f"{name} --help" for name in COMMANDS]
-    + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help report", "--completion bash"],
+    + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help report"],
     1: ["trian", "runs nowhere", "train digts", "models zzz*", "compare digits_quik --choices joining=lape"]
     + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
     + [f"train digits_quick --encoding {wrong}" for wrong in ("rope(bas=1)", "rope(base=-1)", "peg+rope(layout='no')")]
@@ -132,7 +132,7 @@ print([name for name in sys.modules if name.startswith("graticule.lab")], LAB & 
 COMMANDS = """
 from graticule.lab.cli import main
 
-for command in ("train digits_quick", "compare digits_quick --choices joining=lape", "gym", "demo", "--completion zsh"):
+for command in ("train digits_quick", "compare digits_quick --choices joining=lape", "gym", "demo"):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         assert main(command.split()) == 1, command
     assert said.getvalue().count("\\n") == 1 and 'pip install -e ".[lab]"' in said.getvalue(), command
@@ -157,16 +157,17 @@ def outside_the_library() -> set[str]:
 @pytest.mark.slow
 def test_the_library_runs_without_the_packages_of_the_lab_and_a_command_says_what_to_install():
     lab = outside_the_library()
-    assert {"lightning", "shtab", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
+    assert {"lightning", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
     for script, printed in ((ALONE, "[] set()\n"), (COMMANDS, "")):
         done = run(f"LAB = {lab}\n{HIDDEN}{script}")
         assert (done.returncode, done.stdout) == (0, printed), done.stderr
 
 
 def test_a_command_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "graticule.lab.commands.help", raising=False)
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["--completion", "bash"]) == 1
+    for name in ("pages.demo", "pages.report"):
+        monkeypatch.delitem(sys.modules, f"graticule.lab.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["demo", "--quick"]) == 1
     said = capsys.readouterr().err
     assert 'pip install -e ".[lab]"' in said and said.count("\n") == 1
 

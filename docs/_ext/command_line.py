@@ -21,14 +21,6 @@ options: `--encoding "rope(base=100)"`. This is the help of each command as prin
 print a table print only JSON on stdout; progress and errors are on stderr. An error is one line, and the exit code 1,
 or 2 for an option or a value that cannot be parsed.
 
-`graticule --completion bash` prints a completion script for a shell, for commands, options and recipes:
-
-```sh
-graticule --completion bash > ~/.local/share/bash-completion/completions/graticule
-graticule --completion zsh > ~/.zfunc/_graticule   # a folder of $fpath
-graticule --completion fish > ~/.config/fish/completions/graticule.fish
-```
-
 """
 
 

@@ -65,8 +65,7 @@ backbone or a language model, and analyze it.
 To begin: graticule train digits_quick
 COMMAND --help shows examples and common options, --help-all all of them.
 --plugin FILE ... loads your Python files, with encodings, recipes, ..., and
---json prints tables as JSON. graticule --completion bash (zsh, fish) prints a
-script for your shell. GRATICULE_DEBUG=1 shows the traceback of an error.
+--json prints tables as JSON. GRATICULE_DEBUG=1 shows the traceback of an error.
 """
 
 #: Commands that resume their work when they are called again.
@@ -122,12 +121,6 @@ def _run(arguments: list[str]) -> int:
         return 0
     if arguments[0] == "help":
         return _run([*arguments[1:], "--help"])
-    option, equals, value = arguments[0].partition("=")
-    if option == "--completion":
-        from graticule.lab.commands.help import completion
-
-        print(completion(value if equals else " ".join(arguments[1:]), COMMANDS))
-        return 0
     _quiet()
     _share_cores()
     arguments = load_named_plugins(arguments)

@@ -1,12 +1,9 @@
-"""The help of every command, and the completion of a shell."""
+"""The help of every command."""
 
 import re
 import shlex
-import subprocess
 
-import pytest
-
-from commands import refused, run_command
+from commands import run_command
 from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS
 from graticule.lab.commands.help import command_options, help_page
@@ -83,31 +80,3 @@ def test_help_shows_the_value_that_a_recipe_sets_and_else_what_the_option_does(c
     helps = [" ".join(run_command(capsys, "train", name, "--help-all")[1].split()) for name in NAMES]
     described = [re.search(r"--clip-grad X largest norm of the gradient (\(.*?\))", text)[1] for text in helps]
     assert described == ["(default: no clipping)", "(default: 1)"]
-
-
-def complete(script: str, *words: str) -> list[str]:
-    """Return bash's completions at the end of a line."""
-    function = "$(complete -p graticule | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
-    line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; {function}"
-    shell = ["bash", "--norc", "-c", f"{script}\n{line}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""]
-    done = subprocess.run(shell, capture_output=True, text=True, check=True)
-    return done.stdout.split()
-
-
-def test_a_shell_completes_commands_options_recipes_and_choices(capsys):
-    code, script, err = run_command(capsys, "--completion", "bash")
-    assert code == 0 and err == ""
-    assert sorted(complete(script, "graticule", "co")) == ["compare"]
-    assert complete(script, "graticule", "report", "--unt") == ["--untrained"]
-    assert complete(script, "graticule", "train", "digits_qu") == ["digits_quick"]
-    assert complete(script, "graticule", "runs", "--sort", "b") == ["best"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script_that_names_every_command(capsys, shell):
-    code, script, _ = run_command(capsys, "--completion", shell)
-    assert code == 0 and all(name in script for name in COMMANDS)
-
-
-def test_a_shell_without_completion_is_refused_with_those_that_have_it(capsys):
-    assert "`completion` must be one of bash, zsh, fish; got 'tcsh'" in refused(capsys, "--completion", "tcsh")

@@ -1,23 +1,20 @@
-"""The options of a command for its user: the help as a page, and the completion of a shell."""
+"""The options of a command for its user: the help as a page."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 from graticule.lab.arguments import Option, options_of
 from graticule.lab.terminal import bold
-from graticule.registry.checks import known_name
 
 _COLUMN = 24
-SHELLS = ("bash", "zsh", "fish")
 
 
 def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) -> str:
@@ -75,39 +72,6 @@ def _described(kind: type) -> tuple[list[str], list[str]]:
         else:
             text.append(" ".join(lines))
     return examples, text
-
-
-def completion(shell: str, commands: Mapping[str, str]) -> str:
-    """Return the script that completes `graticule` in a shell.
-
-    Args:
-        shell: bash, zsh or fish.
-        commands: command -> its purpose.
-    """
-    import shtab
-
-    from graticule.lab.recipes.load import list_recipes
-
-    known_name("completion", shell, SHELLS)
-    files = {"FILE": shtab.FILE, **dict.fromkeys(("FOLDER", "RUN", "MODEL"), shtab.DIRECTORY)}
-    parser = argparse.ArgumentParser(prog="graticule")
-    parser.add_argument("--version", action="store_true")
-    parser.add_argument("--completion", choices=SHELLS)
-    parsers = parser.add_subparsers()
-    for name, about in commands.items():
-        command = parsers.add_parser(name, help=about, description=about)
-        command.add_argument("--help-all", action="store_true", help="list every option")
-        plugin: Any = command.add_argument("--plugin", nargs="+", help="Python files that register your classes")
-        plugin.complete = shtab.FILE
-        for option in options_of(command_options(name)):
-            action: Any = option.add_to(command)
-            action.choices = option.choices or None
-            if option.word in files:
-                action.complete = files[option.word]
-        if name == "train":
-            command.add_argument("recipe", choices=list(list_recipes()))
-    script: str = shtab.complete(parser, shell)
-    return script
 
 
 def command_options(name: str) -> type:

@@ -354,7 +354,7 @@ class AnyKind(Kinds, Mixing, Attention, Translation, Correlations):
 
 
 def options_class() -> type:
-    """Return the options of all kinds, for the completion of a shell."""
+    """Return the options of all kinds."""
     return AnyKind
 
 

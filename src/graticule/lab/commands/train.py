@@ -44,7 +44,7 @@ or SLURM.
 
 
 def _smallest() -> TrainingRecipe:
-    """Return the recipe whose options a shell completes."""
+    """Return the recipe whose options are those without a recipe."""
     from graticule.lab.recipes.load import load_recipe
 
     return load_recipe("digits_quick")
