@@ -41,9 +41,8 @@ class Gym(JsonOutput):
     on: Rare[str] = "here"
     """where the models are trained, as in graticule compare: here, or local:N"""
     card: Path | None = None
-    """a plugin that registers an encoding: train it on all tasks with seeds 0 to 4, test it also on 9 x 9 cells, and
-    write its card; --choices names the choice if the plugin registers something else"""
-    table: Path | None = None
+    """a plugin with an encoding (or what --choices names): train it on all tasks with 5 seeds, and write its card"""
+    table: Rare[Path | None] = None
     """for --card: gym.csv of other choices, such as docs/data/gym.csv, among which the card gives its ranks"""
     list_: bool = False
     """list the tasks, their requirements and chance levels; train nothing"""
