@@ -146,8 +146,8 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path):
 
 
 def test_an_output_of_another_kind_is_refused(capsys, run):
-    err = refused(capsys, "report", run.folder, "--output", run.folder)
-    assert "`output` must be a file" in err
+    err = refused(capsys, "report", run.folder, "--output", run.log_file)
+    assert "`output` must be a folder, or a file NAME.html" in err
     err = refused(capsys, "look", "correlations", run.folder, "--output", run.log_file)
     assert "`output` must be a folder" in err
 
