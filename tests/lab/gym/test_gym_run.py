@@ -204,9 +204,9 @@ def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
 def test_text_between_markers_is_replaced():
     text = "a\n<!-- tasks: begin -->\nold\n<!-- tasks: end -->\nb\n<!-- profile: begin -->\n<!-- profile: end -->\n"
     text += "<!-- places: begin -->\n<!-- places: end -->\n"
-    new = page_text(text, Profile((row(),)), Profile(()), Profile(()))
+    new = page_text(text, Profile((row(),)), Profile(()))
     assert "old" not in new and "| place | In which of nine regions" in new and "| a | 1,234 | 50 |" in new
-    assert page_text(new, Profile((row(),)), Profile(()), Profile(())) == new
+    assert page_text(new, Profile((row(),)), Profile(())) == new
     with pytest.raises(ValueError, match="must have the markers"):
         between(text, "picture", "x")
 
