@@ -13,6 +13,8 @@ from graticule.lab.cli import main
 from graticule.position.layer import LayerPosition
 from graticule.testing.methods import check_encoding
 
+pytestmark = pytest.mark.usefixtures("registered_data")
+
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
 RUN = (
