@@ -153,6 +153,14 @@ class _Watcher(TorchFunctionMode):
         if len(logits) == 1 and logits.shape[-1] % self._batch == 0:  # packed images, which do not see each other
             logits = _of_each(logits, (-2, -1), self._batch)
             queries = None if queries is None else _of_each(queries, (-2,), self._batch)
+        if logits.ndim == 3:  # heads may be in the axis of the batch
+            each, side = len(logits) // self._batch, logits.shape[-1]
+            counts = [one.shape[1] // side for one in reversed(self.recording.inputs) if one.shape[1] % side == 0]
+            windows = next((count for count in counts if count and each % count == 0), 0)
+            if windows and len(logits) % self._batch == 0:
+                split = self._batch * windows, each // windows
+                logits = logits.unflatten(0, split)
+                queries = None if queries is None else queries.unflatten(0, split)
         rows = logits.shape[: max(logits.ndim - 3, 1)].numel() // self._batch * logits.shape[-1]
         if all(one.shape[1] != rows for one in self.recording.inputs):
             self.recording.others = "attention is between channels"
