@@ -216,8 +216,9 @@ def flex_kernel(gpu: bool) -> Callable[..., Any]:
     """Return flex_attention, compiled for GPUs."""
     from torch.nn.attention.flex_attention import flex_attention  # takes a third of a second
 
-    kernel: Callable[..., Any] = torch.compile(flex_attention, dynamic=True) if gpu else flex_attention
-    return kernel
+    kernel: Any = torch.compile(flex_attention, dynamic=True) if gpu else flex_attention
+    made: Callable[..., Any] = kernel
+    return made
 
 
 class CausalAttention(Attention):

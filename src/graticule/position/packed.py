@@ -96,13 +96,13 @@ class PackedRow:
         """
         q, k, v, biases = zip(*parts, strict=True)
         queries, keys, values = (self.join(each, -2) for each in (q, k, v))
-        biases = [bias for bias in biases if bias is not None]
-        if not biases:
+        given = [bias for bias in biases if bias is not None]
+        if not given:
             mixed: Tensor = kernel(queries, keys, values, block_mask=self.mask, scale=scale)
             return mixed
-        table = torch.cat([bias.transpose(0, 1).flatten(1) for bias in biases], 1)  # (h, all pairs)
+        table = torch.cat([bias.transpose(0, 1).flatten(1) for bias in given], 1)  # (h, all pairs)
         first, columns, rows = 0, [], []
-        for segment, bias in zip(self.segments, biases, strict=True):
+        for segment, bias in zip(self.segments, given, strict=True):
             own = torch.arange(segment.images, device=table.device) % bias.shape[0]
             place = torch.arange(segment.tokens, device=table.device)
             columns.append(place.repeat(segment.images))
