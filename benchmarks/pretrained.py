@@ -429,7 +429,8 @@ def tradeoff_figure(found: dict[str, Any]) -> Figure:
             ax.errorbar(
                 place["value"], 100 * match["value"], 100 * errors[1][0], errors[0][0], capsize=2, label=method, **style
             )
-        ax.axvline(first["place_chance"], color="#555555", linestyle=(0, (1, 2)), linewidth=1)
+        chance = first["place_chance"]
+        ax.axvline(chance, color="#555555", linestyle=(0, (1, 2)), linewidth=1, label="random patches")
         ax.set(title=label, xlabel="place that neighbors predict (R²)", ylabel="true matches (%)")
         ax.spines[["top", "right"]].set_visible(False)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9, frameon=False)
@@ -451,7 +452,8 @@ def adapt_figure(found: dict[str, Any]) -> Figure:
                 gaps = [(int(step), *scores[key][1:]) for step, scores in one["scores"].items() if key in scores]
                 steps, values, errors = zip(*gaps, strict=True)
                 errors = None if None in errors else errors
-                ax.errorbar(steps, values, errors, capsize=2, label=name if seed == min(found[name]) else None, **style)
+                encoding = name.rpartition(", ")[0] if seed == min(found[name]) else None
+                ax.errorbar(steps, values, errors, capsize=2, label=encoding, **style)
         ax.axhline(0, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
         ax.set(title=label, xlabel="steps of adaptation", ylabel="points above the original")
         ax.spines[["top", "right"]].set_visible(False)
