@@ -267,7 +267,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
         (["report", "runs/none"], "'runs/none', in which none has an epoch yet"),
         (["report", "runs/done", "runs/new"], "must have finished at least one epoch, got new"),
         (["report", "runs/done", "runs/broken"], "must not be damaged, got broken: metrics.csv, line 2"),
-        (["report", "runs/done", "--output", "picture.jpg"], "`output` must be a file NAME.html"),
+        (["report", "runs/done", "--output", "picture.jpg"], "`output` must be a folder, or a file NAME.html"),
     ],
 )
 def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, arguments, said):
