@@ -34,7 +34,7 @@ CALLS = {
     "adapt": ["./published --dataset digits --encoding factorized --img-size 28 28 --stages position --quick"],
     "models": ["", "deit*"],
     "new": ["encoding Mine --output mine", "task Other --output mine"],
-    "runs": [".", "./image ./text", "./image --format csv"],
+    "runs": [".", "./image ./text", "./image --json"],
     "report": ["./image", "./image ./mixer --no-position"],
     "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
     "predict": ["./image ./pictures/val/0/0.png"],
