@@ -131,7 +131,7 @@ def _names(rows: Any, folder: Path) -> tuple[str, ...]:
     import datasets
 
     names = rows.features[_column(rows, datasets.ClassLabel, folder)].names
-    if not 2 <= len(set(names)) == len(names) <= MOST_CLASSES:
+    if not 2 <= len({name for name in names if isinstance(name, str)}) == len(names) <= MOST_CLASSES:
         raise ValueError(
             f"`data_root` must have two classes or more, {MOST_CLASSES:,} at most, with different names, got "
             f"{len(names)} in {folder}."
