@@ -123,6 +123,14 @@ def without(split):
     return write
 
 
+def of_classes_without_texts(root):
+    save(root)
+    path = root / "train" / "dataset_info.json"
+    info = json.loads(path.read_text())
+    info["features"]["kind"]["names"] = [[], "dog"]
+    path.write_text(json.dumps(info))
+
+
 REFUSED = {
     "no label": (lambda root: save(root, train=table(6, labels=[0, 1, None, 1, 0, 1])), "label for every row"),
     "no class": (lambda root: save(root, train=table(6, labels=[0, 1, -1, 1, 0, 1])), "got -1 in row 2"),
@@ -130,6 +138,7 @@ REFUSED = {
     "no labels": (lambda root: save(root, train=table(6).remove_columns("kind")), r"got id \(Value\)"),
     "other classes": (lambda root: save(root, train=table(6, names=["cat", "wolf"])), "wolf"),
     "one class": (of_one_class, "two classes"),
+    "classes without texts": (of_classes_without_texts, "different names"),
     "no train": (without("train"), "train"),
     "no validation": (without("validation"), "validation"),
     "one table": (lambda root: table(4).save_to_disk(str(root)), "one table"),
