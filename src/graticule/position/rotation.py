@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -94,7 +95,8 @@ class BlockRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # autocast would round the matrices
+        # autocast would round the matrices; the meta device has no autocast
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
             rotated: Tensor = self.matrices @ blocks.to(self.matrices.dtype)
             return rotated.squeeze(-1).flatten(-2).type_as(x)

@@ -99,3 +99,9 @@ def test_a_step_that_cannot_be_packed_is_refused_before_training():
         with pytest.raises(ValueError, match=message):
             recipe = packed(**options)
             build_data(recipe).train_order(accumulate=recipe.accumulate)
+
+
+@pytest.mark.parametrize("encoding", ["learnable", "relative_bias", "rope", "liere", "gpsa", "irpe"])
+def test_tokens_are_counted_without_values_of_the_model(encoding):
+    data = build_data(packed(encoding=encoding))
+    assert data.tokens == TOKENS.tolist()
