@@ -6,15 +6,13 @@ import itertools
 import pytest
 import torch
 
-from graticule import Grid, LayerPosition, Points, build_position
+from graticule import Grid, Points, build_position
 from graticule.encodings import ENCODINGS
-from graticule.encodings.forms.mixing import TokenMixing
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
-from graticule.position.displacement import Displacements
+from graticule.position.joining import JOININGS
+from graticule.testing.places import DEPTH, DIM, HEADS, LAWS, built, check_layers, check_places, mixes, values
 from in_turn import in_turn
-
-DIM, DEPTH, HEADS = 48, 2, 4
 
 #: Encodings that depend on coordinates through formulas or small networks, and take points.
 COMPUTED = [
@@ -48,148 +46,62 @@ COMPUTED = [
     "gpsa",
     "log_n",
 ]
-#: Encodings with parts for each axis, so that the parts of a film are others.
-_PER_AXIS = ("alibi(distance='axes')", "irpe(method='cross'")
-#: Encodings whose film of one frame, and whose one row, equals the image, or text, with the same parameters.
-SAME = [
-    *(name for name in COMPUTED if not name.startswith(("sinusoidal", "rope", "pope", *_PER_AXIS))),
-    "rope_1d",
-    "rope_mixed",
-    "sinusoidal_1d",
-    "learnable",
-    "factorized",
-    "relative_bias",
+#: More options.
+OPTIONS = [
+    *COMPUTED,
     "relative_bias(prefix_rows=True)",
-    "decomposed",
-    "shaw",
-    "bucketed_bias",
-    "lrpe",
-    "sgu",
-    "global_filter",
-    "ggqpe",
     "ggqpe(form='gamma_released')",
     "ggqpe(form='alpha')",
-    "token_mlp",
-]
-#: Distances alone, so that the order of the axes does not matter.
-ISOTROPIC = [
-    "alibi",
-    "alibi(distance='manhattan')",
-    "alibi(distance='squared')",
-    "fire",
-    "kerple",
-    "sandwich",
-    "irpe(method='euclidean', on='qkv')",
     "irpe(method='quant')",
-    "pape(rotation_invariant=True)",
-    "log_n",
+    "peg(convolution='dense', padding='circular')",
 ]
 
 
-def mixes(encoding):
-    return any(issubclass(ENCODINGS[spec.name], TokenMixing) for spec in ENCODINGS.specs(encoding))
+@in_turn("encoding", OPTIONS)
+def test_the_laws_of_places_hold_with_options(encoding):
+    assert check_places(encoding)
 
 
-def built(grid, encoding):
-    """Build a position in float64 with random parameters, drawn by their names."""
-    torch.set_default_dtype(torch.float64)
+def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
+    found = {name: check_places(name) for name in ENCODINGS}
+    without = {law: {name for name in ENCODINGS if law not in found[name]} for law in LAWS}
+    divided = {"sinusoidal_2d", "rope", "rope_golden_gate", "pope", "mrope", "irpe"}
+    convolved = {"peg", "convolutional_projection"}
+    assert without["one_frame"] == {*divided, "causal", "per_frame"}
+    ordered = {"sinusoidal_1d", "rope_1d", "causal", "per_frame"}
+    assert without["permutation"] == {*divided, *ordered, "global_filter"}
+    tables = {"learnable", "factorized", "relative_bias", "shared_relative_bias", "decomposed", "shaw", "bucketed_bias"}
+    assert {name for name in without["points"] if not mixes(name)} == {*tables, *convolved, *ordered} - {"causal"}
+    assert {name for name in without["crop"] if not mixes(name)} == {*convolved, "per_frame", "log_n", "gpsa"}
+
+
+@in_turn(
+    ("encoding", "joining"),
+    [
+        *itertools.product([name for name, kind in ENCODINGS.items() if kind.joined], {*JOININGS} - {"default"}),
+        *itertools.product(("learnable + rope_mixed + alibi", "sinusoidal_2d + relative_bias"), ("lape", "shared")),
+    ],
+)
+def test_the_laws_of_places_hold_with_every_joining(encoding, joining):
     try:
-        position = build_position(grid, dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=encoding).double().eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for name, parameter in position.named_parameters():
-        if parameter.requires_grad:
-            generator = torch.Generator().manual_seed(len(name))
-            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4
-    return position
+        build_position(Grid(2, 3), dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=encoding, joining=joining)
+    except ValueError:
+        return  # this joining does not take it
+    assert check_places(encoding, joining)
 
 
-def values(position: LayerPosition, tokens):
-    """Return all that a layer gets, its functions evaluated at fixed tokens, as tensors."""
-    generator = torch.Generator().manual_seed(7)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    x, q, w = draw(2, tokens, DIM), draw(2, HEADS, tokens, DIM // HEADS), draw(2, HEADS, tokens, tokens).softmax(-1)
-    found = {name: getattr(position, name) for name in ("pre", "inner", "query_scale", "spatial_bias")}
-    if position.bias is not None:
-        found["bias"] = Bias.of(position.bias).table(q)
-    if position.token_bias is not None:
-        found["bias"] = Bias.of(position.token_bias(x)).table(q)
-    for name, at in (("key_bias", q), ("value_bias", w), ("before", x), ("after", x), ("inputs", x)):
-        if getattr(position, name) is not None:
-            found[name] = getattr(position, name)(at)
-    if position.rotary is not None:
-        q, k = position.rotary(q, q.flip(0))
-        found["rotary"] = q @ k.mT
-    if position.positional is not None:
-        found |= position.positional._asdict()
-    if position.mixing is not None:
-        mixing = position.mixing
-        found["mixing"] = mixing.matrix() if isinstance(mixing, Displacements) else mixing
-        if not isinstance(found["mixing"], torch.Tensor):
-            found["mixing"] = mixing.mix(x)
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def assert_same(one, two, tokens):
-    assert len(one) == len(two) == DEPTH and any(values(each, tokens) for each in one)
-    for first, second in zip(one, two, strict=True):
-        first, second = values(first, tokens), values(second, tokens)
-        assert first.keys() == second.keys()
-        for name, value in first.items():
-            torch.testing.assert_close(value, second[name], rtol=0, atol=1e-12)
-
-
-def shared_parameters(source, target):
-    """Copy parameters to an encoding of one more axis: what it has of that axis keeps its random values.
-
-    Along an axis of a parameter that is longer by one, the values of the new axis are the first, or the last where the
-    axes are counted from the last.
-    """
-    given, random = dict(source.named_parameters()), dict(source.named_buffers())
-    for name, buffer in target.named_buffers():
-        if "scales" in name:
-            buffer.copy_(random[name])
-    for name, parameter in target.named_parameters():
-        if name not in given:
-            continue
-        value = given[name].data
-        if value.numel() == parameter.numel():
-            value = value.view(parameter.shape)  # a filter of one frame has one more axis
-        elif value.shape != parameter.shape:
-            last_first = "freqs" in name or "center" in name or "matrix" in name
-            at = 2 if name.endswith("pos_proj.weight") else None  # (x, y, squared distance)
-            for axis, (old, new) in enumerate(zip(value.shape, parameter.shape, strict=True)):
-                if old != new:
-                    assert new == old + 1, name
-                    place = (value.shape[axis] - 1 if at else old) if last_first or at else 0
-                    fresh = parameter.data.narrow(axis, place, 1)
-                    for other in range(value.ndim):
-                        fresh = fresh if other == axis else fresh.narrow(other, 0, value.shape[other])
-                    fresh = 0 * fresh if "matrix" in name else fresh  # a Gaussian whose axes are independent
-                    parts = value.split([place, old - place], axis)
-                    value = torch.cat([parts[0], fresh, parts[1]], axis)
-        parameter.data = value.clone()
-
-
-@in_turn("encoding", SAME)
-@in_turn("shape", [(5,), (3, 4)])
+@in_turn("encoding", [*ENCODINGS, *OPTIONS])
 @torch.no_grad()
-def test_a_film_of_one_frame_is_the_image_and_one_row_is_the_text(encoding, shape):
-    prefix = 0 if mixes(encoding) else 1
-    lower, higher = Grid(*shape, prefix=prefix), Grid(1, *shape, prefix=prefix)
-    if encoding == "mrope" and len(shape) == 1:
-        return  # in a text all frequencies are of the index, as in its models
-    one, two = built(lower, encoding), built(higher, encoding)
-    shared_parameters(one, two)
-    if encoding == "factorized":  # the row of the one frame is added to all
-        two.encodings[0].get_parameter(two.encodings[0].names[0]).zero_()
-    if encoding == "shaw" or encoding == "decomposed":  # the vector of no displacement is added to all
-        for each in two.encodings:
-            getattr(each, each.names[0]).zero_()
-    assert_same(one(lower), two(higher), lower.tokens)
+def test_a_law_that_an_encoding_is_exempt_from_does_not_hold(encoding, monkeypatch):
+    position = built(Grid(4, 5, prefix=int(not mixes(encoding))), encoding)
+    exempt = {one.partition(":")[0] for part in position.modules() for one in getattr(part, "exempt", ())}
+    assert exempt <= LAWS.keys()
+    for kind in {type(part) for part in position.modules()}:
+        if exempt and hasattr(kind, "exempt"):
+            monkeypatch.setattr(kind, "exempt", property(lambda self: (), lambda self, value: None))
+    for law in exempt:
+        with pytest.raises((AssertionError, RuntimeError)):
+            LAWS[law](encoding, "default")
 
 
 @in_turn("encoding", ["rope(split=(0, 3, 3))", "rope(split=(0, 2, 4), order='xy', layout='half')", "mrope"])
@@ -197,84 +109,20 @@ def test_a_film_of_one_frame_is_the_image_and_one_row_is_the_text(encoding, shap
 def test_a_film_of_one_frame_is_the_image_where_time_has_no_channels_of_an_axis(encoding):
     lower, higher = Grid(3, 4, prefix=1), Grid(1, 3, 4, prefix=1)
     image = encoding.replace("(0, ", "(")
-    assert_same(built(lower, image)(lower), built(higher, encoding)(higher), lower.tokens)
+    check_layers(built(higher, encoding)(higher), built(lower, image)(lower), lower.tokens, "one frame")
 
 
-@in_turn("encoding", ISOTROPIC)
-@in_turn("order", [(1, 0, 2), (2, 0, 1)])
-@torch.no_grad()
-def test_permuting_the_axes_of_the_grid_permutes_the_result(encoding, order):
-    shape = (2, 3, 4)
-    grid, other = Grid(*shape, prefix=1), Grid(*(shape[axis] for axis in order), prefix=1)
-    index = torch.arange(24).view(shape).permute(order).flatten()
-    index = torch.cat([torch.zeros(1, dtype=torch.int64), index + 1])
-    first, second = built(grid, encoding), built(other, encoding)
-    second.load_state_dict({**first.state_dict(), **{n: b for n, b in second.named_buffers() if "reference" in n}})
-    for one, two in zip(first(grid), second(other), strict=True):
-        for name in ("bias", "query_scale"):
-            a, b = getattr(one, name), getattr(two, name)
-            if isinstance(a, torch.Tensor):
-                a = a[..., index] if name == "query_scale" else a[..., index, :][..., index]
-                torch.testing.assert_close(b, a, rtol=0, atol=1e-12)
-            elif a is not None:
-                q = torch.randn(1, HEADS, 25, DIM // HEADS, dtype=torch.float64)
-                a, b = Bias.of(a).table(q), Bias.of(b).table(q[:, :, index])
-                torch.testing.assert_close(b, a[..., index, :][..., index], rtol=0, atol=1e-12)
-        if one.token_bias is not None:
-            x = torch.randn(1, 25, DIM, dtype=torch.float64)
-            a, b = one.token_bias(x).table(), two.token_bias(x[:, index]).table()
-            torch.testing.assert_close(b, a[..., index, :][..., index], rtol=0, atol=1e-12)
-
-
-@in_turn("name", ["factorized", "shaw", "decomposed", "learnable", "relative_bias", "rope_mixed", "liere", "mlp_bias"])
-@torch.no_grad()
-def test_permuting_the_axes_of_the_parameters_and_of_the_grid_permutes_the_result(name):
-    shape, order = (2, 3, 4), (2, 0, 1)
-    grid, other = Grid(*shape), Grid(*(shape[axis] for axis in order))
-    index = torch.arange(24).view(shape).permute(order).flatten()
-    first, second = built(grid, name), built(other, name)
-    theirs = dict(second.named_parameters())
-    own = dict(first.named_parameters())
-    for key, parameter in theirs.items():
-        letters = "thw" if "rel_pos" in key else "tyx"
-        if key[-2] == "_" and key[-1] in letters:
-            parameter.copy_(own[key[:-1] + letters[order[letters.index(key[-1])]]])
-        elif key.endswith("pos_embed"):
-            parameter.copy_(own[key].unflatten(1, shape).permute(0, *(axis + 1 for axis in order), 4).flatten(1, 3))
-        elif key.endswith("bias_table"):
-            table = own[key].unflatten(0, grid.table).permute(*order, 3)
-            parameter.copy_(table.flatten(0, 2))
-        elif key.endswith("generators"):
-            parameter.copy_(own[key][list(order)])
-        elif key.endswith("freqs"):  # the last axis first
-            parameter.copy_(own[key].flip(0)[list(order)].flip(0))
-        elif key.endswith("fc1.weight"):
-            parameter.copy_(own[key][:, list(order)])
-        else:
-            parameter.copy_(own[key])
-    q = torch.randn(1, HEADS, 24, DIM // HEADS, dtype=torch.float64)
-    for one, two in zip(first(grid), second(other), strict=True):
-        if one.pre is not None:
-            torch.testing.assert_close(two.pre, one.pre[index], rtol=0, atol=1e-12)
-        if one.bias is not None:
-            a, b = Bias.of(one.bias).table(q), Bias.of(two.bias).table(q[:, :, index])
-            torch.testing.assert_close(b, a[..., index, :][..., index], rtol=0, atol=1e-12)
-        if one.rotary is not None:
-            (a, k), (b, j) = one.rotary(q, q), two.rotary(q[:, :, index], q[:, :, index])
-            torch.testing.assert_close(b @ j.mT, (a @ k.mT)[..., index, :][..., index], rtol=0, atol=1e-12)
-
-
-@in_turn("encoding", [one for one in (*ENCODINGS, *COMPUTED, *SAME) if one not in ("none", "log_n")])
+@in_turn("encoding", [one for one in (*ENCODINGS, *OPTIONS) if one not in ("none", "log_n")])
 @torch.no_grad()
 def test_a_position_that_was_moved_to_a_grid_is_one_that_is_built_for_it_with_its_parameters(encoding):
     first, other = (Grid(*shape, prefix=0 if mixes(encoding) else 1) for shape in ((3, 4), (5, 2)))
     moved = built(first, encoding)
     passing = moved(other)
     moved.set_grid(other)
-    assert_same(moved(other), passing, other.tokens)
+    check_layers(moved(other), passing, other.tokens, "set to the grid")
     again = built(other, encoding)
     again.load_state_dict(moved.state_dict())
-    assert_same(again(other), moved(other), other.tokens)
+    check_layers(again(other), moved(other), other.tokens, "built for the grid")
 
 
 @in_turn("encoding", ENCODINGS)
@@ -289,14 +137,6 @@ def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
             if isinstance(value, torch.Tensor):
                 assert value.dtype == torch.float32 and other.dtype == torch.bfloat16, name
                 torch.testing.assert_close(other.float(), value, rtol=2**-6, atol=2**-4)
-
-
-@in_turn("encoding", COMPUTED)
-@torch.no_grad()
-def test_points_on_a_grid_are_the_grid(encoding):
-    grid = Grid(3, 4, prefix=1)
-    position = built(grid, encoding)
-    assert_same(position(grid), position(Points(grid.coordinates().double(), prefix=1)), grid.tokens)
 
 
 @in_turn("encoding", [name for name in COMPUTED if name != "log_n"])
@@ -415,7 +255,7 @@ def test_a_grid_of_another_number_of_axes_is_refused(encoding):
         ("rope(split=(3, 4))", (3, 4), "`split` must be 2 numbers of pairs, of 6 at most"),
         ("rope(scaling='yarn', reference=(16, 16))", (2, 3, 4), "`reference` must have 3 sides"),
         ("mrope", (2, 2, 2, 2), "`grid` must have time, rows and columns at most with mrope, got 4 axes"),
-        ("alibi(distance='axes')", (1, 2, 2, 2, 2), "`num_heads` must be at least 5"),
+        ("alibi(distance='axes')", (1, 2, 1, 2, 1, 2, 1), "`num_heads` must be at least 7"),
     ],
 )
 def test_options_that_do_not_fit_the_axes_are_refused(encoding, shape, message):

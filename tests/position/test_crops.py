@@ -13,82 +13,30 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
-from graticule.position.rotation import BlockRotation, PairRotation, PolarRotation
+from graticule.position.rotation import PairRotation, PolarRotation
+from graticule.position.tokens import Subset
+from graticule.testing.places import DIM, HEADS, built, check_layers, check_places
 from in_turn import in_turn
 
 BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
 #: A crop of whole patches, and its tokens in the whole image.
 CROP = Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
 TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3, 7))])
-HEADS, DIM = 3, 24
-
-#: Depends on the number of tokens, not on their positions.
-COUNTED = {"log_n", "per_frame"}
-CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops and name not in COUNTED]
+CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops]
 
 
-def build(encoding, grid=BUILT, **kwargs):
-    torch.manual_seed(0)
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # so that formulas are not rounded to float32
-    try:
-        position = graticule.build_position(grid, dim=DIM, depth=2, num_heads=HEADS, encoding=encoding, **kwargs)
-    finally:
-        torch.set_default_dtype(usual)
-    for parameter in position.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter)  # biases start near zero
-    return position.double().eval()
-
-
-def chosen(position, tokens):
-    """Select the position of some of the tokens; a bias that depends on the queries is None."""
-    rotation = position.rotary
-    if isinstance(rotation, PairRotation):
-        rotation = rotation._replace(table=rotation.table[..., tokens, :])
-    elif isinstance(rotation, BlockRotation):
-        rotation = BlockRotation(rotation.matrices[:, tokens])
-    elif isinstance(rotation, PolarRotation):
-        rotation = PolarRotation(rotation.queries[tokens], rotation.keys[:, tokens])
-    bias = position.bias
-    return position._replace(
-        pre=None if position.pre is None else position.pre[tokens],
-        inner=None if position.inner is None else position.inner[tokens],
-        bias=bias[:, tokens][:, :, tokens] if isinstance(bias, torch.Tensor) else None,
-        rotary=rotation,
-        query_scale=None if position.query_scale is None else position.query_scale[tokens],
-    )
-
-
-def assert_same(found, expected, atol=1e-12):
-    for name in ("pre", "inner", "bias", "query_scale"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=atol, msg=name)
-    if expected.rotary is not None:
-        for one, other in zip(found.rotary, expected.rotary, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=atol)
+def chosen(position, tokens, count=WHOLE.tokens):
+    """Select the position of some of the tokens."""
+    return position.take(Subset(tokens, count))
 
 
 def test_positional_attention_is_over_the_patches_of_the_crop():
-    position = build("gpsa", WHOLE)
+    position = built(WHOLE, "gpsa")
     part, whole = position(CROP)[0].positional, position(WHOLE)[0].positional
     patches = TOKENS[1:]
     seen = whole.weights[:, patches][:, :, patches]
     torch.testing.assert_close(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), rtol=0, atol=1e-12)
     torch.testing.assert_close(part.gate, whole.gate[:, TOKENS], rtol=0, atol=1e-12)
-
-
-@in_turn("encoding", CROPPED)
-@in_turn("built", [BUILT, WHOLE])
-def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):
-    position = build(encoding, built)
-    queries = torch.randn(2, HEADS, WHOLE.tokens, DIM // HEADS, dtype=torch.float64)
-    for part, whole in zip(position(CROP), position(WHOLE), strict=True):
-        if whole.bias is not None and not isinstance(whole.bias, torch.Tensor):
-            found = Bias.of(part.bias).table(queries[:, :, TOKENS])
-            expected = Bias.of(whole.bias).table(queries)[..., TOKENS, :][..., TOKENS]
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-            part = part._replace(bias=None)
-        assert_same(part, chosen(whole, TOKENS))
 
 
 @in_turn(
@@ -99,23 +47,14 @@ def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):
     ],
 )
 def test_coordinates_and_frequencies_relative_to_a_grid_are_relative_to_the_whole_image(encoding):
-    position = build(encoding)
-    for part, whole in zip(position(CROP), position(WHOLE), strict=True):
-        assert_same(part, chosen(whole, TOKENS))
-
-
-@in_turn("joining", [name for name in graticule.list_joinings() if name != "unshared"])
-def test_a_joining_of_a_crop_is_the_crop_of_the_joining(joining):
-    position = build("sinusoidal_2d", joining=joining)
-    for part, whole in zip(position(CROP), position(WHOLE), strict=True):
-        assert_same(part, chosen(whole, TOKENS))
+    assert check_places(encoding)[-1] == "crop"
 
 
 def test_a_crop_between_patches_is_evaluated_there():
     grid = Grid(2, 2, crop=Crop((6, 8), (0.5, 1.25, 2, 2)))
     assert grid.coordinates().tolist() == [[0.5, 1.25], [0.5, 2.25], [1.5, 1.25], [1.5, 2.25]]
-    table = build("sinusoidal_2d", Grid(6, 8))(grid)[0].pre
-    rate = 10_000 ** (-torch.arange(6, dtype=torch.float64) / 6)
+    table = built(Grid(6, 8), "sinusoidal_2d")(grid)[0].pre
+    rate = 10_000 ** (-torch.arange(18, dtype=torch.float64) / 18)
     for row, (y, x) in zip(table, grid.coordinates().tolist(), strict=True):
         expected = torch.cat([torch.stack([(t * rate).sin(), (t * rate).cos()], -1).flatten() for t in (x, y)])
         torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
@@ -125,7 +64,7 @@ def test_a_crop_between_patches_is_evaluated_there():
 def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
     if issubclass(ENCODINGS[encoding], AbsoluteEncoding):
         return
-    position = build(encoding)
+    position = built(BUILT, encoding)
     here, there = (Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (y, x, 3, 4))) for y, x in ((0, 0), (2.5, 3.25)))
     q, k = torch.randn(2, 1, HEADS, here.tokens, DIM // HEADS, dtype=torch.float64)
     for one, other in zip(position(here), position(there), strict=True):
@@ -140,14 +79,15 @@ def test_patches_of_twice_the_size_are_twice_as_far_apart():
     large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
     assert large.coordinates()[0].tolist() == [0.5, 0.5]
     torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, prefix=1).offsets(), rtol=0, atol=1e-12)
-    rope = build("rope")
+    rope = built(BUILT, "rope")
     every_second = Grid(3, 4, prefix=1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
     tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
-    assert_same(rope(every_second)[0], chosen(rope(Grid(18, 24, prefix=1))[0], tokens))
+    expected = [chosen(each, tokens, 1 + 18 * 24) for each in rope(Grid(18, 24, prefix=1))]
+    check_layers(rope(every_second), expected, 13, "every second patch")
 
 
 def test_a_quadratic_table_is_interpolated_exactly_between_patches():
-    position = build("learnable", Grid(8, 9))
+    position = built(Grid(8, 9), "learnable")
     y, x = Grid(8, 9).coordinates().double().unbind(-1)
     with torch.no_grad():
         next(position.parameters())[0] = (y * y - 3 * y * x + 2 * x)[:, None]
@@ -158,7 +98,7 @@ def test_a_quadratic_table_is_interpolated_exactly_between_patches():
 
 
 def test_a_bias_table_is_interpolated_between_displacements():
-    position = build("relative_bias", Grid(6, 8))
+    position = built(Grid(6, 8), "relative_bias")
     dy, dx = (each.double() for each in Grid(6, 8).displacements())
     with torch.no_grad():
         for table in position.parameters():
@@ -226,7 +166,10 @@ def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encodin
     tokens, positions = model.embed(IMAGES), model.position(grid)
     outputs = []
     for index in (torch.arange(grid.tokens), order):
-        layers = [(block, chosen(each, index), (grid,)) for block, each in zip(model.blocks, positions, strict=True)]
+        layers = [
+            (block, chosen(each, index, grid.tokens), (grid,))
+            for block, each in zip(model.blocks, positions, strict=True)
+        ]
         *_, last = model.run_blocks(tokens[:, index], layers)
         outputs.append(model.forward_head(model.norm(last)))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)

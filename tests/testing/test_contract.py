@@ -5,18 +5,19 @@ import torch
 from torch import Tensor, nn
 
 import graticule
-from graticule import Points
-from graticule.encodings.alibi import Kerple
+from graticule import PatchBias, Points
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.position.joining import JOININGS
 from graticule.position.packed import PackedRow
+from graticule.position.places import Places
 from graticule.position.position import ENCODINGS
 from graticule.position.tokens import Subset
 from graticule.registry import plugins
 from graticule.testing import methods
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
+from graticule.testing.places import LAWS, check_places
 from in_turn import in_turn
 from tiny import SMALL, every_family, layers, shallow
 
@@ -62,6 +63,7 @@ class Broken(BiasEncoding):
 
     steps: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the scale)
     biases: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the weight)
+    exempt = ("permutation: values are of the order of pairs", "points: the same")
     known: set[int] = set()  # noqa: RUF012 (the fault: what is known of an instance, outside of it)
 
     def __init__(self, grid: graticule.Grid, num_heads: int, fault: str = "", scale: float = 1.0) -> None:
@@ -215,19 +217,40 @@ def test_an_unregistered_class_has_no_spec():
         Mine.options()
 
 
-def test_a_text_that_fails_and_points_that_are_not_the_grid_are_found(monkeypatch):
-    offsets = Points.offsets
-    monkeypatch.setattr(Points, "offsets", lambda self, device=None: 2 * offsets(self, device))
-    with pytest.raises(AssertionError, match="points on a grid must give the same `bias` as the grid"):
-        check_encoding("kerple", compiled=False)
-    monkeypatch.undo()
+class Wrong(PatchBias):
+    """A bias of the displacement that breaks one of the laws of places."""
 
-    def only_images(self, grid):
-        return torch.zeros(3, 4).index_select(1, grid.order()) + grid.coordinates().float() @ torch.ones(2, 1)
+    def __init__(self, num_heads: int, fault: str) -> None:
+        super().__init__(None, num_heads)
+        self.fault, self.slope = fault, nn.Parameter(torch.zeros(num_heads))
 
-    monkeypatch.setattr(Kerple, "patch_bias", only_images)
-    with pytest.raises(AssertionError, match=r"a grid of \(6,\) must be taken or refused with a ValueError"):
-        methods._check_axes("kerple", "default")
+    def patch_bias(self, grid: Places) -> Tensor:
+        offsets = grid.offsets().to(self.slope)
+        if self.fault == "text" and grid.ndim == 1:
+            offsets = offsets @ torch.ones(2, 1)
+        if self.fault == "one_frame":
+            offsets = offsets / grid.ndim
+        if self.fault == "permutation":
+            offsets = offsets * torch.arange(grid.ndim, 0, -1)
+        if self.fault == "points" and isinstance(grid, Points):
+            offsets = 2 * offsets
+        if self.fault == "crop" and grid.crop:
+            offsets = 2 * offsets
+        return self.slope[:, None, None] * offsets.square().sum(-1)
+
+
+@in_turn("fault", ["text", "one_frame", "permutation", "points", "crop"])
+def test_each_law_of_places_finds_a_fault(monkeypatch, fault):
+    monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
+    monkeypatch.setattr(Wrong, "crops", True, raising=False)
+    monkeypatch.setitem(ENCODINGS.data, "wrong", Wrong)
+    with pytest.raises(
+        AssertionError, match=f"`{fault}`" if fault != "text" else "must be taken or refused with a Val"
+    ):
+        check_places(f"wrong(fault={fault!r})")
+    monkeypatch.setattr(Wrong, "exempt", (f"{fault}: it is so by definition",), raising=False)
+    if fault != "text":
+        assert check_places(f"wrong(fault={fault!r})") == [law for law in LAWS if law != fault]
 
 
 @in_turn(

@@ -109,3 +109,4 @@ class GlobalFilters(TokenMixing, GlobalFilter):
     """Mixes tokens by a circular convolution: one learned filter of the frequencies per group of channels."""
 
     grouped = True
+    exempt = ("permutation: half of the frequencies of the last axis are stored",)

@@ -82,6 +82,8 @@ class Irpe(BiasEncoding):
             raise ValueError(f"`on` must be 'q', 'k' or 'qk' with the mode 'bias', as values need vectors, got {on!r}.")
         self.head_dim, self.ratio = head_dim, ratio
         self.method, self.on, self.mode = method, on, mode
+        if method in ("product", "cross"):
+            self.exempt = ("one_frame: more axes have other buckets", "permutation: buckets have the order of the axes")
         self.side = 2 * int(2 * ratio) + 1
         axes = len(grid.shape)
         buckets = (self.side**axes if method == "product" else self.side) + bool(grid.prefix)

@@ -36,7 +36,8 @@ class LogN(Encoding):
         reference: N_0, the number of patches in training, at least 2; by default that of `grid`.
     """
 
-    crops = True  # the factor is for the tokens of the crop
+    crops = True
+    exempt = ("crop: the factor is for the number of tokens of the crop",)
 
     def __init__(self, grid: Grid, causal: bool = False, reference: Count | None = None) -> None:
         super().__init__()

@@ -77,6 +77,12 @@ class FilmPosition(Position):
         dim: D of the table of time; None for no table.
     """
 
+    exempt = (
+        "one_frame: the frames of an image are its rows",
+        "permutation: the first axis is that of time",
+        "crop: prefix tokens weigh as much as all frames",
+    )
+
     def __init__(self, image: Position, grid: Grid, dim: int | None) -> None:
         super().__init__()
         self.image = image

@@ -175,6 +175,8 @@ class Rope1d(FixedRotary):
         scaling: scaling of the frequencies at other lengths.
     """
 
+    exempt = ("permutation: angles are of the order of patches",)
+
     def __init__(
         self,
         grid: Grid,

@@ -27,6 +27,7 @@ class Sinusoidal1d(FixedEncoding):
     """
 
     crops = True
+    exempt = ("permutation: rows are of the order of patches",)
 
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         if dim % 2:
@@ -58,6 +59,10 @@ class Sinusoidal2d(FixedEncoding):
     """
 
     crops = True
+    exempt = (
+        "one_frame: channels are divided among the axes",
+        "permutation: channels are divided among the axes",
+    )
 
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         if dim % (step := 2 * len(grid.shape)):

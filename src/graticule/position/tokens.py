@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -206,7 +206,12 @@ def _of_some(function: Function, tokens: Subset, into: Axes, out: Axes, x: Tenso
         for axis in out:
             each = tokens.of(each, axis)
         found.append(each)
-    return type(made)(*found) if isinstance(made, tuple) else found[0]
+    return _like(made, found) if isinstance(made, tuple) else found[0]
+
+
+def _like(made: tuple[Any, ...], parts: Sequence[Any]) -> Any:
+    """Return other values as a tuple, or a named tuple, of the same type."""
+    return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -259,8 +264,7 @@ class Frames(Tokens):
         made = function(self._split(x))
         if isinstance(made, Tensor):
             return self._join(made, len(x))
-        joined = [self._join(each, len(x)) for each in made]
-        return type(made)(*joined) if hasattr(made, "_fields") else tuple(joined)
+        return _like(made, [self._join(each, len(x)) for each in made])
 
     def _of_queries(self, function: Function, queries: Tensor) -> Tensor:
         return self.columns(self._join(function(self._split(queries)), len(queries)), -1)

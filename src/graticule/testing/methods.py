@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from types import NoneType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,16 @@ from torch._dynamo.exc import TorchDynamoException
 
 from graticule.backbones.registry import create_model
 from graticule.encodings.build import build_position
-from graticule.encodings.forms.mixing import TokenMixing
-from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
 from graticule.position.layer import KINDS
-from graticule.position.places import Points
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
 from graticule.surgery.fold import fold, unfold
 from graticule.testing.models import Finding, inspect_model
+from graticule.testing.places import check_places, mixes
 from graticule.testing.subject import check_same, run
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
@@ -74,7 +72,7 @@ def check_encoding(
     _check_model(_builder(encoding, joining), compiled)
     _check_layers(_builder(encoding, joining)())
     _check_subsets(_builder(encoding, joining))
-    _check_axes(encoding, joining)
+    check_places(encoding, joining)
     sums = ENCODINGS.specs(encoding)
     for at, spec in enumerate(sums):
 
@@ -91,6 +89,7 @@ def check_joining(
     _check_model(_builder(encoding, joining), compiled)
     _check_layers(_builder(encoding, joining)())
     _check_subsets(_builder(encoding, joining))
+    check_places(encoding, joining)
     (spec,) = JOININGS.specs(joining)
     _check_options(JOININGS, spec, lambda changed: _builder(encoding, changed)(), without_effect)
 
@@ -154,18 +153,13 @@ def _builder(encoding: Any, joining: Any) -> _Build:
         "num_classes": _CLASSES,
     }
     name, sizes = "vit_tiny_patch16_224", {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS}
-    if _mixes(encoding):
+    if mixes(encoding):
         name, sizes = "gmlp_s16_224", {"embed_dim": _DIM, "num_blocks": _DEPTH, "groups": _HEADS}
 
     def build(**kwargs: Any) -> Any:
         return create_model(name, **{"encoding": encoding, "joining": joining, **size, **sizes, **kwargs})
 
     return build
-
-
-def _mixes(encoding: Any) -> bool:
-    """Return whether an encoding mixes tokens."""
-    return any(issubclass(ENCODINGS[spec.name], TokenMixing) for spec in ENCODINGS.specs(encoding))
 
 
 def _check_model(build: _Build, compiled: bool) -> None:
@@ -230,40 +224,6 @@ def _check_shapes(positions: list[Any], n: int) -> None:
             for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
                 found = tuple(getattr(position.positional, name).shape)
                 assert found == shape, f"`positional.{name}` must be {shape}, got {found}"
-
-
-@torch.no_grad()
-def _check_axes(encoding: str, joining: str) -> None:
-    """Check that texts and films are taken or refused with a `ValueError`, and that points on a grid equal the grid."""
-    for shape in ((6,), (2, 3), (2, 3, 2)):
-        grid, other = (Grid(*sides, prefix=0 if _mixes(encoding) else 1) for sides in (shape, [2] * len(shape)))
-        sizes: dict[str, Any] = {"dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS}
-        try:
-            position = build_position(other, encoding=encoding, joining=joining, **sizes).double().eval()
-            position.set_grid(grid)  # so that nothing is stored in float32
-        except ValueError:
-            continue
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            queries = torch.randn(1, _HEADS, grid.tokens, _DIM // _HEADS, dtype=torch.float64)
-            _drawn(position)
-        try:
-            on_grid = position(grid)
-            places = grid.coordinates().double()
-            for given in (places, places[None]):
-                at_points = position(cast("Any", Points(given, prefix=grid.prefix)))
-                for one, two in zip(on_grid, at_points, strict=True):
-                    for field in ("pre", "inner", "bias", "query_scale"):
-                        a, b = (getattr(each, field) for each in (one, two))
-                        if field == "bias" and a is not None:
-                            a, b = (Bias.of(each).table(queries) for each in (a, b))
-                        if a is not None:
-                            same = f"points on a grid must give the same `{field}` as the grid"
-                            check_same(b.reshape(a.shape), a, same)
-        except ValueError:
-            continue  # it has a table for the patches of a grid, or uses their order
-        except (RuntimeError, IndexError) as error:
-            raise AssertionError(f"a grid of {shape} must be taken or refused with a ValueError: {error}") from error
 
 
 @torch.no_grad()
