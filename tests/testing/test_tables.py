@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from commands import run_command
-from graticule.testing.tables import LAWS, TableCode, inspect_table, sweep_transformers
+from graticule.testing.tables import TableCode, inspect_code, sweep_transformers
 
 
 def resampled(table, native, grid, prefix, mode="bicubic", **options):
@@ -19,15 +19,15 @@ def resampled(table, native, grid, prefix, mode="bicubic", **options):
     return torch.cat([table[:prefix], image.permute(0, 2, 3, 1).flatten(0, 2)])
 
 
-def code(compute, native=(4, 4), prefix=1):
+def code(compute, native=(4, 4), prefix=1, resampler=None):
     """Return position code of a random table, whose function gets (table, native, grid, prefix)."""
     torch.manual_seed(0)
     table = torch.randn(prefix + native[0] * native[1], 6, dtype=torch.float64)
-    return TableCode(lambda grid: compute(table, native, grid, prefix), table, native, prefix)
+    return TableCode(lambda grid: compute(table, native, grid, prefix), table, native, prefix, resampler)
 
 
 def failures(compute, **given):
-    return [one.check for one in inspect_table(code(compute, **given)) if one.outcome == "failed"]
+    return [one.check for one in inspect_code(code(compute, **given)) if one.outcome == "failed"]
 
 
 @pytest.mark.parametrize("native", [(4, 4), (4, 6), (3, 12)])
@@ -40,7 +40,7 @@ def test_correct_code_passes(native, options):
 def test_the_table_has_its_values_again_afterwards():
     position = code(resampled)
     before = position.table.clone()
-    inspect_table(position)
+    inspect_code(position)
     assert torch.equal(position.table, before)
 
 
@@ -126,16 +126,55 @@ def test_a_planted_fault_is_found(compute, given, law):
     assert law in failures(compute, **given)
 
 
+def found_of(compute, **given):
+    return {one.check: (one.outcome, one.detail) for one in inspect_code(code(compute, **given))}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "bicubic(antialias=False, align_corners=False)"),
+        ({"antialias": True}, "bicubic(antialias=True, align_corners=False)"),
+        ({"mode": "bilinear", "align_corners": True}, "bilinear(antialias=False, align_corners=True)"),
+        ({"mode": "area"}, "area"),
+    ],
+    ids=str,
+)
+def test_the_resampling_is_named_and_compared_with_the_declared_one(options, name):
+    def compute(*given):
+        return resampled(*given, **options)
+
+    assert found_of(compute)["resampling"] == ("passed", name)
+    assert found_of(compute, resampler=name)["resampling"] == ("passed", name)
+    other = "bilinear" if name != "bilinear" else "bicubic"
+    message = f"the table must be resampled by {other}, got {name}"
+    assert found_of(compute, resampler=other)["resampling"] == ("failed", message)
+
+
+def test_an_unknown_resampling_is_not_compared_unless_one_is_declared():
+    def compute(*given):
+        return resampled(*given, mode="nearest-exact")
+
+    assert found_of(compute)["resampling"][0] == "not applicable"
+    assert found_of(compute, resampler="bicubic")["resampling"][1].endswith("got another one")
+    assert "got 'cubic'" in found_of(compute, resampler="cubic")["resampling"][1]
+
+
+def test_positions_in_another_dtype_than_the_table_fail():
+    found = found_of(lambda *given: resampled(*given).float())
+    assert found["dtype"][1].endswith("must be torch.float64, as the table, got torch.float32")
+
+
 def test_refused_grids_and_wrong_numbers_of_rows_are_findings():
     def compute(table, native, grid, prefix):
         if grid[0] > grid[1]:
             raise RuntimeError("only wide images")
         return table
 
-    found = {one.check: one for one in inspect_table(code(compute))}
+    found = {one.check: one for one in inspect_code(code(compute))}
     assert "only wide images" in found["transposition"].detail or "rows" in found["transposition"].detail
     assert "must have" in found["constant"].detail
-    assert list(found) == list(LAWS)
+    assert list(found) == list(TableCode.laws)
 
 
 def test_a_sweep_and_a_target_exclude_each_other(capsys):

@@ -3,6 +3,8 @@ from .methods import check_encoding as check_encoding
 from .methods import check_joining as check_joining
 from .methods import check_model as check_model
 from .methods import check_resampler as check_resampler
+from .pairs import BiasCode as BiasCode
+from .pairs import RotationCode as RotationCode
 from .places import check_places as check_places
 from .tables import TableCode as TableCode
-from .tables import inspect_table as inspect_table
+from .tables import inspect_code as inspect_code

@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from graticule.position.places import by
+from graticule.position.resampling import build_resampler
 from graticule.testing.models import Finding
-from graticule.testing.subject import Failed, NotApplicable
+from graticule.testing.subject import SAME, Failed, NotApplicable, check_same
 
 #: (height, width) of a grid.
 Shape = tuple[int, int]
-#: Largest difference for tables of standard deviation 1; some models resample in float32.
-EXACT = 1e-5
+
+
+class PositionCode:
+    """Position code alone, without a model, that `inspect_code` holds to laws."""
+
+    #: Name of each law -> its function.
+    laws: ClassVar[dict[str, Callable[[Any], str]]]
+
+    @staticmethod
+    def run(code: Callable[..., Tensor], grid: Shape, *given: Any) -> Tensor:
+        """Return the values of code for a grid, and check that they are finite."""
+        try:
+            found = code(*given).detach()
+        except Exception as error:  # any error of the code under test
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise Failed(f"{by(grid)} patches must be accepted, got {said}") from error
+        if not found.isfinite().all():
+            raise Failed(f"positions of {by(grid)} patches must be finite")
+        return found
 
 
 @dataclass(frozen=True)
-class TableCode:
+class TableCode(PositionCode):
     """Code that computes the positions of a grid from a table.
 
     compute: maps a grid (height, width) to positions, (prefix + height * width, D).
     table: the parameter or buffer that it reads, (..., prefix + N, D), the rows of patches by rows of the grid.
     native: the grid of the table.
     prefix: number of rows before those of patches, as of a class token.
+    resampler: the declared resampling, such as 'bicubic(antialias=False)'.
     """
 
     compute: Callable[[Shape], Tensor]
     table: Tensor
     native: Shape
     prefix: int = 0
+    resampler: str | None = None
 
     def rows(self) -> Tensor:
         """Return the rows of the table, (prefix + N, D)."""
@@ -44,17 +65,11 @@ class TableCode:
 
     def at(self, grid: Shape) -> Tensor:
         """Return the positions of a grid, and check their number and their values."""
-        try:
-            found = self.compute(grid).detach()
-        except Exception as error:  # any error of the code under test
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            raise Failed(f"{by(grid)} patches must be accepted, got {said}") from error
+        found = self.run(self.compute, grid, grid)
         found = found.reshape(-1, found.shape[-1])
         if len(found) != self.prefix + grid[0] * grid[1]:
             expected = f"{self.prefix + grid[0] * grid[1]} rows"
             raise Failed(f"{by(grid)} patches must have {expected}, got {len(found)}")
-        if not found.isfinite().all():
-            raise Failed(f"positions of {by(grid)} patches must be finite")
         return found
 
     def map(self, grid: Shape) -> Tensor:
@@ -65,7 +80,8 @@ class TableCode:
 
 def native(code: TableCode) -> str:
     """At its own grid, the table is not changed."""
-    _same(code.at(code.native), code.rows(), f"{by(code.native)} patches, its own grid, must have the table itself")
+    law = f"{by(code.native)} patches, its own grid, must have the table itself"
+    check_same(code.at(code.native), code.rows(), law, SAME)
     return f"{by(code.native)} patches have the table itself"
 
 
@@ -84,7 +100,8 @@ def constant(code: TableCode) -> str:
     """A table of equal rows gives these rows at every grid, so that the weights of resampling have the sum 1."""
     with _changed(code, torch.ones_like(code.rows())):
         for grid in _others(code):
-            _same(code.map(grid), torch.ones_like(code.map(grid)), f"{by(grid)} patches of equal rows must be equal")
+            found = code.map(grid)
+            check_same(found, torch.ones_like(found), f"{by(grid)} patches of equal rows must be equal", SAME)
     return "equal rows stay equal"
 
 
@@ -97,7 +114,8 @@ def transposition(code: TableCode) -> str:
     expected = code.map(grid).transpose(0, 1)
     turned = rows[code.prefix :].unflatten(0, code.native).transpose(0, 1).flatten(0, 1)
     with _changed(code, torch.cat([rows[: code.prefix], turned])):
-        _same(code.map(grid[::-1]), expected, f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed")
+        law = f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed"
+        check_same(code.map(grid[::-1]), expected, law, SAME)
     return f"{by(grid)} patches, transposed"
 
 
@@ -107,7 +125,7 @@ def reflection(code: TableCode) -> str:
     expected = code.map(grid).flip(0, 1)
     mirrored = rows[code.prefix :].unflatten(0, code.native).flip(0, 1).flatten(0, 1)
     with _changed(code, torch.cat([rows[: code.prefix], mirrored])):
-        _same(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored")
+        check_same(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored", SAME)
     return f"{by(grid)} patches, mirrored"
 
 
@@ -121,7 +139,7 @@ def separation(code: TableCode) -> str:
                 found = code.map(grid)
                 across = found - found.narrow(1 - axis, 0, 1)
                 grows = found.select(axis, -1) > found.select(axis, 0)
-                if across.abs().max() > EXACT or not grows.all():
+                if across.abs().max() > SAME or not grows.all():
                     name = ("rows", "columns")[axis]
                     raise Failed(f"{by(grid)} patches of a table that grows along {name} must grow along {name} alone")
     return "rows stay rows, columns stay columns"
@@ -132,7 +150,8 @@ def prefix(code: TableCode) -> str:
     if not code.prefix:
         raise NotApplicable("there are no such rows")
     for grid in _others(code):
-        _same(code.at(grid)[: code.prefix], code.rows()[: code.prefix], f"{by(grid)} patches must keep the rows before")
+        found, rows = code.at(grid)[: code.prefix], code.rows()[: code.prefix]
+        check_same(found, rows, f"{by(grid)} patches must keep the rows before", SAME)
     return f"{code.prefix} rows before those of patches are kept"
 
 
@@ -141,22 +160,60 @@ def repetition(code: TableCode) -> str:
     before = code.at(code.native).clone()
     for grid in _others(code):
         code.at(grid)
-        _same(code.at(code.native), before, f"{by(code.native)} patches must have the same after {by(grid)}")
+        law = f"{by(code.native)} patches must have the same after {by(grid)}"
+        check_same(code.at(code.native), before, law, SAME)
     return "the same after other grids"
 
 
-#: Name of each law -> its function.
-LAWS: dict[str, Callable[[TableCode], str]] = {
-    one.__name__: one for one in (native, axes, constant, transposition, reflection, separation, prefix, repetition)
-}
+def dtype(code: TableCode) -> str:
+    """Positions have the dtype of the table."""
+    for grid, found in _accepted(code).items():
+        if found.dtype != code.table.dtype:
+            law = f"positions of {by(grid)} patches must be {code.table.dtype}, as the table"
+            raise Failed(f"{law}, got {found.dtype}")
+    return f"{code.table.dtype}, as the table"
 
 
-def inspect_table(code: TableCode) -> list[Finding]:
-    """Check code that resamples a table by all laws; the table has its values again afterwards.
+def resampling(code: TableCode) -> str:
+    """The table is resampled as declared: kernel, antialias, and centers of patches (half-open) or aligned corners."""
+    found, table = _accepted(code), code.rows()[code.prefix :].unflatten(0, code.native).movedim(-1, 0)
+
+    def follows(name: str) -> bool:
+        resample = build_resampler(name)
+        expected = {grid: resample(table, grid).flatten(1).mT for grid in found}
+        return all((rows[code.prefix :] - expected[grid]).abs().max() <= SAME for grid, rows in found.items())
+
+    options = itertools.product(("bicubic", "bilinear"), (False, True), (False, True))
+    names = [f"{kind}(antialias={wide}, align_corners={ends})" for kind, wide, ends in options]
+    declared, names = code.resampler, [*names, "bicubic(antialias=False, offset=0.1)", "area"]
+    known: str | None = next((name for name in (*([declared] if declared else ()), *names) if follows(name)), None)
+    if declared not in (None, known):
+        raise Failed(f"the table must be resampled by {declared}, got {known or 'another one'}")
+    if known is None:
+        raise NotApplicable("none is declared, and it is no known one")
+    return known
+
+
+def _accepted(code: TableCode) -> dict[Shape, Tensor]:
+    """Return the positions of other grids; a law does not apply if they are refused, which other laws find."""
+    try:
+        return {grid: code.at(grid) for grid in _others(code)}
+    except Failed as error:
+        raise NotApplicable(str(error)) from error
+
+
+_LAWS = (native, axes, constant, transposition, reflection, separation, prefix, repetition, dtype, resampling)
+TableCode.laws = {one.__name__: one for one in _LAWS}
+
+
+def inspect_code(code: PositionCode) -> list[Finding]:
+    """Check position code without a model by all laws of its kind; a table has its values again afterwards.
 
     A resampling that smooths the table at its own grid fails `native` alone, which may be meant.
     """
-    return [Finding.of(name, law, code) for name, law in LAWS.items()]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return [Finding.of(name, law, code) for name, law in code.laws.items()]
 
 
 @dataclass(frozen=True)
@@ -244,7 +301,7 @@ def _swept(module: Any, name: str, grid: Shape) -> Swept:
         found: Tensor = built.interpolate_pos_encoding(tokens, size[0] * PATCH, size[1] * PATCH)
         return found
 
-    found = tuple(inspect_table(TableCode(compute, table, grid, prefix)))
+    found = tuple(inspect_code(TableCode(compute, table, grid, prefix)))
     arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
     failed = {one.check for one in found if one.outcome == "failed"}
     factor, shown = (1, " - table).abs().max()") if "native" in failed else (2, ").shape")
@@ -273,10 +330,3 @@ def _changed(code: TableCode, rows: Tensor) -> Iterator[None]:
         yield
     finally:
         code.table.detach().copy_(before)
-
-
-def _same(found: Tensor, expected: Tensor, law: str) -> None:
-    """Check that positions are equal."""
-    off = (found.double() - expected.double()).abs().max()
-    if off > EXACT:
-        raise Failed(f"{law}, got a difference of {off:.2g}")

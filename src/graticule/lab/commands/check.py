@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graticule.testing.models import Finding
-    from graticule.testing.tables import Swept
+    from graticule.testing.tables import PositionCode, Swept
 
 
 @dataclass
@@ -39,8 +39,9 @@ class Check(JsonOutput):
         graticule check --sweep timm --output timm_checks
 
     MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
-    FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers,
-    backbones and tasks are checked, tasks by short runs of the first recipe in it.
+    FILE.py:NAME is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a
+    function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers, backbones and tasks are checked,
+    tasks by short runs of the first recipe in it.
     The exit code is 1 if a check failed.
     """
 
@@ -79,16 +80,18 @@ def run(arguments: list[str]) -> int:
         if text is not None
     }
     if options.target.endswith(".py"):
-        if sizes or options.skip or options.seconds:
-            raise ValueError(
-                "`img_size`, `patch_size`, `skip` and `seconds` must be left out for a plugin, got one of them."
-            )
+        _check_alone(options, sizes, "a plugin")
         title, found = options.target, list(_plugin(options.target))
     else:
         from graticule.testing.models import inspect_model
+        from graticule.testing.tables import PositionCode, inspect_code
 
         title, model = _model(options.target, sizes)
-        found = inspect_model(model, **sizes, skip=options.skip, seconds=options.seconds)
+        if isinstance(model, PositionCode):
+            _check_alone(options, sizes, "position code")
+            found = inspect_code(model)
+        else:
+            found = inspect_model(model, **sizes, skip=options.skip, seconds=options.seconds)
     failed = sum(one.outcome == "failed" for one in found)
     output.say(title)
     width = max(len(one.check) for one in found)
@@ -98,6 +101,13 @@ def run(arguments: list[str]) -> int:
     output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     output.give({"target": options.target, "title": title, "findings": [dataclasses.asdict(one) for one in found]})
     return int(failed > 0)
+
+
+def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], what: str) -> None:
+    if sizes or options.skip or options.seconds:
+        raise ValueError(
+            f"`img_size`, `patch_size`, `skip` and `seconds` must be left out for {what}, got one of them."
+        )
 
 
 def _sweep(options: Check, output: Output) -> int:
@@ -267,13 +277,14 @@ def _plugin(file: str) -> Iterator[Finding]:
             yield Finding(f"{kind} {name}", "passed", "fulfills the contract")
 
 
-def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module]:
-    """Return a title and the model that `target` names; `sizes` gets the size of images that it is built for."""
+def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | PositionCode]:
+    """Return a title and the model, or position code, that `target` names; `sizes` gets the size of its images."""
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
         from graticule.lab.training.opening import module_of_file
+        from graticule.testing.tables import PositionCode
 
-        return target, module_of_file(file, name)
+        return target, module_of_file(file, name, PositionCode)
     if is_published(target):
         from graticule.hub.kinds import from_pretrained
 

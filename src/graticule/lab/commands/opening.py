@@ -145,7 +145,8 @@ def _built(target: str) -> nn.Module | None:
     if (module := module_name(target)) is not None:
         from graticule.lab.training.opening import module_of_file
 
-        return module_of_file(*module).eval()
+        built: nn.Module = module_of_file(*module).eval()
+        return built
     if not is_published(target):
         return None
     from graticule.hub.kinds import from_pretrained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import timm
 from torch import nn
@@ -103,12 +103,13 @@ def open_backbone(source: str, weights: bool = True) -> Backbone:
         ) from error
 
 
-def module_of_file(file: str, name: str) -> nn.Module:
-    """Return the module `name` of a Python file, or the module that its function `name` builds."""
+def module_of_file(file: str, name: str, *others: type) -> Any:
+    """Return the module `name` of a Python file, or the module that its function `name` builds, or one of `others`."""
+    kinds = (nn.Module, *others)
     module = load_plugin(file)
     known = [one for one in vars(module) if not one.startswith("_")]
     given = getattr(module, known_name("NAME", name, known))
-    if not isinstance(given, nn.Module):
+    if not isinstance(given, kinds):
         if not callable(given):
             raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
         missing = [
@@ -120,6 +121,6 @@ def module_of_file(file: str, name: str) -> nn.Module:
         if missing:
             raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
         given = given()
-    if not isinstance(given, nn.Module):
+    if not isinstance(given, kinds):
         raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
     return given

@@ -1,0 +1,304 @@
+"""Laws of code that rotates queries or computes a bias: correct code passes, and planted faults fail the right law."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from commands import run_command
+from graticule.testing import BiasCode, RotationCode, inspect_code
+from graticule.testing.pairs import GRIDS
+
+
+def middles(n):
+    """Coordinates of the middles of patches in [-1, 1]: those of DINOv3, up to 2 pi."""
+    return 2 * math.pi * ((torch.arange(n).double() + 0.5) / n * 2 - 1)
+
+
+def ends(n):
+    """Coordinates from the first patch to the last in [-1, 1]."""
+    return 2 * math.pi * torch.linspace(-1, 1, n, dtype=torch.float64)
+
+
+def counted(n):
+    return torch.arange(n).double()
+
+
+def rotated(
+    x, grid, at=middles, base=100.0, layout="half", use=None, order="yx", sign=1, reverse=False, columns=False, prefix=0
+):
+    """Rotate x (B, h, prefix + N, d) by rows and columns; the options are the conventions that ports get wrong."""
+    y, x_ = torch.meshgrid(
+        *(at(n) if not isinstance(at, tuple) else at[i](n) for i, n in enumerate(grid)), indexing="ij"
+    )
+    places = torch.stack([y, x_] if order == "yx" else [x_, y], -1)  # (H, W, 2)
+    places = (places.transpose(0, 1) if columns else places).flatten(0, 1)
+    frequencies = base ** -(torch.arange(x.shape[-1] // 4).double() * 4 / x.shape[-1])
+    frequencies = frequencies.flip(0) if reverse else frequencies
+    angles = (sign * places[..., None] * frequencies).flatten(1)  # (N, d / 2)
+    table = torch.cat([angles, angles], -1) if layout == "half" else angles.repeat_interleave(2, -1)
+    if (use or layout) == "half":
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([-second, first], -1)
+    else:
+        turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    found = x.clone()
+    found[..., prefix:, :] = (x * 1.0)[..., prefix:, :] * table.cos() + turned[..., prefix:, :] * table.sin()
+    return found
+
+
+def code(rotate=rotated, prefix=0, expected="rope(preset='dinov3')", grids=GRIDS, **options):
+    expected = RotationCode.of(expected, 16, 2, prefix) if expected else None
+    return RotationCode(lambda x, grid: rotate(x, grid, prefix=prefix, **options), 16, 2, prefix, expected, grids)
+
+
+def failures(position):
+    return {one.check: one.detail for one in inspect_code(position) if one.outcome == "failed"}
+
+
+def outcomes(position):
+    return {one.check: (one.outcome, one.detail) for one in inspect_code(position)}
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize("order", ["yx", "xy"])
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("at", [middles, ends, counted])
+def test_correct_rotations_pass_in_any_convention(at, layout, order, prefix):
+    position = code(prefix=prefix, expected=None, at=at, layout=layout, order=order)
+    assert failures(position) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "rope(preset='dinov3')"),
+        ({"at": counted, "base": 10_000.0, "layout": "interleaved"}, "rope(base=10000)"),
+        ({"at": counted, "base": 100.0}, "rope(base=100, layout='half')"),
+    ],
+)
+def test_declared_conventions_are_compared(options, expected):
+    found = outcomes(code(prefix=1, expected=expected, **options))
+    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set()
+
+
+def test_coordinates_are_named():
+    for at, name in (
+        (counted, "counted in patches"),
+        (middles, "half-open"),
+        (ends, "from the first patch to the last"),
+    ):
+        assert name in outcomes(code(expected=None, at=at))["coordinates"][1]
+
+
+def by_first_size(x, grid, kept={}, **options):  # noqa: B006
+    """Keep the coordinates of the first grid with as many patches."""
+    return rotated(x, kept.setdefault(math.prod(grid), grid), **options)
+
+
+def opposite(x, grid, prefix):
+    """Rotate odd and even samples in opposite directions, as queries and keys that are rotated by different code."""
+    found = rotated(x, grid, prefix=prefix)
+    found[1::2] = rotated(x[1::2], grid, prefix=prefix, sign=-1)
+    return found
+
+
+def rounded(x, grid, prefix):
+    """Compute coordinates in the dtype of the queries."""
+    return rotated(x, grid, at=lambda n: torch.arange(n).to(x.dtype).double(), prefix=prefix).to(x.dtype)
+
+
+def wide(x, grid, prefix):
+    return rotated(x.double(), grid, prefix=prefix)
+
+
+def with_prefix_rotated(x, grid, prefix):
+    """Rotate the tokens before the patches, too: the first patch gets the position of a later one."""
+    places = torch.arange(x.shape[-2]).double()[:, None]
+    frequencies = 100.0 ** -(torch.arange(8).double() / 8)
+    angles = places // grid[1] * frequencies + places % grid[1] * frequencies.flip(0)
+    first, second = x.chunk(2, -1)
+    sine, cosine = angles.sin(), angles.cos()
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+def absolute(x, grid, prefix):
+    """Rotate by the square of the row."""
+    return rotated(x, grid, at=lambda n: torch.arange(n).double() ** 2, prefix=prefix)
+
+
+def narrow(x, grid, prefix):
+    return rotated(x, grid, prefix=prefix)[..., :8]
+
+
+def by_height(x, grid, prefix):
+    """Relate both axes to the height."""
+    return rotated(x, grid, at=lambda n: torch.arange(n).double() * 2 * math.pi / grid[0], prefix=prefix)
+
+
+#: Planted faults of correct code for DINOv3: code, options, the law that fails, and part of what it says.
+MUTANTS = [
+    (rotated, {"columns": True}, "axes", "got column by column"),
+    (by_first_size, {}, "axes", "over 5 x 3 patches, got column by column"),
+    (rotated, {"use": "interleaved"}, "length", "which channels form a pair"),
+    (rotated, {"layout": "interleaved"}, "expected", "other pairs: channel 0 with 1 instead of 8"),
+    (rotated, {"order": "xy"}, "expected", "rows and columns exchanged"),
+    (rotated, {"reverse": True}, "expected", "frequencies in another order"),
+    (rotated, {"base": 10_000.0}, "expected", "other frequencies, as of another base"),
+    (rotated, {"sign": -1}, "expected", "the opposite sign of displacements"),
+    (rotated, {"at": lambda n: middles(n) + 2 * math.pi / n}, "expected", "another origin"),
+    (rotated, {"at": lambda n: middles(n) / 2}, "expected", "0.5 times as large"),
+    (rotated, {"at": ends}, "coordinates", "must be relative to the size, half-open, got relative to the size, from"),
+    (rotated, {"at": counted}, "coordinates", "got counted in patches"),
+    (rotated, {"at": (middles, counted)}, "coordinates", "both axes must have the same coordinates"),
+    (opposite, {}, "batch", "a batch must give the same as its samples alone"),
+    (rounded, {}, "dtype", "torch.bfloat16 must be near float64 on 2 x 300 patches"),
+    (wide, {}, "dtype", "must stay torch.float32, got torch.float64"),
+    (absolute, {}, "shift", "other values for the same displacement"),
+    (narrow, {}, "length", "must keep their shape"),
+    (by_height, {}, "transposition", "must have the position of 3 x 5, transposed"),
+]
+
+
+@pytest.mark.parametrize(("rotate", "options", "law", "message"), MUTANTS)
+def test_a_planted_fault_of_a_rotation_fails_the_right_law(rotate, options, law, message):
+    found = failures(code(rotate, **options))
+    assert message in found.get(law, ""), found
+
+
+def test_rotated_tokens_before_the_patches_fail():
+    for prefix, message in (
+        (1, "the first patch must be at the first position, got positions shifted by +1 of 6 x 6"),
+        (2, "tokens before 6 x 6 patches must not be rotated"),  # the first has the position 0
+    ):
+        assert message in failures(code(with_prefix_rotated, prefix=prefix, expected=None))["prefix"]
+
+
+def test_coordinates_of_the_largest_grid_so_far_fail():
+    largest = [1]
+
+    def rotate(x, grid, prefix):
+        largest.append(max(largest[-1], *grid))
+        return rotated(x, grid, at=lambda n: torch.arange(n).double() / largest[-1], prefix=prefix)
+
+    assert "6 x 6 patches must have the same after other grids" in failures(code(rotate))["repetition"]
+
+
+def test_a_code_of_one_grid_is_held_to_the_laws_of_one_grid():
+    found = outcomes(code(grids=((4, 6),)))
+    assert {found[law][0] for law in ("transposition", "coordinates")} == {"not applicable"}
+    assert {found[law][0] for law in ("length", "axes", "shift", "repetition", "expected")} == {"passed"}
+
+
+def test_other_encodings_are_not_expected():
+    for encoding in ("learnable", "relative_bias"):
+        with pytest.raises(ValueError, match=f"`encoding` must be one that rotates queries and keys, got '{encoding}'"):
+            RotationCode.of(encoding, 16)
+
+
+TABLE = torch.randn(2, 23 * 23 + 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def bias(grid, prefix=0, sign=1, order="yx", columns=False, shifted=False):
+    """Relative biases as Swin's (or BEiT's, with a prefix) from a table of displacements of at most 11 patches."""
+    height, width = grid
+    rank = torch.arange(height * width) + (1 if shifted else 0)
+    y, x = (rank % height, rank // height) if columns else (rank // width, rank % width)
+    dy, dx = (sign * (each[:, None] - each) + 11 for each in (y, x))
+    dy, dx = (dy, dx) if order == "yx" else (dx, dy)
+    found = torch.empty(2, prefix + len(rank), prefix + len(rank), dtype=torch.float64)
+    found[:, prefix:, prefix:] = TABLE[:, (dy * 23 + dx).clamp(max=528)]
+    found[:, :prefix, prefix:], found[:, prefix:, :prefix], found[:, :prefix, :prefix] = (
+        TABLE[:, at][:, None, None] for at in (529, 530, 531)
+    )
+    return found
+
+
+def log_spaced(grid, side=None):
+    """Minus the distance of log-spaced coordinates that are relative to the size, as those of Swin V2."""
+    y, x = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
+    each = [
+        torch.log1p(8 * (at[:, None] - at).abs().double() / ((side or n) - 1))
+        for at, n in ((y.flatten(), grid[0]), (x.flatten(), grid[1]))
+    ]
+    return -(each[0] + each[1])
+
+
+def alibi(grid):
+    y, x = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
+    places = torch.stack([y, x], -1).flatten(0, 1).double()
+    return -torch.cdist(places, places)[None] * torch.tensor([0.5, 0.25], dtype=torch.float64)[:, None, None]
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_correct_biases_pass(prefix):
+    position = BiasCode(lambda grid: bias(grid, prefix), prefix, BiasCode(lambda grid: bias(grid, prefix), prefix))
+    found = outcomes(position)
+    assert {found[law][0] for law in ("axes", "shift", "repetition", "coordinates", "expected")} == {"passed"}
+    assert found["transposition"][0] == "not applicable"
+    assert found["prefix"][0] == ("passed" if prefix else "not applicable")
+
+
+def test_computed_biases_pass():
+    for compute, coordinates in ((alibi, "counted in patches"), (log_spaced, "from the first patch to the last")):
+        found = outcomes(BiasCode(compute))
+        assert {found[law][0] for law in ("axes", "shift", "transposition", "repetition")} == {"passed"}
+        assert coordinates in found["coordinates"][1]
+
+
+def moved(grid):
+    """Count the class token as the first patch."""
+    found = bias(grid, 1)
+    found[:, 1:, 1:] = bias(grid, 1, shifted=True)[:, 1:, 1:]
+    return found
+
+
+def as_patch(grid):
+    """Give the class token the displacements of a patch."""
+    found = bias(grid, 1)
+    found[:, :1, 1:] = bias(grid)[:, :1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("compute", "prefix", "law", "message"),
+    [
+        (lambda grid: bias(grid, columns=True), 0, "axes", "got column by column"),
+        (lambda grid: bias(grid, sign=-1), 0, "expected", "the opposite sign of displacements"),
+        (lambda grid: bias(grid, order="xy"), 0, "expected", "rows and columns exchanged"),
+        (lambda grid: bias(grid).flip(0), 0, "expected", "got other values"),
+        (lambda grid: bias(grid).cumsum(-1), 0, "shift", "other values for the same displacement"),
+        (lambda grid: bias((grid[0], grid[1] - 1)), 0, "shift", "the bias of 6 x 6 patches must be 36 x 36, got"),
+        (moved, 1, "prefix", "the first patch must be at the first position, got positions shifted by +1"),
+        (as_patch, 1, "prefix", "must have the same bias with all of them"),
+        (lambda grid: bias(grid) * math.nan, 0, "axes", "must be finite"),
+        (lambda grid: log_spaced(grid, grid[1]), 0, "transposition", "must have the position of 3 x 5, transposed"),
+    ],
+)
+def test_a_planted_fault_of_a_bias_fails_the_right_law(compute, prefix, law, message):
+    found = failures(BiasCode(compute, prefix, BiasCode(lambda grid: bias(grid, prefix), prefix)))
+    assert message in found.get(law, ""), found
+
+
+def test_the_command_checks_position_code_in_a_file(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "from graticule.testing import BiasCode, RotationCode\n"
+        "def alike(grid):\n"
+        "    return torch.zeros(grid[0] * grid[1], grid[0] * grid[1])\n"
+        "bias = BiasCode(alike)\n"
+        "def rotation():\n"
+        "    return RotationCode(lambda q, grid: q, 8, expected=RotationCode.of('rope', 8))\n"
+        "other = 3\n"
+    )
+    status, written, _ = run_command(capsys, "check", f"{file}:bias", "--json")
+    assert status == 1
+    assert [one["check"] for one in json.loads(written)["findings"]] == list(BiasCode.laws)
+    status, written, _ = run_command(capsys, "check", f"{file}:rotation")
+    assert status == 1 and "expected       failed" in written
+    status, _, said = run_command(capsys, "check", f"{file}:bias", "--skip", "axes")
+    assert status == 1 and "must be left out for position code, got one of them" in said
+    status, _, said = run_command(capsys, "check", f"{file}:other")
+    assert status == 1 and "must be a module or a function that builds one, got 3" in said
