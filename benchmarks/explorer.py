@@ -96,7 +96,7 @@ def check_panels(page: Page, models: list[Explored], size: int) -> int:
             for one in models[panel["number"]].sizes[size].maps
             if (one.kind, one.layer) == (panel["kind"], panel["layer"])
         ]
-        row, column = panel["token"]
+        _, row, column = panel["token"]
         height, width = one.queries
         if one.by_displacement:
             table = one.values[panel["head"]]

@@ -125,7 +125,7 @@ def test_commands_take_a_run_on_films(run, capsys, tmp_path):
     code, out, _ = run_command(capsys, "look", "correlations", run, "--img-size", "3x32x32", "--output", tmp_path)
     assert code == 0 and (tmp_path / "correlations.png").is_file()
     code, out, _ = run_command(capsys, "explore", run, "--output", tmp_path / "page.html")
-    assert code == 0 and '"pixels":[192,32]' in (tmp_path / "page.html").read_text()
+    assert code == 0 and '"pixels":[6,32,32]' in (tmp_path / "page.html").read_text()
 
 
 def test_what_films_do_not_have_is_refused_with_the_reason(run, capsys, tmp_path):

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import re
 import zlib
 
@@ -49,9 +50,9 @@ def read(about, text):
     """Read the maps of a page like its script: description and values, in the order of models and sizes."""
     data = zlib.decompress(base64.b64decode(text))
     for one in (one for model in about["models"] for size in model["sizes"] for one in size["maps"]):
-        (height, width), keys = one["queries"], one["keys"][0] * one["keys"][1]
-        rows = [one["prefix"] + height * width, keys]
+        rows = [one["prefix"] + math.prod(one["queries"]), math.prod(one["keys"])]
         if one["displacement"]:
+            height, width = one["queries"]
             rows = [(2 * height - 1) * (2 * width - 1)]
         elif one["windows"] is not None:
             rows = [one["windows"][0], *rows]
@@ -121,6 +122,25 @@ def test_a_bias_of_displacements_is_kept_as_a_table_of_them(size):
         np.testing.assert_array_equal(
             one.values[:, down + height - 1, right + width - 1], biases.bias[1][:, query, key]
         )
+
+
+def test_the_maps_of_a_film_are_of_all_frames_and_so_are_its_pictures():
+    """A picture has the first frame of each patch, one below the other; the page shows one of them at a time."""
+    sizes = {"img_size": (4, 16, 24), "patch_size": (2, 8, 8), "depth": 2}
+    model = draw(tiny("learnable + relative_bias", **sizes)).eval()
+    films = torch.rand(1, 3, 4, 16, 24)
+    found = explored(model, [(films - 0.5) / 0.25], **NORM, label="a film")
+    about, text, _ = page_data([found], 10_000_000)
+    described = about["models"][0]["sizes"][0]
+    assert described["pixels"] == (2, 16, 24) and described["grids"] == [(2, 2, 3)] * 2
+    bias = bias_maps(model, (4, 16, 24)).bias
+    for one, values in read(about, text):
+        assert one["queries"] == one["keys"] == (2, 2, 3) and not one["displacement"]
+        if one["kind"] == "bias":
+            np.testing.assert_allclose(values, bias[one["layer"]], rtol=0, atol=0.01 * np.ptp(bias))
+    picture = np.asarray(Image.open(io.BytesIO(found.pictures[0][0])))[::9, ::9] / 255
+    strip = films[0, :, ::2].flatten(1, 2).permute(1, 2, 0)
+    np.testing.assert_allclose(picture, strip, rtol=0, atol=0.003)
 
 
 def test_a_rotation_and_mixing_weights_are_shown():

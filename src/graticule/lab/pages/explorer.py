@@ -106,10 +106,10 @@ def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], s
         every[number, at] = [
             one.averaged() if one.group == (kind, image) and len(one.heads) > 1 else one for one in every[number, at]
         ]
-        height, width = models[number].sizes[at].img_size
+        size = " × ".join(map(str, models[number].sizes[at].img_size))
         of_image = "" if image is None else f", image {image}"
         notes.append(
-            f"{models[number].label}, {height} × {width}{of_image}: {KINDS[kind].lower()} is the {MEAN}, as the maps "
+            f"{models[number].label}, {size}{of_image}: {KINDS[kind].lower()} is the {MEAN}, as the maps "
             "of all heads would make the page too large."
         )
 
@@ -246,8 +246,8 @@ def _plot(name: str, is_image: bool) -> Any:
         output_backend="canvas",
     )
     if is_image:
-        picture = ColumnDataSource({"url": [], "w": [], "h": []}, name=f"{name} picture")
-        plot.image_url("url", 0, 0, "w", "h", source=picture)
+        picture = ColumnDataSource({"url": [], "y": [], "w": [], "h": []}, name=f"{name} picture")
+        plot.image_url("url", 0, "y", "w", "h", source=picture)
         lines = ColumnDataSource({"x0": [], "y0": [], "x1": [], "y1": []}, name=f"{name} lines")
         plot.segment("x0", "y0", "x1", "y1", source=lines, line_color="#ffffff", line_alpha=0.45)
     else:
@@ -311,10 +311,7 @@ def explored(
 
 def _strip(image: Tensor, size: SizeMaps) -> Tensor:
     """Return an image (C, height, width), or the first frames of the patches of a film, one below the other."""
-    if image.ndim == 3:
-        return image
-    slices = size.img_size[0] // image.shape[2]
-    return image[:, :: image.shape[1] // slices].flatten(1, 2)
+    return image if image.ndim == 3 else image[:, :: image.shape[1] // size.img_size[0]].flatten(1, 2)
 
 
 def _png(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> bytes:

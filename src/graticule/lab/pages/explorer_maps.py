@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,8 +39,8 @@ class Maps:
     layer: counted from 0 through all stages.
     values: (heads, Q, M): the queries are `prefix` prefix tokens and then the patches of `queries`; with windows,
         (heads, L, M, M); by displacement, (heads, 2H - 1, 2W - 1).
-    queries: (height, width) of the grid of the queries.
-    keys: (height, width) of the grid of the keys.
+    queries: (height, width) of the grid of the queries, with frames before them for films.
+    keys: (height, width) of the grid of the keys, in the same way.
     heads: the name of each entry of the first axis.
     prefix: number of prefix tokens among the queries.
     image: of attention, the number of the image; None otherwise.
@@ -75,8 +74,8 @@ class Maps:
 class SizeMaps:
     """The maps of one model for images of one size.
 
-    img_size: (height, width) in pixels; of a film, that of the first frames of its patches, one below the other.
-    grids: (height, width) in patches of each layer, of a film in the same way.
+    img_size: (height, width) in pixels; of a film, with the number of frames of patches before them.
+    grids: (height, width) in patches of each layer, of a film (frames, height, width).
     maps: in the order of `KINDS`.
     notes: reasons why maps of some kind are missing.
     """
@@ -96,7 +95,7 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     """
     size = tuple(images.shape[2:])
     view = view.sized(size)
-    grids = [strip(grid.shape) for grid in view.grids(size)]
+    grids = [grid.shape for grid in view.grids(size)]
     maps, notes = list(_of_position(view, size)), []
     with suppress(ValueError):  # if the model is not a gated MLP
         maps += list(_mixing(view, size))
@@ -108,13 +107,7 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     if not maps:
         raise ValueError(f"`model` must have maps of position or attention, got {type(view.model).__name__}: {notes}.")
     order = list(KINDS)
-    shown = strip((view.grids(size)[0].shape[0], *size[1:])) if len(size) > 2 else size
-    return SizeMaps(shown, grids, sorted(maps, key=lambda one: order.index(one.kind)), notes)
-
-
-def strip(shape: Size) -> Size:
-    """Return (height, width) of a shape; the frames of a film are one below the other."""
-    return (math.prod(shape[:-1]), shape[-1])
+    return SizeMaps((*grids[0][:-2], *size[-2:]), grids, sorted(maps, key=lambda one: order.index(one.kind)), notes)
 
 
 def _of_position(view: ModelView, size: Size) -> Iterator[Maps]:
@@ -141,7 +134,7 @@ def _of_position(view: ModelView, size: Size) -> Iterator[Maps]:
 def _similarity(kind: str, found: Correlations, first: int) -> Iterator[Maps]:
     for layer, (values, source) in enumerate(zip(found.similarity, found.sources, strict=True)):
         if source is not None:
-            shape = strip(found.grid.shape)
+            shape = found.grid.shape
             yield Maps(kind, first + layer, values[None], shape, shape, (MEAN if kind == "rotary" else "all heads",))
 
 
@@ -157,7 +150,7 @@ def _attention(view: ModelView, images: Tensor, kind: str) -> list[Maps]:
 def _of_images(one: AttentionMap, images: int, kind: str) -> Iterator[Maps]:
     """Yield the attention of one layer for each image."""
     heads = _names("head", one.num_heads)
-    shape, keys = strip(one.queries.shape), strip(one.keys.shape)
+    shape, keys = one.queries.shape, one.keys.shape
     each = one.weights[..., one.keys.prefix :].reshape(images, -1, *one.weights.shape[1:3], one.keys.patches)
     for image, values in enumerate(each):  # (windows, heads, N, M)
         if one.windows is not None:
@@ -168,7 +161,7 @@ def _of_images(one: AttentionMap, images: int, kind: str) -> Iterator[Maps]:
 
 def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str, ...]) -> Maps:
     """Return the maps (heads, N, N), by displacement if they depend on it alone."""
-    shape = strip(grid.shape)
+    shape = grid.shape
     if len(grid.shape) > 2:  # the page finds displacements in a plane
         return Maps(kind, layer, values, shape, shape, heads)
     height, width = shape
