@@ -22,7 +22,7 @@ from in_turn import in_turn
 from tiny import SMALL, every_family, layers, shallow
 
 #: Options that change nothing in a model of 15 patches, or only the algorithm of the same result.
-WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",)}
+WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",), "peg": ("fill",)}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -168,6 +168,7 @@ class Peg(Encoding):
         bias: whether convolutions have one.
         past: whether a token sees only itself and tokens before it on the first axis, such as earlier frames of a film;
             the zeros are then before the first frame.
+        fill: whether patches that are left out, as by `model(x, keep=...)`, count as zeros; by default they may not be.
         axes: the number of axes of the grid, from 1 to 3.
     """
 
@@ -182,6 +183,7 @@ class Peg(Encoding):
         padding: Padding = "zeros",
         bias: bool = True,
         past: bool = False,
+        fill: bool = False,
         axes: int = 2,
     ) -> None:
         super().__init__()
@@ -197,7 +199,7 @@ class Peg(Encoding):
         self.proj = nn.Sequential(*steps)
         #: width of the border whose tokens have an incomplete neighborhood and get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
-        self.kernel, self.padding, self.past = kernel, padding, past
+        self.kernel, self.padding, self.past, self.fill = kernel, padding, past, fill
 
     @classmethod
     def position(
@@ -252,7 +254,7 @@ class QueryKeyPeg(nn.Module):
 
     def __init__(self, peg: Peg) -> None:
         super().__init__()
-        self.peg = peg
+        self.peg, self.fill = peg, peg.fill
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
