@@ -32,6 +32,7 @@ nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_output_stderr = "remove"
+nb_render_markdown_format = "myst"  # of results: with tables
 
 # In a docstring, `name` is code, and a link if an object has that name.
 default_role = "py:obj"
