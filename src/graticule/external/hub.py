@@ -84,10 +84,12 @@ def _cannot_be_built(config: Path, error: ValueError) -> ValueError:
 @SOURCES.register("timm")
 def open_timm(name: str) -> nn.Module:
     """Open a model of timm with its published weights, converted if its class is."""
+    if ":" not in name:
+        known_name("source", f"timm:{name.partition('.')[0]}", [f"timm:{one}" for one in timm.list_models()])
     try:
         with quick_hub():
             model = timm.create_model(name, pretrained=True)
-    except (OSError, RuntimeError) as error:  # unknown names, and errors of the client of the hub
+    except (OSError, RuntimeError) as error:  # also errors of the client of the hub
         reason = str(error).strip().partition("\n")[0][:200]
         raise ValueError(
             f"`source` must be a model of timm with published weights, got {f'timm:{name}'!r}: {reason}"

@@ -207,9 +207,11 @@ def _word(field: str, leaves: Sequence[Any], marks: Sequence[str], about: str, n
     if marked := next((mark for mark in marks if mark not in ("positional", "rare", "usual")), None):
         return marked
     choices = ",".join(leaf for leaf in leaves if isinstance(leaf, str))
-    if choices:
-        return f"{{{choices}}}" if len(choices) < _MOST_CHOICES - 2 else "NAME"
+    if choices and len(choices) < _MOST_CHOICES - 2:
+        return f"{{{choices}}}"
     if "positional" not in marks:
+        if choices:
+            return "NAME"
         if Path in leaves:
             return "FOLDER" if "folder" in re.split("[,;]", about)[0] else "FILE"
         if int in leaves or float in leaves:

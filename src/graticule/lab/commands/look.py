@@ -309,7 +309,7 @@ class Mixing(ScaledFigures, Look):
         return found
 
 
-_Kind = Annotated[Literal["correlations", "translation", "attention", "mixing"], "KIND"]
+_Kind = Literal["correlations", "translation", "attention", "mixing"]
 KINDS: dict[str, type[Look]] = {
     "correlations": Correlations,
     "translation": Translation,
