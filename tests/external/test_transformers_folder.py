@@ -195,7 +195,9 @@ def test_names_that_cannot_be_downloaded_are_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match="facebook/none is not a folder, and could not be downloaded"):
         graticule.load("hf:facebook/none")
-    with pytest.raises(ValueError, match="`source` must be one of .* names; got 'timm:vit_smal'; did you mean 'timm:.*vit_small'"):
+    with pytest.raises(
+        ValueError, match=r"`source` must be one of .* names; got 'timm:vit_smal'; did you mean 'timm:.*vit_small'"
+    ):
         graticule.load("timm:vit_smal")
     with pytest.raises(ValueError, match="with published weights, got 'timm:vit_tiny_patch16_224': "):
         graticule.load("timm:vit_tiny_patch16_224")

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 import graticule
 from commands import run_command
 from graticule.external.recorder import record
+from graticule.lab.commands import check
 from graticule.lab.studies.matrix import build
 from graticule.testing.methods import check_model
 from graticule.testing.models import CHECKS, inspect_model, sizes
+from graticule.testing.order import roughness
 from graticule.testing.subject import NotApplicable, Subject
 
 PROCESS_WIDE: dict[object, Tensor] = {}
@@ -387,6 +389,19 @@ def test_a_projected_table_is_not_taken_for_the_tokens_of_images():
     assert outcomes(model, skip=set(CHECKS) - {"axes"})["axes"][0] == "not applicable"
 
 
+def test_positions_from_the_padding_of_random_convolutions_have_no_wrong_order_and_smooth_columns_have():
+    def ratio(table: Tensor) -> float:
+        return roughness(table - table.mean(0), (4, 6))
+
+    torch.manual_seed(0)
+    for _ in range(50):
+        padded = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1)).double()
+        smooth = F.interpolate(torch.randn(1, 8, 2, 3).double(), (4, 6), mode="bicubic")[0]
+        with torch.no_grad():
+            assert ratio(padded(torch.ones(1, 1, 4, 6).double())[0].flatten(1).T) < 1.5
+        assert ratio(smooth.mT.flatten(1).T) > 1.5
+
+
 def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs(monkeypatch):
     def endless(subject, original):
         while True:
@@ -442,6 +457,11 @@ def test_the_command_checks_a_model_of_timm_by_name(capsys):
     assert code == 0 and out.startswith("vit_tiny_patch16_224, random weights, depth 2, img_size (64, 96)\n")
     code, out, _ = run_command(capsys, "check", "swin_tiny_patch4_window7_224", "--skip", "axes", *others)
     assert code == 0 and "1 passed, 0 failed" in out
+
+
+def test_a_model_of_timm_is_checked_with_the_same_weights_each_time():
+    first, second = (check._model("efficientvit_b0", {})[1].state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_an_invalid_check_is_refused_in_one_line(file, capsys):

@@ -268,7 +268,7 @@ def _table_axes(subject: Subject, original: Subject) -> str:
     if float(values.abs().max()) <= 1e-6 * float(tokens.abs().max()):
         raise NotApplicable("no absolute position in the tokens")
     ratio = roughness(values, original.grid)
-    if ratio > 1.25:
+    if ratio > 1.5:  # at most 1.41 in 600 random convolutions, whose padding makes positions
         raise Failed(
             f"absolute position must be smooth row by row over {by(original.grid)} patches, got steps "
             f"{ratio:.1f} times as large as column by column"

@@ -308,6 +308,7 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
         frames = ({"img_size": image},)
     for shape in (one | frame for frame in frames for one in layers):
         size = shape.get("img_size")
+        torch.manual_seed(0)  # the same weights each time
         try:
             model: Any = timm.create_model(target, **shape).eval()
             if size is not None:
