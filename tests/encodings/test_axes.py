@@ -181,6 +181,13 @@ def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
                 torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
 
 
+def test_the_coordinates_of_points_are_checked_once(monkeypatch):
+    points = Points(torch.rand(2, 5, 2))
+    monkeypatch.delattr(torch.Tensor, "isfinite")
+    assert [one.places.tolist() for one in points.samples] == points.places.tolist()
+    assert {one.prefix for one in points.samples} == {0}
+
+
 @torch.no_grad()
 def test_attention_takes_points_of_each_sample():
     attention = Attention(DIM, HEADS).double().eval()

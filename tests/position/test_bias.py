@@ -10,7 +10,7 @@ from graticule import Grid
 from graticule.encodings.forms.bias import LayerBias, SomeHeads, squared_distance_factors
 from graticule.encodings.forms.pyramid import Pooling
 from graticule.layers.attention import Attention
-from graticule.position.bias import Bias, BiasSum
+from graticule.position.bias import Bias, BiasSum, LowRank
 from graticule.position.folded import FoldedPosition
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
@@ -107,6 +107,11 @@ def test_attention_adds_any_form_to_the_logits_compiled_or_not():
         torch.testing.assert_close(attention.weights(x, position), expected)
         compiled = torch.compile(attention, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(x, position), attention(x, position))
+
+
+def test_two_factors_have_a_shape_without_values_too():
+    factors = torch.empty(1, 3, 4, 2, device="meta")
+    assert LowRank(factors, factors).constant.shape == (1, 3, 4, 4)
 
 
 def test_the_tensors_of_a_new_form_are_folded():

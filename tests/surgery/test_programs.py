@@ -153,7 +153,7 @@ FILM = {"img_size": (4, 16, 32), "patch_size": (2, 8, 8), "embed_dim": 24, "num_
 FREE = ("batch", "sides")
 
 
-@pytest.mark.parametrize("encoding", ["learnable", "rope"])
+@pytest.mark.parametrize("encoding", [pytest.param("learnable", marks=pytest.mark.slow), "rope"])
 def test_a_film_is_exported_in_both_formats_with_fixed_and_with_free_sides(encoding, tmp_path):
     model = draw(tiny(encoding, **{"depth": 2, **FILM})).eval()
     for suffix in ("pt2", "onnx"):

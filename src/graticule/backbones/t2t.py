@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.tokenizers import Tokenizer
 from graticule.position.position import PositionBuilder
+from graticule.system.symbolic import without_autocast
 
 
 class T2tVisionTransformer(VisionTransformer):
@@ -166,7 +166,7 @@ class TokenPerformer(nn.Module):
         return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             wide = torch.promote_types(self.w.dtype, torch.float32)
             keys, queries = self._features(k.to(wide)), self._features(q.to(wide))  # (B, N, m)
             summed = keys.transpose(1, 2) @ v.to(wide)  # (B, m, token_dim)

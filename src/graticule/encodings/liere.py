@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +10,7 @@ from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import BlockRotation, Rotation
+from graticule.system.symbolic import without_autocast
 
 
 @register_encoding("liere")
@@ -82,8 +81,8 @@ class LieRe(RotaryEncoding):
         row, column = torch.triu_indices(self.block, self.block, 1, device=upper.device).unbind()
         matrix = entries.new_zeros(*entries.shape[:-1], self.block * self.block)
         matrix = matrix.index_copy(-1, row * self.block + column, entries).unflatten(-1, (self.block, self.block))
-        # the products of the series must keep their precision; the meta device has no autocast
-        with nullcontext() if upper.is_meta else torch.autocast(upper.device.type, enabled=False):
+        # the products of the series must keep their precision
+        with without_autocast(upper):
             rotations: Tensor = torch.linalg.matrix_exp(matrix - matrix.mT)
         if grid.prefix:
             still = torch.eye(self.block, dtype=upper.dtype, device=upper.device)

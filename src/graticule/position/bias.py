@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graticule.position.tokens import Tokens
+from graticule.system.symbolic import without_autocast
 
 BiasFunction = Callable[..., Tensor]
 
@@ -111,7 +112,7 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
     @property
     def constant(self) -> Tensor:
         """The bias itself, (heads, N, N), in the precision of the factors, also under autocast."""
-        with torch.autocast(self.queries.device.type, enabled=False):
+        with without_autocast(self.queries):
             return self.queries @ self.keys.transpose(-2, -1)
 
     def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
+from graticule.system.symbolic import without_autocast
 
 
 class TokenMlp(NamedTuple):
@@ -154,7 +155,7 @@ def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
 
 @torch.library.custom_op("graticule::mix_by_displacement", mutates_args=())
 def _mix(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         grid, maps = _laid_out(x, table)
         kernel, inverse, unsafe = _kernel(table, grid, softmax)
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -178,7 +179,7 @@ def _(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
 
 @torch.library.custom_op("graticule::mix_by_displacement_backward", mutates_args=())
 def _mix_backward(grad: Tensor, x: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         grid, maps = _laid_out(x, table)
         kernel, inverse, unsafe = _kernel(table, grid, softmax)
         grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -140,7 +140,14 @@ class Points(Places):
     @property
     def samples(self) -> list[Points] | None:
         """The points of each sample; None if they are the same for all."""
-        return None if self.places.ndim == 2 else [Points(one, self.prefix) for one in self.places]
+        return None if self.places.ndim == 2 else [self._sample(one) for one in self.places]
+
+    def _sample(self, places: Tensor) -> Points:
+        """Return some of the points, without a second check of their values, which waits for a GPU."""
+        made = object.__new__(Points)
+        object.__setattr__(made, "places", places)
+        object.__setattr__(made, "prefix", self.prefix)
+        return made
 
     @property
     def shape(self) -> Shape:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor
 from torch.nn import functional as F
+
+from graticule.system.symbolic import without_autocast
 
 
 class Rotation(Protocol):
@@ -95,8 +96,8 @@ class BlockRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        # autocast would round the matrices; the meta device has no autocast
-        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+        # autocast would round the matrices
+        with without_autocast(x):
             blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
             rotated: Tensor = self.matrices @ blocks.to(self.matrices.dtype)
             return rotated.squeeze(-1).flatten(-2).type_as(x)

@@ -1,8 +1,9 @@
-"""Conditions on sizes, for models that are exported as programs for images of any size."""
+"""Code that depends on how a model is run: exported as a program for images of any size, or under autocast."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,3 +33,8 @@ def ceiling(size: int, step: int) -> int:
 def as_tensor(sizes: Sequence[float], like: Tensor) -> Tensor:
     """Return sizes as a tensor, (n,), of the dtype and on the device of `like`; `new_tensor` would make constants."""
     return torch.stack([like.new_full((), size) for size in sizes])
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast reduces no precision on the device of x; the meta device has no autocast."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
