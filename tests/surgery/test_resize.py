@@ -447,3 +447,22 @@ def test_hiera_of_timm_is_resized_in_place_as_built_for_the_size(name):
         with pytest.raises(ValueError) as refusal:
             graticule.resize(model, **given)
         assert message in str(refusal.value)
+    assert model.default_cfg["input_size"] == (3, 128, 96)
+
+
+def test_the_encoder_of_sam_2_of_timm_keeps_the_table_of_its_size():
+    torch.manual_seed(0)
+    small = {"embed_dim": 16, "stages": (1, 1, 2, 1), "global_att_blocks": (3,), "num_classes": 5}
+    model = normal_tables(timm.create_model("sam2_hiera_tiny", **small))
+    image = torch.randn(1, 3, 128, 96)
+    with torch.no_grad():
+        before = model(image)  # by its own resampling in each pass
+        assert graticule.resize(model, (128, 96)) is model
+        torch.testing.assert_close(model(image), before, rtol=0, atol=1e-5)
+        built = timm.create_model("sam2_hiera_tiny", global_pos_size=(32, 24), **small).eval()
+        built.load_state_dict(model.state_dict())
+        assert torch.equal(built(image), model(image))
+    assert model.pos_embed.shape == (1, 16, 32, 24) and model.default_cfg["input_size"] == (3, 128, 96)
+    with pytest.raises(ValueError, match="must be a multiple of the windows, 32 x 32 pixels, got 144 x 96"):
+        graticule.resize(model, (144, 96))
+    assert model.pos_embed.shape == (1, 16, 32, 24)
