@@ -140,6 +140,15 @@ def configured(name: str) -> dict[str, Any]:
     return {key: value for key, value in SHRUNK.items() if isinstance(getattr(own, key, None), int)}
 
 
+#: Models of other options or fewer layers: name of a row -> name of the model and its arguments.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit_tiny_patch16_224(dynamic_img_pad=True)": ("vit_tiny_patch16_224", {"dynamic_img_pad": True}),
+    "naflexvit_base_patch16_gap(attn_gated=True)": ("naflexvit_base_patch16_gap", {"depth": 2, "attn_gated": True}),
+    **{
+        f"vit_base_patch16_sapiens2{shown}": ("vit_base_patch16_sapiens2", {"depth": 2, "num_kv_heads": heads})
+        for shown, heads in (("", 12), ("(num_kv_heads=6)", 6))
+    },
+}
 #: A model of each family of timm with attention, and of MLPs that `convert` takes.
 TIMM = (
     *("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"),
@@ -152,7 +161,8 @@ TIMM = (
     *("halonet26t", "cpubone_nano", "csatv2", "deepseek_vit_412m", "edgenext_small", "efficientformerv2_s0"),
     *("efficientvit_b0", "efficientvit_m0", "gemma4_vit_167m", "iformer_s", "lowformer_b0", "caformer_s18"),
     *("mobilevit_xxs", "nextvit_small", "qwen3_vit_88m", "swiftformer_xs", "vit_tiny_r_s16_p8_224"),
-    *("vit_base_patch16_sapiens2", "vit_small_patch16_dinov3"),
+    "vit_small_patch16_dinov3",
+    *VARIANTS,
 )
 #: Names of blocks and of their norm before attention, for `attach`.
 BLOCKS = (
@@ -207,6 +217,8 @@ NOTES: dict[str, str] = {
     "davit_tiny": "attention over channels beside windows",
     "deepseek_vit_412m": "an aligner of merged tokens before the classifier",
     "edgenext_small": "attention over channels (cross-covariance)",
+    "vit_base_patch16_sapiens2(num_kv_heads=6)": "fewer heads of keys than of queries, as in larger `*_sapiens2`",
+    "vit_tiny_patch16_224(dynamic_img_pad=True)": "images that are padded to whole patches",
     "efficientformer_l1": "pooling stages, then attention with a bias of offsets",
     "efficientformerv2_s0": "attention with a bias of offsets after convolutional stages",
     "efficientvit_b0": "linear attention",
@@ -221,6 +233,7 @@ NOTES: dict[str, str] = {
     "maxvit_nano_rw_256": "attention of blocks and of strided grids",
     "caformer_s18": "convolutional stages, then attention without position",
     "mobilevit_xxs": "attention between strided patches of a convolutional network",
+    "naflexvit_base_patch16_gap(attn_gated=True)": "a gate after attention",
     "nest_tiny": "attention within blocks, which are merged by convolutions",
     "nextvit_small": "pooled keys with batch norms",
     "pit_ti_224": "stages with a class token, pooled by convolutions",
@@ -360,6 +373,7 @@ def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[d
 
 def small(name: str) -> tuple[nn.Module, int]:
     """Return a model of timm with few layers and for small images, if its class can have them, and its image size."""
+    name, options = VARIANTS.get(name, (name, {}))
     own = timm.get_pretrained_cfg(name).input_size[-1]
     frames: tuple[tuple[int, dict[str, Any]], ...] = (
         (64, {"img_size": 64}),
@@ -371,7 +385,7 @@ def small(name: str) -> tuple[nn.Module, int]:
     layers: tuple[dict[str, Any], ...] = ({"depth": 2, "local_up_to_layer": 1}, {"depth": 2}, {"window_size": 2}, {})
     for side, shape in ((side, frame | layer) for side, frame in frames for layer in layers):
         try:
-            model = timm.create_model(name, **shape).eval()
+            model = timm.create_model(name, **shape | options).eval()
             with torch.no_grad():
                 model(torch.randn(1, 3, side, side))
             patch = getattr(getattr(model, "patch_embed", None), "patch_size", None) or (1,)
@@ -382,7 +396,7 @@ def small(name: str) -> tuple[nn.Module, int]:
         # timm leaves the size of the published weights
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "input_size": (3, side, side)}
         return model, side
-    return timm.create_model(name).eval(), own
+    return timm.create_model(name, **options).eval(), own
 
 
 def built(name: str) -> tuple[nn.Module, tuple[int, int]]:

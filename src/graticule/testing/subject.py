@@ -309,9 +309,10 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
         patch = _attended_patch(model, image, own_patch_size(model) or (1, 1))
     patch = patch or own_patch_size(model)
     unfit = patch and image and (image[0] % patch[0] or image[1] % patch[1])
-    if patch_size is None and image and (patch is None or (unfit and img_size is None)):
+    if patch_size is None and image and (patch is None or unfit):
         with suppress(ValueError):  # of a model without blocks
-            seen = find_structure(model, image).patch_size  # its patches overlap, or it is a pyramid
+            known = image_size(model) or image
+            seen = find_structure(model, known).patch_size  # its patches overlap, or it is a pyramid
             patch = patch if image[0] % seen[0] or image[1] % seen[1] else seen
     if image is None:
         raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
