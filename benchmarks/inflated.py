@@ -1,6 +1,6 @@
 """A model of films that was inflated from one of pictures, against the same model from scratch.
 
-    python benchmarks/inflated.py                   # both tasks, four seeds: about 15 minutes on one idle thread
+    python benchmarks/inflated.py                   # both tasks, four seeds: 10 minutes of one thread
     python benchmarks/inflated.py --seeds 21 --epochs 1 --limit 40    # the same code in seconds
 
 For each seed a ViT of 3 layers learns the digit of single frames, with the table `learnable`. `graticule.resize` makes
