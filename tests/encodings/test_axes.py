@@ -183,7 +183,7 @@ def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
 
 def test_the_coordinates_of_points_are_checked_once(monkeypatch):
     points = Points(torch.rand(2, 5, 2))
-    monkeypatch.delattr(torch.Tensor, "isfinite")
+    monkeypatch.setattr(torch.Tensor, "isfinite", None)
     assert [one.places.tolist() for one in points.samples] == points.places.tolist()
     assert {one.prefix for one in points.samples} == {0}
 
