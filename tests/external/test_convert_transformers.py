@@ -207,7 +207,7 @@ def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
 BY_TABLE = ["AltCLIPVisionModel", "DPTModel", "JanusVisionModel", "PixioModel", "SmolVLMVisionTransformer"]
 
 
-@pytest.mark.parametrize("name", [*BY_TABLE, "Sapiens2Model", "HieraModel"])
+@pytest.mark.parametrize("name", [*BY_TABLE, "Sapiens2Model", "HieraModel", "Sam2HieraDetModel"])
 def test_a_model_that_does_not_convert_is_resized_by_the_table_that_it_computes(name, tmp_path):
     model = build(name, configured(name))
     own = image_size(model)
