@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from timm.layers import RotaryEmbeddingCat, apply_rot_embed_cat
+from timm.models.beit import Attention
+from timm.models.swin_transformer import WindowAttention
 
 from commands import run_command
 from graticule.testing import BiasCode, RotationCode, inspect_code
@@ -302,3 +305,56 @@ def test_the_command_checks_position_code_in_a_file(tmp_path, capsys):
     assert status == 1 and "must be left out for position code, got one of them" in said
     status, _, said = run_command(capsys, "check", f"{file}:other")
     assert status == 1 and "must be a module or a function that builds one, got 3" in said
+
+
+def of_timm(x, grid, prefix, **options):
+    """Rotate by timm's table and function."""
+    rope = RotaryEmbeddingCat(16, in_pixels=False, **options)
+    table = rope.get_embed(list(grid)).to(x.dtype)
+    return torch.cat([x[..., :prefix, :], apply_rot_embed_cat(x[..., prefix:, :], table)], -2)
+
+
+def test_rotations_of_timm_pass_and_are_ours():
+    for options, encoding, kind in (
+        ({"temperature": 10_000.0}, "rope(base=10000)", "counted in patches"),
+        ({"temperature": 10_000.0, "ref_feat_shape": (16, 16)}, "rope(preset='eva02')", "half-open"),
+    ):
+        found = outcomes(code(of_timm, prefix=1, expected=encoding, **options))
+        assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set(), found
+        assert kind in found["coordinates"][1]
+
+
+def test_biases_of_timm_pass():
+    windows = WindowAttention(16, 2, window_size=(4, 6))
+    beit = Attention(16, 2, window_size=(4, 6))
+    for table in (windows.relative_position_bias_table, beit.relative_position_bias_table):
+        torch.nn.init.normal_(table)
+    for compute, prefix in ((windows._get_rel_pos_bias, 0), (beit._get_rel_pos_bias, 1)):
+        found = outcomes(BiasCode(lambda _, compute=compute: compute(), prefix, grids=((4, 6),)))
+        assert {found[law][0] for law in ("axes", "shift", "repetition")} == {"passed"}
+        assert found["prefix"][0] == ("passed" if prefix else "not applicable")
+        assert "failed" not in {outcome for outcome, _ in found.values()}
+
+
+def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
+    dinov3 = pytest.importorskip("transformers.models.dinov3_vit.modeling_dinov3_vit")
+    vjepa2 = pytest.importorskip("transformers.models.vjepa2.modeling_vjepa2")
+    config = dinov3.DINOv3ViTConfig(hidden_size=32, num_attention_heads=2, patch_size=4)
+    rope = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
+
+    def rotate(x, grid, prefix):
+        cos, sin = rope(torch.zeros(1, 3, 4 * grid[0], 4 * grid[1]))
+        return dinov3.apply_rotary_pos_emb(x, x, cos.to(x.dtype), sin.to(x.dtype))[0]
+
+    found = outcomes(code(rotate, prefix=1))
+    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set(), found
+
+    def films(x, grid, prefix):
+        rank = torch.arange(grid[0] * grid[1])
+        rows, columns = (
+            vjepa2.rotate_queries_or_keys(part, at)
+            for part, at in zip(x.chunk(2, -1), (rank // grid[1], rank % grid[1]), strict=True)
+        )
+        return torch.cat([rows, columns], -1)
+
+    assert "which channels form a pair" in failures(code(films, expected=None))["length"]
