@@ -88,7 +88,7 @@ def permutation(encoding: str, joining: str) -> None:
         sides = {**index, 3: torch.tensor(axes), 4: torch.tensor([*axes, 3])}  # of the axes, and of their distance
         return {name: _moved(given[_of_axis(name, given, order)], sides, order) for name in given}
 
-    expected = [_taken(each, Subset(tokens, grid.tokens)) for each in first(grid)]
+    expected = [reordered(each, Subset(tokens, grid.tokens)) for each in first(grid)]
     tries = map(moved, ([*order], [2 - axis for axis in reversed(order)]))  # or the last axis first
     _check_any(second, tries, other, expected, "permuting the axes must permute the position (`permutation`)")
 
@@ -102,7 +102,7 @@ def points(encoding: str, joining: str) -> None:
         on_grid, order = position(grid), torch.randperm(grid.patches)
         places = grid.coordinates().double()[order]
         index = torch.cat([torch.arange(grid.prefix), order + grid.prefix])
-        expected = [_taken(each, Subset(index, grid.tokens)) for each in on_grid]
+        expected = [reordered(each, Subset(index, grid.tokens)) for each in on_grid]
         for given in (places, places.expand(2, -1, -1)):  # of all samples, and of each
             found = position(Points(given, prefix=grid.prefix))
             check_layers(found, expected, grid.tokens, "points on a grid must have its position (`points`)")
@@ -249,7 +249,7 @@ def _given(position: LayerPosition) -> dict[str, Any]:
     return {field: value for field, value in position._asdict().items() if value is not None}
 
 
-def _taken(position: LayerPosition, tokens: Subset) -> LayerPosition:
+def reordered(position: LayerPosition, tokens: Subset) -> LayerPosition:
     """Return the position of all tokens in another order, also of fields that cannot follow a part of them."""
     return LayerPosition(**{one: KINDS[one].take(value, value, tokens) for one, value in _given(position).items()})
 
