@@ -57,10 +57,7 @@ class Alibi(BiasEncoding):
             raise ValueError(f"`num_heads` must be at least {axes} where `distance` is 'axes', got {num_heads}.")
         self.distance = distance
         if distance == "axes":
-            self.exempt = (
-                "one_frame: heads are divided among the axes",
-                "permutation: heads are divided among the axes",
-            )
+            self.exempt = ("one_frame, permutation: heads are divided among the axes",)
         self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
         if slopes is None or slopes == "learned":
             each = [m for heads in (self.heads if distance == "axes" else [num_heads]) for m in default_slopes(heads)]

@@ -26,7 +26,7 @@ class Causal(BiasEncoding):
 
     shared = True
     crops = True
-    exempt = ("one_frame: rows of an image are as frames", "permutation: the first axis is that of time")
+    exempt = ("one_frame, permutation: the first axis is that of time, also of an image",)
 
     def __init__(self, grid: Grid, num_heads: int) -> None:
         super().__init__(grid, num_heads)

@@ -78,8 +78,7 @@ class FilmPosition(Position):
     """
 
     exempt = (
-        "one_frame: the frames of an image are its rows",
-        "permutation: the first axis is that of time",
+        "one_frame, permutation: the first axis is that of time, also of an image",
         "crop: prefix tokens weigh as much as all frames",
     )
 

@@ -59,10 +59,7 @@ class Sinusoidal2d(FixedEncoding):
     """
 
     crops = True
-    exempt = (
-        "one_frame: channels are divided among the axes",
-        "permutation: channels are divided among the axes",
-    )
+    exempt = ("one_frame, permutation: channels are divided among the axes",)
 
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         if dim % (step := 2 * len(grid.shape)):

@@ -183,7 +183,7 @@ class Encoding(Checked, nn.Module, ABC):
     layered: ClassVar[bool] = True
     #: True if it encodes a crop (`Grid.crop`) as a part of the whole image, by the coordinates of the grid.
     crops: ClassVar[bool] = False
-    #: The laws of `graticule.testing.check_places` that do not hold, each with the reason, as "permutation: ...".
+    #: The laws of `graticule.testing.check_places` that do not hold, with the reason, as "one_frame, permutation: ...".
     exempt: tuple[str, ...] = ()
 
     @classmethod

@@ -144,7 +144,7 @@ def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") ->
     finally:
         torch.set_default_dtype(usual)
     for exempt in (one for part in position.modules() for one in getattr(part, "exempt", ())):
-        if exempt.startswith(f"{law}: "):
+        if law in exempt.partition(":")[0].split(", "):
             raise ValueError(f"`encoding` is exempt from {exempt}.")
     for parameter in position.parameters():
         if parameter.requires_grad:
