@@ -25,12 +25,15 @@ from statistics import fmean, stdev
 from matplotlib.axes import Axes
 from scipy import stats
 
+from graticule.lab.gym.card import overall
 from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test, seeds_needed
 from graticule.lab.studies.study import TRAINED, read_table
 
 #: What marks a contrast that was not fixed before the scores.
 LATER = "†"
+#: The variant of a gym that is the mean over all its tasks, where a score below chance counts as chance.
+MEAN = "mean"
 #: Of answers in pictures.
 COLORS = {"larger": "C0", "smaller": "C3", "within the margin": "C2"}
 #: Of an axis of differences in multiples of the margin.
@@ -56,10 +59,14 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
                 if row["variant"] == "plain":
                     found.setdefault((row["choice"], "", at), {})[int(row["seed"])] = float(row["top1"])
     elif name.startswith("gym"):
-        for score in read_profile(folder / f"{name}.csv").rows:
-            at = TRAINED if score.side == score.trained else f"{score.side} cells"
+        profile = read_profile(folder / f"{name}.csv")
+        where = {side: TRAINED if side == profile.trained else f"{side} cells" for side in profile.sides}
+        for score in profile.rows:
             if not math.isnan(score.normalized):
-                found.setdefault((score.choice, score.task, at), {})[score.seed] = 100 * score.normalized
+                of_task = found.setdefault((score.choice, score.task, where[score.side]), {})
+                of_task[score.seed] = 100 * score.normalized
+        for side, at in where.items():
+            found |= {(choice, MEAN, at): dict(enumerate(means)) for choice, means in overall(profile, side).items()}
     else:
         for one in read_table(folder / f"study_{name}.csv"):
             if one.metric != "loss":
