@@ -89,12 +89,20 @@ def test_timms_architecture_starts_from_a_file_without_a_download(tmp_path, monk
     torch.manual_seed(1)
     values = tiny("vit")
     torch.save(values.state_dict(), tmp_path / "values.pt")
-    recipe = sourced("timm:vit", start_from=tmp_path / "values.pt", freeze="all-but-head", epochs=1, img_size=(32, 32))
+    recipe = sourced(
+        "timm:vit_tiny_patch16_224",
+        start_from=tmp_path / "values.pt",
+        freeze="all-but-head",
+        epochs=1,
+        img_size=(32, 32),
+    )
     run = train(recipe, tmp_path / "run", progress=False)
     assert torch.equal(run.model().blocks[0].mlp.fc1.weight, values.blocks[0].mlp.fc1.weight)
     assert not any(pretrained for _, pretrained in built)
-    loaded = graticule.from_pretrained("timm:vit")
-    assert isinstance(loaded, graticule.Backbone) and built[-1] == ("vit", True) and not loaded.training
+    loaded = graticule.from_pretrained("timm:vit_tiny_patch16_224")
+    assert (
+        isinstance(loaded, graticule.Backbone) and built[-1] == ("vit_tiny_patch16_224", True) and not loaded.training
+    )
 
 
 def test_a_frozen_published_model_is_the_backbone_of_a_segmenter_and_of_a_detector(tmp_path, capsys):
