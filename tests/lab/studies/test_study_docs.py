@@ -143,6 +143,8 @@ def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_p
     assert read_scores("gym", tmp_path) == {
         ("encoding=peg", "place", "trained"): {0: 75.0},
         ("encoding=peg", "place", "9 cells"): {0: 50.0},
+        ("encoding=peg", "mean", "trained"): {0: 75.0},  # over all tasks
+        ("encoding=peg", "mean", "9 cells"): {0: 50.0},
     }
     assert read_scores("gym", tmp_path / "nowhere") == {}
 
