@@ -212,13 +212,11 @@ class Attention(nn.Module):
 
 
 @functools.cache
-def flex_kernel(gpu: bool) -> Callable[..., Any]:
+def flex_kernel(gpu: bool) -> Any:
     """Return flex_attention, compiled for GPUs."""
     from torch.nn.attention.flex_attention import flex_attention  # takes a third of a second
 
-    kernel: Any = torch.compile(flex_attention, dynamic=True) if gpu else flex_attention
-    made: Callable[..., Any] = kernel
-    return made
+    return torch.compile(flex_attention, dynamic=True) if gpu else flex_attention
 
 
 class CausalAttention(Attention):

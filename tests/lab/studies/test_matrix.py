@@ -59,10 +59,14 @@ def test_pyramids_run_whole_with_every_encoding_that_they_take(family, encoding)
     runs_whole(family, encoding, "default")
 
 
-@in_turn("joining", JOININGS)
-def test_pyramids_run_whole_with_every_joining_that_they_take(joining):
-    if allowed("Swin", "learnable", joining):
-        runs_whole("Swin", "learnable", joining)
+def joinings(family):
+    return [joining for joining in JOININGS if allowed(family, "learnable", joining)]
+
+
+@pytest.mark.parametrize("family", ["Swin"])
+@in_turn("joining", joinings)
+def test_pyramids_run_whole_with_every_joining_that_they_take(family, joining):
+    runs_whole(family, "learnable", joining)
 
 
 def runs_whole(family, encoding, joining):
