@@ -64,7 +64,7 @@ POSITIONS = (
 ADAPTED = {
     **{"factorized": ("factorized", "default"), "rope_mixed": ("rope_mixed", "default"), "peg": ("peg", "default")},
     **{"learnable, lape": ("learnable", "lape"), "relative_bias": ("relative_bias", "default")},
-    **{"none": ("none", "default"), "rope": ("rope", "default")},
+    **{"none": ("none", "default"), "rope": ("rope", "default"), "coordinates": ("coordinates", "default")},
 }
 #: Steps per epoch of an adaptation, and the epochs after which it is judged.
 STEPS, JUDGED = 100, (1, 3, 10)
