@@ -1,0 +1,40 @@
+"""CPVT's Tables 3, 7 and 14 at small scale: stacks of convolutions, kernels and several PEGs, and its pooling."""
+
+from evidence.studies.lape_controls import TABLE
+from graticule.lab.studies.study import Study
+
+
+def study() -> Study:
+    """Compare PEGs of several kernels, layers and places with each other and with a table of a norm's spread."""
+    places = "peg(places=[-1, 0, 1, 2])"
+    return Study(
+        question="Do larger, deeper or more PEGs help, and does average pooling help several PEGs more than a table?",
+        recipe="digits_small",
+        choices={
+            "table": {"encoding": TABLE},
+            "table, GAP": {"encoding": TABLE, "global_pool": "avg"},
+            "PEG": {"encoding": "peg"},
+            "PEG, 7 x 7": {"encoding": "peg(kernel=7)"},
+            "four separable layers": {"encoding": "peg(layers=4, convolution='separable')"},
+            "four dense layers": {"encoding": "peg(layers=4, convolution='dense')"},
+            "four PEGs": {"encoding": places},
+            "four PEGs, GAP": {"encoding": places, "global_pool": "avg"},
+        },
+        base={"model_kwargs": ("depth=4", "fc_norm=false")},
+        seeds=tuple(range(110, 118)),
+        tests=(
+            ("PEG, 7 x 7", "PEG"),
+            ("four separable layers", "PEG"),
+            ("four dense layers", "PEG"),
+            ("four dense layers", "four separable layers"),
+            ("four PEGs", "PEG"),
+        ),
+        interactions=(("four PEGs, GAP", "four PEGs", "table, GAP", "table"),),
+        controls="'table' has the exact standard deviation of a normalized table, 1 (1.37 before truncation at 2). "
+        "The two stacks have one PEG of four convolutions with batch norm and ReLU; 'four PEGs' has one before each "
+        "layer. In all models the final norm is before the pooling.",
+        follows="CPVT (Chu et al., 2023), Tables 3, 7 and 14",
+        limits="Digits of 20 pixels in a grid of 5 x 5, which a kernel of 7 x 7 covers from each position but those of "
+        "the border, four layers, ten epochs. The paper has five PEGs in twelve layers.",
+        seconds=30,
+    )

@@ -1,0 +1,28 @@
+"""Two questions that eight seeds left undecided, with the seeds that they need for a margin of one point."""
+
+from evidence.studies.lape_controls import NORMED, TABLE
+from graticule.lab.studies.study import Study
+
+
+def study() -> Study:
+    """Compare a PEG with a table of a norm's spread, and LaPE's norms on 1-D sinusoids with their place alone."""
+    beside = f"sinusoidal_1d(spread={NORMED['1-D']})"
+    return Study(
+        question="Does one PEG beat a table as large as a norm, and do LaPE's norms help 1-D sinusoids?",
+        recipe="digits_small",
+        choices={
+            "table": {"encoding": TABLE},
+            "PEG": {"encoding": "peg"},
+            "sinusoidal 1-D beside": {"encoding": beside, "joining": "lape(decomposition='w')"},
+            "sinusoidal 1-D, LaPE": {"encoding": "sinusoidal_1d", "joining": "lape"},
+        },
+        base={"model_kwargs": ("depth=4", "fc_norm=false")},
+        seeds=tuple(range(130, 152)),
+        tests=(("PEG", "table"), ("sinusoidal 1-D, LaPE", "sinusoidal 1-D beside")),
+        controls="As in lape_controls: 'table' has the exact standard deviation 1, and the sinusoids have the same "
+        "spread and the same place with and without LaPE's norms. None of its seeds is used again.",
+        follows="CPVT (Chu et al., 2023), Tables 2 and 7; LaPE (Yu et al., 2023), Table 7",
+        limits="The number of seeds is the one that lape_controls names for the first question (22); the second needs "
+        "12. Digits of 20 pixels, four layers, ten epochs.",
+        seconds=30,
+    )
