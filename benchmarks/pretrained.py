@@ -187,9 +187,9 @@ def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) 
 
 
 @torch.no_grad()
-def all_tokens(model: Any, images: Tensor) -> Tensor:
-    """Return the tokens after the final norm, (n, N, D), computed in mixed precision."""
-    with torch.autocast("cpu", torch.bfloat16):
+def all_tokens(model: Any, images: Tensor, precision: str) -> Tensor:
+    """Return the tokens after the final norm, (n, N, D), computed in a precision."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         return torch.cat([model.forward_features(batch).float() for batch in images.split(32)])
 
 
@@ -208,26 +208,30 @@ class Judge:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        original = build(options.weights)
+        original, self.precision = build(options.weights), options.precision
         images, self.labels = cifar(options, True, GALLERY, 112)
         self.queries, self.truth = cifar(options, False, QUERIES, 112)
-        self.gallery = all_tokens(original, images)[:, 0]
+        self.gallery = self.tokens(original, images)[:, 0]
         self.classify = ridge(self.gallery, F.one_hot(self.labels, 10))
         roads, masks = streets(options.camvid, "train")
         share = F.one_hot(masks, 12).movedim(-1, 1).float()
         share = F.adaptive_avg_pool2d(share, tuple(side // 14 for side in STREET)).flatten(2).mT.flatten(0, 1)
         known = share[:, 11] < 0.5
-        features = all_tokens(original, roads)[:, 1:].flatten(0, 1)
+        features = self.tokens(original, roads)[:, 1:].flatten(0, 1)
         self.segment = ridge(features[known], share[known, :11] / share[known, :11].sum(1, keepdim=True))
         self.roads, self.masks = streets(options.camvid, "test")
-        self.expected = all_tokens(original, self.queries)
+        self.expected = self.tokens(original, self.queries)
         self.right, self.confusion = self._judge(self.expected, original)
+
+    def tokens(self, model: Any, images: Tensor) -> Tensor:
+        """Return the tokens of a model after the final norm, (n, N, D)."""
+        return all_tokens(model, images, self.precision)
 
     def _judge(self, seen: Tensor, model: Any) -> tuple[Tensor, Tensor]:
         """Return which pictures are classified rightly by neighbors and ridge, and confusions per street scene."""
         votes = nearest(self.gallery, self.labels, seen[:, 0])
         right = torch.stack([one.argmax(1) == self.truth for one in (votes, self.classify(seen[:, 0]))]).double()
-        logits = self.segment(all_tokens(model, self.roads)[:, 1:]).mT.unflatten(2, [side // 14 for side in STREET])
+        logits = self.segment(self.tokens(model, self.roads)[:, 1:]).mT.unflatten(2, [side // 14 for side in STREET])
         confusions = []
         for one, mask in zip(logits, self.masks, strict=True):
             found = F.interpolate(one[None], mask.shape, mode="bilinear").argmax(1)[0]
@@ -243,7 +247,7 @@ class Judge:
         if model is None:
             (right, confusion), seen = (self.right, self.confusion), self.expected
         else:
-            seen = all_tokens(model, self.queries)
+            seen = self.tokens(model, self.queries)
             right, confusion = self._judge(seen, model)
         found: dict[str, Any] = {"cosine": float(F.cosine_similarity(seen, self.expected, dim=-1).mean())}
         for name, own, theirs in zip(("neighbors", "ridge"), right, self.right, strict=True):
@@ -349,7 +353,7 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             epochs=options.epochs,
             keep=options.epochs,
             seed=options.seed,
-            precision="bf16-mixed",
+            precision=options.precision,
             anyway=True,
             accelerator="cpu",
         )
@@ -364,7 +368,7 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             if epoch <= options.epochs
         }
         scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in steps.items()}
-        one = {"scores": scores, "seconds": run.result()["seconds"]}
+        one = {"scores": scores, "seconds": run.result()["seconds"], "precision": options.precision}
         print(name, options.seed, one, flush=True)
         data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}  # other seeds may run beside this one
         found = data.setdefault("adapt", {"original": judge()})
@@ -542,6 +546,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of an adaptation")
     parser.add_argument("--output", default="adapted", help="folder of the runs of adaptation, which are resumed")
     parser.add_argument("--batch", type=int, default=8, help="pictures per step of an adaptation")
+    parser.add_argument("--precision", choices=("bf16-mixed", "32-true"), default="bf16-mixed", help="of adaptations")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--report", action="store_true", help="write docs/pretrained.md")
     options = parser.parse_args()

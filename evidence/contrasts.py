@@ -27,7 +27,7 @@ from scipy import stats
 
 from graticule.lab.gym.card import overall
 from graticule.lab.gym.profile import read_profile
-from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test, seeds_needed
+from graticule.lab.studies.significance import LEVEL, PairedTest, equivalence, format_p, paired_test, seeds_needed
 from graticule.lab.studies.study import TRAINED, read_table
 
 #: What marks a contrast that was not fixed before the scores.
@@ -107,12 +107,7 @@ class Contrast:
     @property
     def equivalent(self) -> float:
         """The larger p of the two one-sided tests that the mean is above -margin and below +margin."""
-        return float(
-            max(
-                stats.ttest_1samp(self.values, -self.margin, alternative="greater").pvalue,
-                stats.ttest_1samp(self.values, self.margin, alternative="less").pvalue,
-            )
-        )
+        return equivalence(self.values, self.margin)
 
     @property
     def answer(self) -> str:

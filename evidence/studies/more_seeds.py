@@ -18,6 +18,7 @@ def study() -> Study:
         },
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(130, 152)),
+        looks=2,
         tests=(("PEG", "table"), ("sinusoidal 1-D, LaPE", "sinusoidal 1-D beside")),
         controls="As in lape_controls: 'table' has the exact standard deviation 1, and the sinusoids have the same "
         "spread and the same place with and without LaPE's norms. None of its seeds is used again.",

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from graticule.lab.studies.study import Study
 
 
-#: How often p of a planned study may be read.
-LOOKS = 4
-
-
 @dataclass
 class StudyOptions(RunOptions):
     """Run a study: train and measure the missing runs of its table, then write its tables, tests, figure and text.
@@ -106,9 +102,9 @@ def run(arguments: list[str]) -> int:
     if options.plan:
         columns, *planned = StudyReport(name, part_of_it, read_table(table)).power()
         tests = output.table(columns, planned)
-        levels = [round(level, 5) for level in spending(LOOKS)]
+        levels = [round(level, 5) for level in spending(study.looks)]
         said = ", ".join(map(str, levels))
-        output.say(f"p may be read {LOOKS} times, after equal shares of the seeds, if it must be below {said}")
+        output.say(f"looks, after equal shares of the seeds: {study.looks}, at the levels {said}")
         output.give({"tests": tests, "levels": levels})
         return 0
     if options.list_:
@@ -156,8 +152,10 @@ def _selected(study: Study, options: StudyOptions) -> Study:
         for one in given:
             known_name(argument, one, known)
     seeds = options.seeds or list(study.seeds)
+    selected = bool(options.seeds or options.choices or options.variants or options.quick)
     return dataclasses.replace(
         study,
+        looks=1 if selected else study.looks,
         choices={name: study.choices[name] for name in choices},
         variants={name: study.variants[name] for name in variants},
         without=tuple(

@@ -85,8 +85,18 @@ def spending(looks: int, level: float = LEVEL) -> list[float]:
 
     Reference: Discrete Sequential Boundaries for Clinical Trials (Lan and DeMets, 1983).
     """
-    spent = [2 * stats.norm.sf(stats.norm.isf(level / 2) / math.sqrt(look / looks)) for look in range(1, looks + 1)]
-    return [float(after - before) for before, after in zip([0.0, *spent], spent, strict=False)]
+    spent = [2 * stats.norm.sf(stats.norm.isf(level / 2) / math.sqrt(look / looks)) for look in range(1, looks)]
+    return [float(after - before) for before, after in zip([0.0, *spent], [*spent, level], strict=True)]
+
+
+def equivalence(differences: Sequence[float], margin: float) -> float:
+    """Return the larger p of the two one-sided tests that the mean is above -margin and below +margin.
+
+    Reference: A Comparison of the Two One-Sided Tests Procedure and the Power Approach (Schuirmann, 1987).
+    """
+    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    return float(max(above, below))
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -153,11 +163,16 @@ class Outcome:
         return f"{interval}, p (Holm) {p if p.startswith('<') else f'= {p}'}: {self.conclusion}"
 
 
-def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Outcome]:
-    """Test each pair of scores and reference, over the same seeds, as one family."""
+def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], level: float = LEVEL) -> list[Outcome]:
+    """Test each pair of scores and reference, over the same seeds, as one family.
+
+    Args:
+        pairs: scores and reference of each test.
+        level: of this look at the scores (`spending`); p is multiplied by `LEVEL / level` before it is adjusted.
+    """
     tests = [paired_test(scores, reference) for scores, reference in pairs]
     count = sum(test is not None for test in tests)
-    adjusted = holm([None if test is None else test.p for test in tests])
+    adjusted = holm([None if test is None else min(1.0, test.p * (LEVEL / level)) for test in tests])
     return [Outcome(test, p, count) for test, p in zip(tests, adjusted, strict=True)]
 
 

@@ -75,6 +75,8 @@ class Study:
     endpoint: the number that is tested; to be fixed before the runs, as the tests are.
     margin: the largest difference of the endpoint that would not matter, for which seeds are planned.
     deviation: standard deviation of the differences over seeds that is expected, if the table has no seeds yet.
+    looks: number of times that the tests are made, after equal shares of the seeds (`spending`); the runs end at the
+        first look at which each test shows a difference, or one smaller than the margin.
     decimals: of its means and differences in the tables.
     controls: a sentence that names the controls and their purpose.
     follows: the paper and table that it repeats on a small scale.
@@ -105,6 +107,7 @@ class Study:
     decimals: int = 2
     margin: Positive = 1.0
     deviation: Positive | None = None
+    looks: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -112,6 +115,10 @@ class Study:
             raise ValueError(
                 "`choices`, `variants` and `seeds` must not be empty, and seeds must differ, got "
                 f"{list(self.choices)}, {list(self.variants)}, {list(self.seeds)}."
+            )
+        if self.looks < 1 or len(self.seeds) % self.looks:
+            raise ValueError(
+                f"`looks` must divide the number of seeds, {len(self.seeds)}, into equal shares, got {self.looks}."
             )
         for argument, groups in (("tests", self.tests), ("interactions", self.interactions)):
             for name in (name for group in groups for name in group):
@@ -283,7 +290,7 @@ def write_table(path: Path, rows: Iterable[Row]) -> Path:
 def missing_runs(
     study: Study, rows: Sequence[Row], folder: Path, *, quick: bool = False, data_root: Path | None = None
 ) -> list[PlannedRun]:
-    """List the runs that a table lacks, seed by seed.
+    """List the runs that a table lacks, seed by seed; none if the study ended at an earlier look.
 
     Raises:
         ValueError: if the table has scores of another recipe.
@@ -298,6 +305,10 @@ def missing_runs(
                 f"{f', {row.variant}' if row.variant else ''}, seed {row.seed}: recipe {now}, not {row.recipe}; move "
                 "the table away, or remove these rows."
             )
+    from graticule.lab.studies.report import StudyReport
+
+    if StudyReport("", study, rows).ended:
+        return []
     kept = {row.cell for row in rows}
     return [
         dataclasses.replace(one, guess=study.seconds_of(study.cells[one.choice][1]))
@@ -339,11 +350,12 @@ def run_study(
     parameters, _ = check_choices(missing, study.sizes, study.modes)
     if part is not None and (left := train_runs(missing, executor, part=part, progress=progress)):
         return left
-    seeds = list(dict.fromkeys(one.recipe.seed for one in missing))
-    for seed in seeds:
+    for seed in study.seeds:
+        if study.looks > 1:
+            missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
         wanted = [one for one in missing if one.recipe.seed == seed]
         # an executor gets all runs at once, so that no worker waits for the last run of a seed
-        train_runs(wanted if executor is None else missing, executor, progress=progress)
+        train_runs(wanted if executor is None or study.looks > 1 else missing, executor, progress=progress)
         _add_rows(table, [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])], folder)
     return 0
 
