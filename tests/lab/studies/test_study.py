@@ -7,12 +7,14 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from commands import run_command
 from graticule.lab.recipes.load import RECIPES, load_recipe
+from graticule.lab.studies.images import Correct, crossed_interval, read_images, write_images
 from graticule.lab.studies.report import StudyReport, planned_tests, write_report
 from graticule.lab.studies.significance import format_p, paired_test, spending
 from graticule.lab.studies.study import (
@@ -403,6 +405,47 @@ def test_runs_end_at_the_first_look_that_decides_all_tests(tmp_path, monkeypatch
         study(seeds=tuple(range(8)), looks=3)
 
 
+def test_an_interval_over_images_too_has_the_variance_of_seeds_and_of_images():
+    generator = np.random.default_rng(0)
+    inside, widths = 0, []
+    for _ in range(2000):  # a true mean of 1, standard deviations of 1 over 6 seeds, 8 over 60 images, 4 for the rest
+        d = 1 + generator.normal(0, 1, (6, 1)) + generator.normal(0, 8, 60) + generator.normal(0, 4, (6, 60))
+        low, high = crossed_interval(list(d))
+        inside += low < 1 < high
+        widths.append(high - low)
+    assert 0.935 < inside / 2000 < 0.965  # standard error 0.005
+    assert np.mean(widths) == pytest.approx(2 * 1.98 * (1 / 6 + 64 / 60 + 16 / 360) ** 0.5, rel=0.1)
+    # without variance of images it is the interval of a paired test over seeds
+    means = generator.normal(1, 2, 5)
+    test = paired_test(list(means), [0.0] * 5)
+    assert crossed_interval([np.full(40, mean) for mean in means]) == pytest.approx((test.low, test.high))
+
+
+def test_the_images_that_a_run_has_right_are_those_of_its_accuracy(done, tmp_path, capsys):
+    run = Run.open(done[0] / "learnable" / "seed-1")
+    one = Correct.of_run("learnable", "", run)
+    assert one.values.mean() == pytest.approx(run.result()["last_top1"]) and one.seed == 1
+    write_images(tmp_path / "study_x.csv", [one])
+    (back,) = read_images(tmp_path / "study_x.csv")
+    assert back == one and set(back.values) == {0, 100} and len(back.values) == one.images
+    assert read_images(tmp_path / "study_y.csv") == []
+
+
+def test_findings_have_intervals_over_images_if_all_runs_have_theirs():
+    def correct(choice, seed, bits):
+        return Correct(choice, "", seed, 8, f"{bits:02x}")
+
+    found = [correct("a", 0, 0b10101010), correct("b", 0, 0b11111010), correct("a", 1, 0b10001010)]
+    one = study(choices={"a": {}, "b": {}}, seeds=(0, 1))
+    values = rows({"a": [50.0, 37.5], "b": [75.0, 75.0]})
+    assert "over images too" not in StudyReport("x", one, values, found).findings()[0]
+    report = StudyReport("x", one, values, [*found, correct("b", 1, 0b11110011)])
+    header, only = report.findings()
+    low, high = report.tests()[0].images
+    assert only[header.index("over images too")] == f"{low:+.2f} to {high:+.2f}" and low < 31.25 < high
+    assert "other seeds and other test images" in report.markdown()
+
+
 def test_every_declared_study_can_be_planned():
     found = list_studies(STUDIES)
     assert len(found) >= 10
@@ -510,6 +553,9 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     (folder / "study_mine.md").unlink()
     code, _, _ = run_command(capsys, "study", "mine.py", "--report")
     assert code == 0 and (folder / "study_mine.md").read_bytes() == before
+    assert run_command(capsys, "study", "mine.py", "--report", "--images")[0] == 0
+    with (folder / "study_mine_images.csv").open(newline="") as file:
+        assert [(row["choice"], row["seed"]) for row in csv.DictReader(file)] == [("none", "0")]
     code, out, _ = run_command(capsys, "study", "mine.py", "--json", "--choices", "none")
     printed = json.loads(out)
     assert code == 0 and printed["means"][0]["choice"] == "none"

@@ -14,7 +14,7 @@ from evidence.claims import Asked
 from evidence.contrasts import differences, family, pooled, read_scores
 from graticule.lab.gym.profile import Profile, Row, write_profile
 from graticule.lab.studies.report import StudyReport
-from graticule.lab.studies.study import Study, load_study, read_table, write_table
+from graticule.lab.studies.study import Study, load_study, write_table
 from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ def score_of(choice, side, normalized, seed=0):
 def test_the_results_of_every_study_are_made_of_its_table(name):
     page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
     (shown,) = re.findall(f"<!-- study {name}: begin -->\n\n(.*?)\n\n<!-- study {name}: end -->", page, flags=re.DOTALL)
-    report = StudyReport(name, load_study(STUDIES / f"{name}.py"), read_table(DOCS / "data" / f"study_{name}.csv"))
+    report = StudyReport.of_table(name, load_study(STUDIES / f"{name}.py"), DOCS / "data" / f"study_{name}.csv")
     figure = f"figures/study_{name}.png" if report.figure_scores() else None
     linked = None if figure is None else f"../{figure}"
     assert shown == report.markdown(linked), "run: graticule study evidence/studies --report --docs docs"

@@ -51,6 +51,8 @@ class StudyOptions(RunOptions):
     """only rewrite tables, tests, figure and text from the table"""
     quick: bool = False
     """only a few steps per run and one seed, to check that everything works"""
+    images: bool = False
+    """for classification: also store which test images each run has right, and give intervals over seeds and images"""
 
 
 def run(arguments: list[str]) -> int:
@@ -91,13 +93,16 @@ def run(arguments: list[str]) -> int:
     part_of_it = _selected(study, options)
 
     from graticule.lab.studies.execution import executor_of
-    from graticule.lab.studies.plan import planned_rows
+    from graticule.lab.studies.images import Correct, read_images, write_images
+    from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.report import StudyReport, report_pages, write_report
     from graticule.lab.studies.significance import spending
     from graticule.lab.studies.study import missing_runs, read_table, run_study
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work
+    if options.images and (metric := next(iter(study.recipes().values())).metric.key) != "top1":
+        raise ValueError(f"`images` must be left out: the recipe {study.recipe!r} is judged by {metric}, not top1.")
     given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.plan:
         columns, *planned = StudyReport(name, part_of_it, read_table(table)).power()
@@ -124,7 +129,16 @@ def run(arguments: list[str]) -> int:
         if left:
             options.report_part(left, output)
             return 0
-    report = StudyReport(name, study, read_table(table))
+    if options.images:
+        from graticule.lab.training.run import Run
+
+        known = {(one.choice, one.variant, one.seed): one for one in read_images(table)}
+        for planned_run in plan(study.recipes(**given), study.seeds, folder):
+            cell = (*study.cells[planned_run.choice], planned_run.recipe.seed)
+            if cell not in known and planned_run.run.finished:
+                known[cell] = Correct.of_run(*cell[:2], Run(planned_run.folder))
+        write_images(table, known.values())
+    report = StudyReport.of_table(name, study, table)
     if not report.rows and options.docs is None:
         raise FileNotFoundError(
             f"{table} has no results yet; graticule study {options.study} without --report runs it."

@@ -10,6 +10,7 @@ from operator import sub
 from pathlib import Path
 from statistics import fmean, stdev
 
+from graticule.lab.studies.images import Correct, crossed_interval, read_images
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.significance import (
     LEVEL,
@@ -38,12 +39,14 @@ class Tested(Outcome):
     """Test of the difference between two choices in a variant, or between two such differences.
 
     differences: of the seeds that both have.
+    images: 95 % interval over other seeds and other test images; None if the latter are not known.
     """
 
     choice: str
     reference: str
     variant: str
     differences: tuple[float, ...]
+    images: tuple[float, float] | None = None
 
     @property
     def seeds(self) -> int:
@@ -68,11 +71,18 @@ class StudyReport:
     name: of the study.
     study: the study.
     rows: the rows of its table.
+    images: which test images its runs classify correctly.
     """
 
     name: str
     study: Study
     rows: Sequence[Row]
+    images: Sequence[Correct] = ()
+
+    @classmethod
+    def of_table(cls, name: str, study: Study, table: Path) -> StudyReport:
+        """Read the results of a study from its table, and the file of images beside it."""
+        return cls(name, study, read_table(table), read_images(table))
 
     @property
     def metric(self) -> str:
@@ -120,18 +130,33 @@ class StudyReport:
         found = []
         for variant in self.study.variants:
             given = {choice: values.get((choice, variant), {}) for choice in self.study.choices}
-            pairs = [(choice, reference, given[choice], given[reference]) for choice, reference in self.study.tested]
-            for a, b, c, d in self.study.interactions:
-                pairs.append((f"({a}) - ({b})", f"({c}) - ({d})", _less(given[a], given[b]), _less(given[c], given[d])))
-            for choice, reference, ours, theirs in pairs:
+            pairs = [(choice, reference, (choice, reference)) for choice, reference in self.study.tested]
+            pairs += [(f"({a}) - ({b})", f"({c}) - ({d})", (a, b, c, d)) for a, b, c, d in self.study.interactions]
+            for choice, reference, names in pairs:
+                if len(names) == 2:
+                    ours, theirs = (given[name] for name in names)
+                else:
+                    a, b, c, d = (given[name] for name in names)
+                    ours, theirs = _less(a, b), _less(c, d)
                 seeds = sorted(ours.keys() & theirs.keys())
                 scores = ([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-                found.append((choice, reference, variant, scores))
-        outcomes = paired_outcomes([scores for *_, scores in found], self.level)
+                found.append((choice, reference, variant, scores, self._over_images(names, variant, seeds)))
+        outcomes = paired_outcomes([scores for *_, scores, _ in found], self.level)
         return [
-            Tested(one.test, one.adjusted, one.tests, choice, reference, variant, tuple(map(sub, *scores)))
-            for (choice, reference, variant, scores), one in zip(found, outcomes, strict=True)
+            Tested(one.test, one.adjusted, one.tests, choice, reference, variant, tuple(map(sub, *scores)), images)
+            for (choice, reference, variant, scores, images), one in zip(found, outcomes, strict=True)
         ]
+
+    def _over_images(self, names: Sequence[str], variant: str, seeds: Sequence[int]) -> tuple[float, float] | None:
+        """Return the interval of a - b, or (a - b) - (c - d), over seeds and images; None if images are missing."""
+        correct = {(one.choice, one.variant, one.seed): one.values for one in self.images}
+        runs = [[(name, variant, seed) for name in names] for seed in seeds]
+        if len(seeds) < 2 or any(run not in correct for of_seed in runs for run in of_seed):
+            return None
+        signs = (1, -1, -1, 1)
+        return crossed_interval(
+            [sum(sign * correct[run] for sign, run in zip(signs, of_seed, strict=False)) for of_seed in runs]
+        )
 
     @property
     def complete(self) -> int:
@@ -194,8 +219,10 @@ class StudyReport:
         rows: Rows = [
             ("choice", "against", "seeds", "difference", "95 % interval", "Hedges' g", "p", "p (Holm)", "finding")
         ]
-        places = self.study.decimals
-        for one in self.tests():
+        places, tests = self.study.decimals, self.tests()
+        if images := any(one.images for one in tests):
+            rows[0] = (*rows[0][:5], "over images too", *rows[0][5:])
+        for one in tests:
             if not one.seeds:
                 continue
             values = ["-"] * 5
@@ -204,6 +231,9 @@ class StudyReport:
                 effect = "-" if test.effect is None else f"{test.effect:+.1f}"
                 p = (format_p(test.p), format_p(one.adjusted))
                 values = [f"{test.difference:+.{places}f}", interval, effect, *p]
+            if images:
+                wider = "-" if one.images is None else "{:+.{p}f} to {:+.{p}f}".format(*one.images, p=places)
+                values.insert(2, wider)
             rows.append((one.label, one.reference, str(one.seeds), *values, one.conclusion))
         return rows
 
@@ -264,6 +294,8 @@ class StudyReport:
                     " The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the "
                     "result is inconclusive."
                 )
+            if "over images too" in rows[0]:
+                said += ' "Over images too" is the interval for other seeds and other test images.'
             text += [f"{said} {self.interim()}".rstrip(), markdown(rows)]
         if figure:
             text += [f"![{self.endpoint} of every choice and seed]({figure})", self.caption()]
@@ -379,7 +411,7 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
     from graticule.lab.figures.scores import score_plot
 
     pages = [] if docs is None else report_pages(name, docs)
-    report = StudyReport(name, study, read_table(table))
+    report = StudyReport.of_table(name, study, table)
     written: list[Path] = []
     if scores := report.figure_scores():
         figure, place = score_plot(scores, report.endpoint, groups=report.figure_groups()), f"study_{name}"
