@@ -10,6 +10,8 @@ from operator import sub
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
+
 from graticule.lab.studies.images import Correct, crossed_interval, read_images
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.significance import (
@@ -130,7 +132,7 @@ class StudyReport:
         found = []
         for variant in self.study.variants:
             given = {choice: values.get((choice, variant), {}) for choice in self.study.choices}
-            pairs = [(choice, reference, (choice, reference)) for choice, reference in self.study.tested]
+            pairs: list[tuple[str, str, tuple[str, ...]]] = [(*pair, pair) for pair in self.study.tested]
             pairs += [(f"({a}) - ({b})", f"({c}) - ({d})", (a, b, c, d)) for a, b, c, d in self.study.interactions]
             for choice, reference, names in pairs:
                 if len(names) == 2:
@@ -153,10 +155,8 @@ class StudyReport:
         runs = [[(name, variant, seed) for name in names] for seed in seeds]
         if len(seeds) < 2 or any(run not in correct for of_seed in runs for run in of_seed):
             return None
-        signs = (1, -1, -1, 1)
-        return crossed_interval(
-            [sum(sign * correct[run] for sign, run in zip(signs, of_seed, strict=False)) for of_seed in runs]
-        )
+        signs = np.array((1, -1, -1, 1)[: len(names)])
+        return crossed_interval([signs @ np.stack([correct[run] for run in of_seed]) for of_seed in runs])
 
     @property
     def complete(self) -> int:
