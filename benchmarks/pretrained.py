@@ -60,11 +60,12 @@ POSITIONS = (
     *(("mlp_bias", "default"), ("sinusoidal_2d", "concatenation"), ("sinusoidal_2d", "default")),
     *(("rope", "default"), ("none", "default")),
 )
-#: Positions that are adapted.
+#: Positions that are adapted; 'learnable' is that of the encoder, a control of the training alone.
 ADAPTED = {
     **{"factorized": ("factorized", "default"), "rope_mixed": ("rope_mixed", "default"), "peg": ("peg", "default")},
     **{"learnable, lape": ("learnable", "lape"), "relative_bias": ("relative_bias", "default")},
     **{"none": ("none", "default"), "rope": ("rope", "default"), "coordinates": ("coordinates", "default")},
+    **{"learnable": ("learnable", "default")},
 }
 #: Steps per epoch of an adaptation, and the epochs after which it is judged.
 STEPS, JUDGED = 100, (1, 3, 10)
@@ -541,8 +542,8 @@ def main() -> None:
     for name in ("coco", "camvid", "cifar"):
         parser.add_argument(f"--{name}", help=f"folder of {name}")
     parser.add_argument("--count", type=int, default=60, help="pictures of COCO and of CamVid")
-    parser.add_argument("--positions", nargs="+", choices=ADAPTED, default=list(ADAPTED), help="positions to adapt to")
-    parser.add_argument("--epochs", type=int, default=10, help="epochs of an adaptation, of 100 steps")
+    parser.add_argument("--positions", nargs="+", choices=ADAPTED, default=["rope_mixed", "none"], help="of adapt")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of an adaptation, of 100 steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of an adaptation")
     parser.add_argument("--output", default="adapted", help="folder of the runs of adaptation, which are resumed")
     parser.add_argument("--batch", type=int, default=8, help="pictures per step of an adaptation")

@@ -127,7 +127,9 @@ class Contrast:
         if self.test is None:
             mean = f"{fmean(self.values):+.{decimals}f}" if self.values else ""
             return (mean, str(len(self.values)), "-", "-", f"{self.margin:g}", self.answer)
-        mean, low, high = (f"{round(x, decimals) + 0.0:+.{decimals}f}" for x in (self.test.difference, self.test.low, self.test.high))
+        mean, low, high = (
+            f"{round(x, decimals) + 0.0:+.{decimals}f}" for x in (self.test.difference, self.test.low, self.test.high)
+        )
         return (
             f"{mean} ({low} to {high})",
             str(len(self.values)),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 from importlib.metadata import version
@@ -268,6 +269,8 @@ def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, t
     assert len(before) == 4
     code, again, err = run_command(capsys, *command, "--json")
     assert json.loads(again)["comparison"]["top1"] == found["top1"] and err.startswith("wrote ")
+    for name in re.split(", | and ", err.splitlines()[-1].removeprefix("wrote ")):
+        assert Path(name).is_file(), name
     code, again, _ = run_command(capsys, *command)
     assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == before
     assert again.splitlines()[-6:] == out.splitlines()[-6:]

@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> int:
     output.table(comparison.columns, comparison.rows())
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}
-    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "pdf", "svg", "json")))
+    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "png", "pdf", "svg", "json")))
     found: Resolutions | Lengths | None = None
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)

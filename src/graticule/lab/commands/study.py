@@ -129,6 +129,7 @@ def run(arguments: list[str]) -> int:
         if left:
             options.report_part(left, output)
             return 0
+    added = [] if options.report else [table]
     if options.images:
         from graticule.lab.training.run import Run
 
@@ -137,7 +138,7 @@ def run(arguments: list[str]) -> int:
             cell = (*study.cells[planned_run.choice], planned_run.recipe.seed)
             if cell not in known and planned_run.run.finished:
                 known[cell] = Correct.of_run(*cell[:2], Run(planned_run.folder))
-        write_images(table, known.values())
+        added.append(write_images(table, known.values()))
     report = StudyReport.of_table(name, study, table)
     if not report.rows and options.docs is None:
         raise FileNotFoundError(
@@ -153,7 +154,7 @@ def run(arguments: list[str]) -> int:
     if interim := report.interim():
         output.say("", interim)
     tables["interim"] = interim
-    output.wrote(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
+    output.wrote(*added, *write_report(name, study, table, folder, options.docs))
     output.give(tables)
     return 0
 
