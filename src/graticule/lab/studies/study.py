@@ -354,6 +354,8 @@ def run_study(
         if study.looks > 1:
             missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
         wanted = [one for one in missing if one.recipe.seed == seed]
+        if not wanted:
+            continue
         # an executor gets all runs at once, so that no worker waits for the last run of a seed
         train_runs(wanted if executor is None or study.looks > 1 else missing, executor, progress=progress)
         _add_rows(table, [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])], folder)
