@@ -41,7 +41,7 @@ def study() -> Study:
         "attends to all patches alike. 'table' has the exact standard deviation 1. Neighbors have similar content, so "
         "attention can be near without position, too. 'table' and 'PEG' are the runs of cpvt_stacks.",
         follows="CPVT (Chu et al., 2023), Figures 5 and 6",
-        limits="The figures show single heads of one image in the second and third of twelve layers, on 14 x 14 patches; "
-        "here are 5 x 5 patches and four layers, whose distances are from 0 to 4 patches on an axis.",
+        limits="The figures show single heads of one image in two of twelve layers, on 14 x 14 patches; here are "
+        "5 x 5 patches and four layers.",
         seconds=30,
     )
