@@ -4,7 +4,10 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -457,6 +460,14 @@ def test_every_declared_study_can_be_planned():
             f"{name}: two choices are equal"
         )
         assert StudyReport(name, one, []).cost(), name
+
+
+def test_every_declared_study_is_loaded_by_its_file_alone(tmp_path):
+    code = "import sys; from graticule.lab.studies.study import list_studies; print(len(list_studies(sys.argv[1])))"
+    command = [sys.executable, "-c", code, str(STUDIES)]
+    found = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) == len(list(STUDIES.glob("[!_]*.py")))
 
 
 def test_a_finding_is_confirmed_by_the_same_recipes_with_other_seeds():
