@@ -44,6 +44,6 @@ def study() -> Study:
         "attention can be near without position, too. 'table' and 'PEG' are the runs of cpvt_stacks.",
         follows="CPVT (Chu et al., 2023), Figures 5 and 6",
         limits="The figures show single heads of one image in two of twelve layers, on 14 x 14 patches; here are "
-        "5 x 5 patches and four layers.",
+        "5 x 5 patches and four layers. A mean over heads hides near heads beside far ones.",
         seconds=30,
     )
