@@ -24,14 +24,13 @@ from graticule.lab.studies.study import (
     Endpoint,
     Row,
     Study,
-    _at_sizes,
     list_studies,
     load_study,
     read_table,
     recipe_hash,
-    run_study,
     write_table,
 )
+from graticule.lab.studies.study_runs import _at_sizes, run_study
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import build_model
@@ -130,7 +129,7 @@ def test_rows_in_the_table_are_not_trained_again_and_trained_runs_are_measured(d
     folder = shutil.copytree(done[0], tmp_path / "copy")
     table = folder / "study_small.csv"
     kept = read_table(table)
-    monkeypatch.setattr("graticule.lab.studies.study.train_runs", lambda runs, *_, **__: trained.extend(runs))
+    monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda runs, *_, **__: trained.extend(runs))
     trained = []
     run_study(SMALL, folder, table, progress=False)
     assert trained == [] and read_table(table) == kept
@@ -146,11 +145,11 @@ def test_rows_added_by_another_process_meanwhile_are_not_added_again(done, tmp_p
     kept = read_table(table)
     first = [row for row in kept if row.seed == 0]
     write_table(table, [])
-    monkeypatch.setattr("graticule.lab.studies.study.train_runs", lambda *_, **__: write_table(table, first))
+    monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda *_, **__: write_table(table, first))
     run_study(dataclasses.replace(SMALL, seeds=(0,)), folder, table, progress=False)
     assert read_table(table) == first
     with locked(folder):
-        monkeypatch.setattr("graticule.lab.studies.study._PATIENCE", 0.01)
+        monkeypatch.setattr("graticule.lab.studies.study_runs._PATIENCE", 0.01)
         with pytest.raises(OSError, match="copy is in use by another process"):
             run_study(SMALL, folder, table, progress=False)
 
@@ -378,14 +377,16 @@ def test_runs_end_at_the_first_look_that_decides_all_tests(tmp_path, monkeypatch
         table, seeds = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", []
         hashes = {one.cells[name][0]: recipe_hash(recipe) for name, recipe in one.recipes().items()}
         known = {row.cell: dataclasses.replace(row, recipe=hashes[row.choice]) for row in rows(values)}
-        monkeypatch.setattr("graticule.lab.studies.study.train_runs", lambda runs, *_, **__: None)
-        monkeypatch.setattr("graticule.lab.studies.study.check_choices", lambda *_: (dict.fromkeys("ab", 10), None))
+        monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda runs, *_, **__: None)
+        monkeypatch.setattr(
+            "graticule.lab.studies.study_runs.check_choices", lambda *_: (dict.fromkeys("ab", 10), None)
+        )
 
         def measured(study, planned, parameters):
             seeds.append(planned.recipe.seed)
             return [known[planned.choice, "", planned.recipe.seed]]
 
-        monkeypatch.setattr("graticule.lab.studies.study.measured_rows", measured)
+        monkeypatch.setattr("graticule.lab.studies.study_runs.measured_rows", measured)
         assert run_study(one, tmp_path, table, progress=False) == 0
         assert run_study(one, tmp_path, table, progress=False) == 0  # nothing is left
         assert len(seeds) == 2 * len(set(seeds))

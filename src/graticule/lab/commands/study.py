@@ -97,7 +97,8 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.report import StudyReport, report_pages, write_report
     from graticule.lab.studies.significance import spending
-    from graticule.lab.studies.study import missing_runs, read_table, run_study
+    from graticule.lab.studies.study import read_table
+    from graticule.lab.studies.study_runs import missing_runs, run_study
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work

@@ -16,4 +16,4 @@ from .study import Endpoint as Endpoint
 from .study import Study as Study
 from .study import list_studies as list_studies
 from .study import load_study as load_study
-from .study import run_study as run_study
+from .study_runs import run_study as run_study
