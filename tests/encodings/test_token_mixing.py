@@ -96,14 +96,14 @@ def test_a_bias_per_group_is_cut_with_the_windows():
 
 
 def test_a_bias_per_group_is_resampled_group_by_group():
-    position = MixingPosition([DenseMixing(Grid(2, 3), groups=2)], group_bias=True)
-    one = MixingPosition([DenseMixing(Grid(2, 3))])
-    values = torch.randn(2, 6)
+    position = MixingPosition([DenseMixing(Grid(2, 3), groups=2)], group_bias=True).double()
+    one = MixingPosition([DenseMixing(Grid(2, 3))]).double()
+    values = torch.randn(2, 6, dtype=torch.float64)
     with torch.no_grad():
         next(position.biases.parameters()).copy_(values)
         next(one.biases.parameters()).copy_(values[1])
     at = Grid(4, 5)
-    torch.testing.assert_close(position(at)[0].spatial_bias[1], one(at)[0].spatial_bias, rtol=0, atol=1e-6)
+    torch.testing.assert_close(position(at)[0].spatial_bias[1], one(at)[0].spatial_bias, rtol=0, atol=1e-14)
 
 
 @in_turn("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])

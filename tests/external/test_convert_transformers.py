@@ -4,14 +4,12 @@ import pytest
 import torch
 from timm_models import assert_same_bits, in_float64, randomize
 from torch import nn
+from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64
 
-transformers = pytest.importorskip("transformers")
-from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64  # noqa: E402
-
-import graticule  # noqa: E402
-from evidence.models_page import configured  # noqa: E402
-from graticule.external.convert.parts import CONVERSIONS  # noqa: E402
-from graticule.external.images import call, image_size  # noqa: E402
+import graticule
+from evidence.models_page import configured
+from graticule.external.convert.parts import CONVERSIONS
+from graticule.external.images import call, image_size
 
 IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

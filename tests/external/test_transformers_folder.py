@@ -5,16 +5,15 @@ import json
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
+from transformers_models import MERGED, SMALL, VIDEO, build, outputs
 
-transformers = pytest.importorskip("transformers")
-from transformers_models import MERGED, SMALL, VIDEO, build, outputs  # noqa: E402
-
-import graticule  # noqa: E402
-from commands import refused, run_command  # noqa: E402
-from evidence.models_page import configured  # noqa: E402
-from graticule.external.images import call, image_size  # noqa: E402
-from graticule.lab.commands.opening import NamedModels, open_model, open_source  # noqa: E402
+import graticule
+from commands import refused, run_command
+from evidence.models_page import configured
+from graticule.external.images import call, image_size
+from graticule.lab.commands.opening import NamedModels, open_model, open_source
 
 PREPROCESSOR = {
     "image_mean": [0.5, 0.4, 0.3],

@@ -5,9 +5,11 @@ import json
 
 import pytest
 import torch
+from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
 
 import graticule
 import tiny
+from evidence.models_page import configured
 from graticule.analysis.audit import audit
 from graticule.external.images import image_size
 from graticule.external.open_view import ResampledTables, StructureView, view_of
@@ -16,11 +18,6 @@ from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.studies.resamplers import try_resamplers
 from graticule.testing.models import inspect_model
-
-pytest.importorskip("transformers")
-from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
-
-from evidence.models_page import configured
 
 #: Models whose only position information is that of their tokens: class, configuration.
 PLAIN = [

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 
 import graticule
@@ -316,7 +317,6 @@ HOSTS = {
 
 
 def _dinov2(**given):
-    transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 7}
     return draw(transformers.Dinov2Model(transformers.Dinov2Config(**{**small, **given})))
 

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from image_files import BROKEN, number_of, numbered, packed, picture, write_folder
@@ -13,8 +14,6 @@ from PIL import Image
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
 from in_turn import in_turn
-
-datasets = pytest.importorskip("datasets")
 
 NAMES = ["cat", "dog"]
 

@@ -116,7 +116,6 @@ model = PixioModel(PixioConfig(image_size=28, patch_size=4, num_channels=1, **si
 
 
 def test_a_model_that_does_not_convert_is_compared_with_its_own_resampling(capsys, digits, tmp_path):
-    pytest.importorskip("transformers")
     (tmp_path / "host.py").write_text(HOST)
     given = (f"{tmp_path}/host.py:model", "--images", digits, "--sizes", 40, "--count", 4, "--output", tmp_path)
     code, out, err = run_command(capsys, "resamplers", *given)
