@@ -448,6 +448,10 @@ def test_findings_have_intervals_over_images_if_all_runs_have_theirs():
     low, high = report.tests()[0].images
     assert only[header.index("over images too")] == f"{low:+.2f} to {high:+.2f}" and low < 31.25 < high
     assert "other seeds and other test images" in report.markdown()
+    zoomed = dataclasses.replace(one, endpoint=Endpoint(at="zoom 40"), sizes=((40, 40),))
+    zoom = rows({"a": [50.0, 37.5], "b": [75.0, 75.0]}, at="zoom 40")
+    other = StudyReport("x", zoomed, zoom, report.images).findings()[0]
+    assert "over images too" not in other  # the images are those of the trained size
 
 
 def test_every_declared_study_can_be_planned():
@@ -594,6 +598,7 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
         ([str(STUDIES / "amplitude.py"), "--report"], "has no results yet"),
         ([str(STUDIES / "amplitude.py"), "--quick", "--docs", "docs"], "`docs` must be left out with --quick"),
         ([str(STUDIES / "amplitude.py"), "--on", "nowhere"], "`on` must be here"),
+        ([str(STUDIES / "camvid.py"), "--images"], "whose endpoint is top1 after training, got miou (trained)"),
         ([str(STUDIES / "amplitude.py"), "--on", "locl:2", "--list"], "`on` must be here"),
     ],
 )

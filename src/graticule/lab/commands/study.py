@@ -97,13 +97,18 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.report import StudyReport, report_pages, write_report
     from graticule.lab.studies.significance import spending
-    from graticule.lab.studies.study import read_table
+    from graticule.lab.studies.study import TRAINED, read_table
     from graticule.lab.studies.study_runs import missing_runs, run_study
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work
-    if options.images and (metric := next(iter(study.recipes().values())).metric.key) != "top1":
-        raise ValueError(f"`images` must be left out: the recipe {study.recipe!r} is judged by {metric}, not top1.")
+    end = study.endpoint
+    judged = end.metric or next(iter(study.recipes().values())).metric.key
+    if options.images and (judged, end.at, end.minus) != ("top1", TRAINED, None):
+        raise ValueError(
+            "`images` must be left out: it is for studies whose endpoint is top1 after training, got "
+            f"{dataclasses.replace(end, metric=judged)}."
+        )
     given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.plan:
         columns, *planned = StudyReport(name, part_of_it, read_table(table)).power()

@@ -150,7 +150,12 @@ class StudyReport:
         ]
 
     def _over_images(self, names: Sequence[str], variant: str, seeds: Sequence[int]) -> tuple[float, float] | None:
-        """Return the interval of a - b, or (a - b) - (c - d), over seeds and images; None if images are missing."""
+        """Return the interval of a - b, or (a - b) - (c - d), over seeds and images.
+
+        None if images are missing, or the endpoint is another number than the accuracy on them.
+        """
+        if (self.metric, self.study.endpoint.at, self.study.endpoint.minus) != ("top1", TRAINED, None):
+            return None
         correct = {(one.choice, one.variant, one.seed): one.values for one in self.images}
         runs = [[(name, variant, seed) for name in names] for seed in seeds]
         if len(seeds) < 2 or any(run not in correct for of_seed in runs for run in of_seed):
@@ -294,7 +299,7 @@ class StudyReport:
                     " The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the "
                     "result is inconclusive."
                 )
-            if "over images too" in rows[0]:
+            if any(one.images for one in tests):
                 said += ' "Over images too" is the interval for other seeds and other test images.'
             text += [f"{said} {self.interim()}".rstrip(), markdown(rows)]
         if figure:
