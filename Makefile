@@ -1,6 +1,8 @@
 # make demo   trains on embedded digits and writes runs/demo/report.html
 # make test   runs the tests
-# make test-slow  runs the tests that take some seconds each, and ten times as many cases of the fuzzing tests
+# make test-slow  runs the tests that take some seconds each, those of devices, and ten times as many cases of the
+#               fuzzing tests
+# make test-gpu  runs the tests of devices alone, on the GPU if there is one, otherwise on the CPU
 # make lint   checks format, style and types
 # make wheel  builds the package, installs it in an environment without this folder, and runs its demo
 # make dist   builds wheel and source distribution into dist/ and checks the description for the package index
@@ -14,7 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-lowest wheel dist release words docs lint format tables clean
+.PHONY: demo test test-slow test-gpu test-lowest wheel dist release words docs lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
@@ -26,8 +28,13 @@ test: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
 test-slow: $(VENV)/.installed
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m 'slow or gpu'
 	OMP_NUM_THREADS=1 GRATICULE_FUZZ=10 $(BIN)/python -m pytest -q tests/test_fuzz_data.py tests/test_fuzz_models.py tests/test_fuzz_runs.py
+
+# With as many processes as PROCESSES: they share the GPU, and most of the time is PyTorch's on the CPU.
+PROCESSES ?= 2
+test-gpu: $(VENV)/.installed
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m gpu tests/gpu -n $(PROCESSES)
 
 # Old versions emit warnings that newer ones do not, so warnings are not errors here.
 test-lowest:

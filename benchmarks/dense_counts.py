@@ -10,6 +10,7 @@ channel. Norms, activations, sums and interpolation are not counted.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -84,9 +85,13 @@ def count(model: Any, detects: bool) -> int:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the first row of each table of a paper, as a test")
+    options = parser.parse_args()
+    rows = list({row[0]: row for row in reversed(ROWS)}.values()) if options.quick else ROWS
     print("| paper | backbone | parts | parameters (M) | printed | multiply-adds (G) |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for paper, backbone, arguments, printed in ROWS:
+    for paper, backbone, arguments, printed in rows:
         detects = "head" in arguments
         create = graticule.create_detector if detects else graticule.create_segmenter
         with torch.device("meta"):

@@ -23,10 +23,12 @@ import argparse
 import csv
 import dataclasses
 import platform
+import tempfile
 from collections import defaultdict
 from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -46,7 +48,6 @@ from graticule.position.position import ENCODINGS
 from graticule.system.files import write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
-DATA = DOCS / "data" / "extrapolation.csv"
 TRAINED = (20, 20)
 LARGEST = (40, 40)
 SIZES = [TRAINED, (24, 24), (28, 28), LARGEST]
@@ -68,6 +69,9 @@ CHOICES = {
     "rope(preset='rope_vit')": {"encoding": "rope(preset='rope_vit')"},
     "rope(preset='dinov3')": {"encoding": "rope(preset='dinov3')"},
 }
+#: What --quick changes: the choices, and values of the recipe.
+QUICK_CHOICES = ("none", "rope")
+QUICK = {"epochs": 1, "warmup_epochs": 0, "limit_train": 40, "limit_test": 20, "batch_size": 20}
 #: The choices of the figure of lines.
 DRAWN = ("learnable", "learnable, lape", "rope(preset='dinov3')", "rope", "peg", "none", "learnable(std=1)")
 #: Scalings of rotary frequencies; NTK and YaRN need ordered frequencies, which learned ones are not.
@@ -77,11 +81,11 @@ SCALED = {
 }
 
 
-def recipe(choice: str, seed: int) -> graticule.Recipe:
-    """Return the recipe of a run."""
+def recipe(choice: str, seed: int, changes: dict[str, Any]) -> graticule.Recipe:
+    """Return the recipe of a run, with further changes."""
     base = load_recipe("digits_sizes")
-    changed = {"img_size": TRAINED, "epochs": 10, "model_kwargs": ("depth=4",), "accelerator": "cpu"}
-    return dataclasses.replace(base, seed=seed, **changed, **CHOICES[choice])
+    values = {"img_size": TRAINED, "epochs": 10, "model_kwargs": ("depth=4",), "accelerator": "cpu"}
+    return dataclasses.replace(base, seed=seed, **values | changes, **CHOICES[choice])
 
 
 def variants(choice: str) -> dict[str, str]:
@@ -112,11 +116,10 @@ def tested_with(run: Run, encoding: str) -> nn.Module:
     return model.eval()
 
 
-def measure(choice: str, seed: int, folder: Path) -> list[dict[str, object]]:
+def measure(choice: str, seed: int, folder: Path, changes: dict[str, Any]) -> list[dict[str, object]]:
     """Train a run unless it is trained already, and score it; returns one record per score."""
-    run = train(
-        recipe(choice, seed), folder / choice.translate(str.maketrans("(),'= ", "------")) / str(seed), resume=True
-    )
+    place = folder / choice.translate(str.maketrans("(),'= ", "------")) / str(seed)
+    run = train(recipe(choice, seed, changes), place, resume=True)
     data = run.data()
     surroundings = {"date": date.today().isoformat(), "torch": torch.__version__, "machine": platform.machine()}
     records = []
@@ -131,19 +134,24 @@ def measure(choice: str, seed: int, folder: Path) -> list[dict[str, object]]:
     return records
 
 
-def read() -> list[dict[str, str]]:
+def data_file(docs: Path) -> Path:
+    """Return the file of the scores."""
+    return docs / "data" / "extrapolation.csv"
+
+
+def read(docs: Path = DOCS) -> list[dict[str, str]]:
     """Read the stored scores."""
-    if not DATA.exists():
+    if not data_file(docs).exists():
         return []
-    with DATA.open(newline="") as file:
+    with data_file(docs).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def keep(records: list[dict[str, object]]) -> None:
+def store(docs: Path, records: list[dict[str, object]]) -> None:
     """Append scores to the stored ones."""
-    DATA.parent.mkdir(exist_ok=True)
-    new = not DATA.exists()
-    with DATA.open("a", newline="") as file:
+    data_file(docs).parent.mkdir(exist_ok=True)
+    new = not data_file(docs).exists()
+    with data_file(docs).open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         if new:
             writer.writeheader()
@@ -191,13 +199,13 @@ def in_order(found: Scores) -> list[str]:
     return sorted({choice for choice, _, _ in found}, key=lambda c: -fmean(found[c, "plain", "canvas"][LARGEST]))
 
 
-def report() -> None:
-    """Write the tables and the figure from the stored scores."""
-    records = read()
+def report(docs: Path) -> None:
+    """Write the tables and the figures from the stored scores."""
+    records = read(docs)
     found, _ = scores_of(records)
-    print(write_text(DOCS / "extrapolation.md", page(records)))
-    print(save_figure(picture(found, in_order(found)), DOCS / "figures" / "extrapolation.png"))
-    print(save_figure(lines(found), DOCS / "figures" / "extrapolation_lines.png"))
+    print(write_text(docs / "extrapolation.md", page(records)))
+    print(save_figure(picture(found, in_order(found)), docs / "figures" / "extrapolation.png"))
+    print(save_figure(lines(found), docs / "figures" / "extrapolation_lines.png"))
 
 
 def page(records: list[dict[str, str]]) -> str:
@@ -243,8 +251,8 @@ def page(records: list[dict[str, str]]) -> str:
     decided = [f"{name} ({d:+.1f})" for name, (d, _), q in zip(names, cells, adjusted, strict=True) if below(q)]
     text[about] += (
         f" Of {tests} tests, {len(decided)} have an adjusted p below {LEVEL:g}: {'; '.join(decided)}. The smallest p "
-        f"must be below {LEVEL / tests:.5f} before it is adjusted, which is rare with so few seeds: an adjusted p of 1 "
-        "means that the result is inconclusive, not that nothing changes."
+        f"must be below {LEVEL / max(tests, 1):.5f} before it is adjusted, which is rare with so few seeds: an "
+        "adjusted p of 1 means that the result is inconclusive, not that nothing changes."
     )
     written = [f"{d:+.1f} (p {format_p(p)}; {format_p(q)})" for (d, p), q in zip(cells, adjusted, strict=True)]
     rows = [("encoding", "with", *MODES)]
@@ -282,7 +290,7 @@ def lines(found: Scores) -> Figure:
     for ax, mode in zip(figure.subplots(1, 2, sharey=True), MODES, strict=True):
         decorate(ax)
         ends = {}
-        for index, choice in enumerate(DRAWN):
+        for index, choice in enumerate(choice for choice in DRAWN if (choice, "plain", mode) in found):
             scores = [found[choice, "plain", mode][size] for size in SIZES]
             means, deviations = [fmean(one) for one in scores], [stdev(one) for one in scores]
             ax.errorbar(shares, means, deviations, capsize=2, **line_style(index))
@@ -311,20 +319,32 @@ def lines(found: Scores) -> Figure:
 
 def main() -> None:
     """Run the missing choices and seeds, or write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--folder", type=Path, default=Path("runs/extrapolation"))
     parser.add_argument("--choices", nargs="+", default=list(CHOICES))
     parser.add_argument("--report", action="store_true", help="write the tables and the figure from the stored scores")
+    parser.add_argument("--quick", action="store_true", help="two choices on a few digits, in a temporary folder")
     options = parser.parse_args()
+    if not options.quick:
+        complete(options, DOCS, {})
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.report = False
+        options.seeds, options.choices, options.folder = [0, 1], list(QUICK_CHOICES), Path(folder) / "runs"
+        complete(options, Path(folder), QUICK)
+
+
+def complete(options: argparse.Namespace, docs: Path, changes: dict[str, Any]) -> None:
+    """Train and score the missing runs, and write the page and its figures."""
     if not options.report:
         torch.set_num_threads(1)
-        kept = {(r["choice"], int(r["seed"])) for r in read()}
-        todo = [(c, s) for s in options.seeds for c in options.choices if (c, s) not in kept]
-        for number, (choice, seed) in enumerate(todo, 1):
-            print(f"{number} of {len(todo)}: {choice}, seed {seed}", flush=True)
-            keep(measure(choice, seed, options.folder))
-    report()
+        stored = {(r["choice"], int(r["seed"])) for r in read(docs)}
+        missing = [(c, s) for s in options.seeds for c in options.choices if (c, s) not in stored]
+        for number, (choice, seed) in enumerate(missing, 1):
+            print(f"{number} of {len(missing)}: {choice}, seed {seed}", flush=True)
+            store(docs, measure(choice, seed, options.folder, changes))
+    report(docs)
 
 
 if __name__ == "__main__":

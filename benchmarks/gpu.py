@@ -1,19 +1,13 @@
-"""Run all performance benchmarks on a GPU by one command, in less than ten minutes.
+"""Measure the library on a GPU, most important parts first, within the minutes that it is given.
 
-    python benchmarks/gpu.py                # on a GPU: DeiT-Ti, DeiT-S, DeiT-B and Swin-T, batch 256, bfloat16
-    python benchmarks/gpu.py --quick        # on a CPU: the same code on small inputs, to test it
+    python benchmarks/gpu.py                     # on a GPU, batch 256, bfloat16
+    python benchmarks/gpu.py --minutes 6 --output results    # and the rest later, with the same --output
+    python benchmarks/gpu.py --quick             # on a CPU: the same code on tiny inputs, to test it
 
-It measures these parts, eager and compiled where this applies:
-- models: training step and inference of each over timm's, with images per second, peak memory, and the fraction of the
-  rate of a product of large matrices in the same dtype on the same device;
-- position: LaPE, folded LaPE, and five PEGs over the default, with DeiT-Ti; a model over itself is the noise;
-- mixing: PosMLP-T, and the product of a GGQPE unit by its matrix and by displacements at several sizes;
-- biases: attention without a bias, with a table, with two factors, and by `flex_attention`;
-- loaders: images per second of a folder of photographs, to be compared with those of the models;
-- loop: an epoch of graticule's training with 16-mixed, bf16-mixed, torch.compile, and DDP on one device (NCCL).
-
-Parts that do not fit into the time are listed. The results are written to docs/data/gpu.json with the versions and the
-device, and plotted in docs/figures/gpu.png (--quick writes them to --output or a temporary folder).
+Every ratio is the median over rounds in which ours and the alternative run in turns, in one process. Each part is
+written to gpu.json and to gpu.md when it is done (by default in docs/data and docs/results), so an interrupted run
+keeps what it measured, and a later one with the same output measures the parts that are missing. A part that fails,
+such as for want of memory, is named, and the others run. gpu-profile.txt has the longest kernels of each model.
 """
 
 from __future__ import annotations
@@ -30,318 +24,520 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import timm
-import torch
-import torch.nn.functional as F
-from bias import steps as bias_steps
-from data import large, pack, seconds, write_photographs
-from matplotlib.figure import Figure
-from torch import nn
-from turns import Step, in_turns, inference_step, training_step
-from windows import product_step
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-import graticule
-from graticule.lab.figures.save import save_figure
-from graticule.lab.recipes.load import load_recipe
-from graticule.lab.training.loop import train
-from graticule.system.files import read_json, write_json
+    Step = Callable[[], None]
 
 DOCS = Path(__file__).parent.parent / "docs"
-CATALOG = Path(graticule.__file__).parent / "studies" / "catalog.json"
+Record = dict[str, Any]
 #: Models of this library and of timm, under the same names.
-NAMES = [
+NAMES = (
     "deit_tiny_patch16_224",
+    "swin_tiny_patch4_window7_224",
     "deit_small_patch16_224",
     "deit_base_patch16_224",
-    "swin_tiny_patch4_window7_224",
-]
-Record = dict[str, Any]
+)
+#: Part -> the sentence of its goal in the page, and the columns of its table.
+GOALS = {
+    "ceilings": "The product of two large matrices, and the copy of a large tensor (bytes read and written).",
+    "models": "Ours over timm's; goal: at most 1.00 in training and inference, with at most timm's memory. Where the "
+    "kernels take less time than the step, Python on the host takes the rest.",
+    "position": "Over the default of the same model; goal: LaPE at most 1.01 eager and 1.005 compiled, folded 1.00, "
+    "one PEG (CPVT-Ti) at most 1 / 0.985.",
+    "biases": "One attention layer of DeiT-Ti, forward and backward, over the same without a bias; goal: factors at "
+    "most 1.1 at 4,096 tokens.",
+    "packed": "Images of 0.25 to 1 of the largest area, padded to it over packed in one row; goal: at least 2.",
+    "mixing": "A product of PosMLP's unit by displacements over the product by its matrix.",
+    "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03.",
+    "programs": "An exported program over the model.",
+}
 
 
 class Bench:
     """Settings and measurements of a run.
 
     Args:
-        quick: whether to run all parts on small inputs, on the CPU.
-        minutes: time after which no further part starts.
+        quick: whether to run all parts on tiny inputs, on the CPU.
+        minutes: time after which no further measurement starts.
+        folder: of the results.
     """
 
-    def __init__(self, quick: bool, minutes: float) -> None:
-        self.quick = quick
+    def __init__(self, quick: bool, minutes: float, folder: Path) -> None:
+        self.quick, self.folder = quick, folder
         self.device = "cpu" if quick else "cuda"
         self.batch = 1 if quick else 256
-        self.rounds = 3 if quick else 10
-        self.bf16 = not quick
+        self.rounds = 3 if quick else 12
         self.until = time.monotonic() + 60 * minutes
         self.records: list[Record] = []
-        self.not_run: list[str] = []
 
     def turns(self, steps: dict[str, Step], warmup: int | None = None) -> dict[str, list[float]]:
-        """Time interleaved steps; name -> seconds of each round."""
-        warmup = (1 if self.quick else 3) if warmup is None else warmup
+        """Time steps in turns; name -> seconds of each round."""
+        from turns import in_turns
+
+        warmup = (1 if self.quick else 4) if warmup is None else warmup
         return in_turns(steps, rounds=self.rounds, warmup=warmup, device=self.device)
 
-    def step(self, model: nn.Module, phase: str, *, compiled: bool, side: int = 224) -> Step:
+    def step(self, model: nn.Module, phase: str, *, compiled: bool, batch: int = 0, side: int = 224) -> Step:
         """Build the training step or forward pass of a model."""
-        images = torch.randn(self.batch, 3, side, side, device=self.device)
-        build = training_step if phase == "training" else inference_step
-        return build(model.to(self.device), images, bf16=self.bf16, compile=compiled)
+        import torch
+        from turns import inference_step, training_step
 
-    def add(self, part: str, name: str, times: list[float], reference: list[float] | None = None, **more: Any) -> None:
-        """Record the median of a time, and the median and quartiles of its ratios to another one."""
-        record = {"part": part, "name": name, "ms": 1e3 * statistics.median(times), **more}
+        channels = getattr(model, "in_chans", 3)
+        images = torch.randn(batch or self.batch, channels, side, side, device=self.device)
+        build = training_step if phase == "training" else inference_step
+        return build(model.to(self.device), images, bf16=not self.quick, compile=compiled)
+
+    def add(self, name: str, times: list[float], reference: list[float] | None = None, **more: Any) -> Record:
+        """Record the median of a time, and median and quartiles of its ratios to another one; returns the record."""
+        record = {"name": name, **more, "ms": 1e3 * statistics.median(times)}
         if reference is not None:
             ratios = sorted(a / b for a, b in zip(times, reference, strict=True))
-            record["ratio"] = statistics.median(ratios)
-            record["quartiles"] = statistics.quantiles(ratios, n=4, method="inclusive")[::2]
+            low, record["ratio"], high = statistics.quantiles(ratios, n=4, method="inclusive")
+            record["quartiles"] = [low, high]
         self.records.append(record)
-        shown = (
-            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in record.items()
-        )
-        print(", ".join(shown), flush=True)
+        print("  " + ", ".join(f"{key} {show(value)}" for key, value in record.items()), flush=True)
+        return record
 
     def free(self) -> None:
         """Free the memory of the previous measurement and reset the peak."""
+        import torch
+
         gc.collect()
         torch.compiler.reset()
         if self.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
-    def peak_memory(self) -> int | None:
-        """Return the peak memory of the device in MB since `free`; None on a CPU."""
-        return round(torch.cuda.max_memory_allocated() / 1e6) if self.device == "cuda" else None
+    def peak(self, step: Step) -> int:
+        """Return the peak memory of a step on the device, beyond what is allocated before it, in MB; 0 on a CPU."""
+        import torch
 
-    def product_rate(self) -> float:
-        """Return the operations per second of a product of large matrices, in the dtype of the models."""
-        side = 512 if self.quick else 8192
-        dtype = torch.bfloat16 if self.bf16 else torch.float32
-        a, b = (torch.randn(side, side, device=self.device, dtype=dtype) for _ in range(2))
-        times = self.turns({"product": lambda: torch.mm(a, b)})["product"]
-        return 2 * side**3 / statistics.median(times)
+        if self.device != "cuda":
+            return 0
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return round((torch.cuda.max_memory_allocated() - before) / 1e6)
+
+    def profile(self, title: str, steps: dict[str, Step]) -> dict[str, float]:
+        """Add the longest kernels of each step to gpu-profile.txt; returns the sum of their times, in ms."""
+        from torch.profiler import ProfilerActivity, profile
+
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device == "cuda")
+        order = "self_cuda_time_total" if self.device == "cuda" else "self_cpu_time_total"
+        sums = {}
+        for name, step in steps.items():
+            with profile(activities=kinds, acc_events=True) as trace:
+                step()
+            averages = trace.key_averages()
+            sums[name] = (
+                sum(event.self_device_time_total for event in averages if event.device_type.name == "CUDA") / 1e3
+            )
+            with (self.folder / "gpu-profile.txt").open("a", encoding="utf-8") as file:
+                file.write(f"## {title}: {name}\n{averages.table(sort_by=order, row_limit=25)}\n")
+        return sums
+
+
+def show(value: Any) -> str:
+    """Return a value of a record for a line or a table."""
+    if isinstance(value, list):
+        return " to ".join(map(show, value))
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1e4
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def ceilings(bench: Bench) -> None:
+    """Measure the product of two large matrices, and the copy of a large tensor."""
+    import torch
+
+    side, count = (256, 1 << 16) if bench.quick else (8192, 1 << 31)
+    dtype = torch.float32 if bench.quick else torch.bfloat16
+    a, b = (torch.randn(side, side, device=bench.device, dtype=dtype) for _ in range(2))
+    times = bench.turns({"product": lambda: torch.mm(a, b)})["product"]
+    rate = 2 * side**3 / statistics.median(times) / 1e12
+    bench.add(f"product of {side} x {side}, {dtype}", times, tera_operations_per_second=rate)
+    source = torch.empty(count, dtype=torch.uint8, device=bench.device).random_()
+    copy = torch.empty_like(source)
+    times = bench.turns({"copy": lambda: copy.copy_(source)})["copy"]
+    rate = 2 * count / statistics.median(times) / 1e12
+    bench.add(f"copy of {count / 1e9:.2g} GB", times, terabytes_per_second=rate)
+
+
+def operations(model: nn.Module, side: int = 224) -> int:
+    """Return the operations of a forward pass of one image."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(torch.randn(1, 3, side, side, device=next(model.parameters()).device))
+    return int(counter.get_total_flops())
 
 
 def models(bench: Bench, name: str) -> None:
-    """Measure a model relative to timm's, in training and inference, eager and compiled."""
-    work = 2 * read_json(CATALOG)["models"][name]["multiply_adds"]
-    rate = bench.product_rate()
-    for phase, factor in (("training", 3), ("inference", 1)):
-        for compiled in (False,) if bench.quick else (False, True):
+    """Measure a model over timm's, in training and inference, eager and compiled, with full batches and one image."""
+    import timm
+    import torch
+
+    import graticule
+
+    builders = {"ours": partial(graticule.create_model, name), "timm": partial(timm.create_model, name)}
+    work = operations(builders["ours"]())
+    cells = [("training", bench.batch), ("inference", bench.batch), ("inference", 1)]
+    for compiled in (False, True):
+        for phase, batch in cells[: 1 if bench.quick else 3]:
+            skipped = compiled and (bench.quick or (batch == 1 and name not in NAMES[:2]))
+            if skipped or time.monotonic() > bench.until:
+                continue
             bench.free()
-            torch.manual_seed(0)
-            steps = {"ours": bench.step(graticule.create_model(name), phase, compiled=compiled)}
-            ours = steps["ours"]
-            ours()
-            memory = bench.peak_memory()
-            steps["timm"] = bench.step(timm.create_model(name), phase, compiled=compiled)
+            steps, peaks = {}, {}
+            for key, build in builders.items():
+                torch.manual_seed(0)
+                steps[key] = bench.step(build(), phase, compiled=compiled, batch=batch)
+                peaks[key] = bench.peak(steps[key])
             times = bench.turns(steps)
-            speed = bench.batch / statistics.median(times["ours"])
-            bench.add(
-                "models",
+            speed = batch / statistics.median(times["ours"])
+            factor = 3 if phase == "training" else 1
+            record = bench.add(
                 name,
                 times["ours"],
                 times["timm"],
-                over="timm",
                 phase=phase,
+                batch=batch,
                 compiled=compiled,
                 images_per_second=speed,
-                peak_mb=memory,
-                share_of_product=speed * factor * work / rate,
+                tera_operations_per_second=speed * factor * work / 1e12,
+                peak_mb=peaks["ours"],
+                timm_mb=peaks["timm"],
             )
+            title = f"{name}, {phase}, batch {batch}, {'compiled' if compiled else 'eager'}"
+            kernels = bench.profile(title, steps)
+            record |= {"kernels_ms": kernels["ours"], "timm_kernels_ms": kernels["timm"]}
 
 
 def position(bench: Bench) -> None:
-    """Measure LaPE and PEGs relative to the default."""
-    name, five = "deit_tiny_patch16_224", "peg(places=[0, 1, 2, 3, 4])"
+    """Measure LaPE, folded LaPE and PEGs over the default, with DeiT-Ti."""
+    import graticule
+
+    name = "deit_tiny_patch16_224"
     builders: dict[str, Callable[[], nn.Module]] = {
         "default": lambda: graticule.create_model(name),
         "default again": lambda: graticule.create_model(name),
         "lape": lambda: graticule.create_model(name, joining="lape"),
-        "lape folded": lambda: graticule.fold(graticule.create_model(name, joining="lape")),
-        "five PEGs": lambda: graticule.create_model(name, encoding=f"{five} + learnable"),
+        "one PEG": lambda: graticule.create_model("cpvt_tiny_patch16_224"),
+        "five PEGs": lambda: graticule.create_model(name, encoding="peg(places=[0, 1, 2, 3, 4]) + learnable"),
+        "lape folded": lambda: graticule.fold(graticule.create_model(name, joining="lape").eval()),
     }
-    for phase in ("training", "inference"):
-        for compiled in (False,) if bench.quick else (False, True):
+    for compiled in (False,) if bench.quick else (False, True):
+        for phase in ("training", "inference"):
+            if time.monotonic() > bench.until:
+                return
             bench.free()
-            chosen = {k: build for k, build in builders.items() if phase == "inference" or k != "lape folded"}
-            steps = {k: bench.step(build(), phase, compiled=compiled) for k, build in chosen.items()}
+            chosen = [key for key in builders if phase == "inference" or key != "lape folded"]
+            if compiled:
+                chosen = [key for key in chosen if key not in ("default again", "five PEGs")]
+            steps = {key: bench.step(builders[key](), phase, compiled=compiled) for key in chosen}
             times = bench.turns(steps)
-            for key in list(steps)[1:]:
-                bench.add("position", key, times[key], times["default"], over="default", phase=phase, compiled=compiled)
-
-
-def mixing(bench: Bench) -> None:
-    """Measure PosMLP-T, and the product of a unit, both by its matrix and by displacements."""
-    for phase in ("training", "inference"):
-        bench.free()
-        step = bench.step(graticule.create_model("posmlp_tiny_224"), phase, compiled=False)
-        times = bench.turns({"posmlp": step})["posmlp"]
-        speed = bench.batch / statistics.median(times)
-        bench.add("mixing", "posmlp_tiny_224", times, phase=phase, images_per_second=speed)
-    for side in (8, 16) if bench.quick else (14, 28, 56, 96):
-        bench.free()
-        steps = {path: product_step(path, side, True, bench.device) for path in ("matrix", "displacement")}
-        times = bench.turns(steps)
-        bench.add("mixing", "displacement", times["displacement"], times["matrix"], over="matrix", tokens=side * side)
+            kernels = bench.profile(f"position, {phase}, compiled {compiled}", steps)
+            for key in chosen[1:]:
+                record = bench.add(key, times[key], times["default"], phase=phase, compiled=compiled)
+                record |= {"kernels_ms": kernels[key], "kernels_ms_of_default": kernels["default"]}
 
 
 def biases(bench: Bench) -> None:
-    """Measure a layer with a bias in several forms, and attention by `flex_attention`, forward and backward."""
-    settings = argparse.Namespace(device=bench.device, bf16=bench.bf16, only=None)
-    for tokens in (196,) if bench.quick else (196, 1024, 4096):
-        bench.free()
-        times = bench.turns(bias_steps(tokens, settings, True))
-        for kind in ("factors (4), given", "table, given", "table, learned"):
-            bench.add("biases", kind, times[kind], times["none"], over="no bias", tokens=tokens)
-        times = bench.turns(bare_steps(tokens, bench))
-        for kind in ("table", "flex_attention"):
-            bench.add("biases", f"bare: {kind}", times[kind], times["none"], over="no bias", tokens=tokens)
-
-
-def bare_steps(tokens: int, bench: Bench) -> dict[str, Step]:
-    """Build attention without projections: without a bias, with a table, and with the same bias by `flex_attention`."""
+    """Measure an attention layer with a bias as a table, as factors and by flex_attention, forward and backward."""
+    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    side, heads, channels = round(tokens**0.5), 3, 64
-    dtype = torch.bfloat16 if bench.bf16 else torch.float32
-    # on a CPU flex_attention has no backward pass
-    q, k, v = (
-        torch.randn(1, heads, tokens, channels, device=bench.device, dtype=dtype, requires_grad=not bench.quick)
-        for _ in range(3)
-    )
-    slopes = 2.0 ** -torch.arange(1, heads + 1, device=bench.device)
-    index = torch.arange(tokens, device=bench.device)
-    rows, columns = index[:, None], index[None]
-    distance = (rows // side - columns // side) ** 2 + (rows % side - columns % side) ** 2
-    table = (-slopes[:, None, None] * distance).to(dtype)
+    from graticule.encodings.forms.bias import squared_distance_factors
+    from graticule.layers.attention import Attention
+    from graticule.position.grid import Grid
+    from graticule.position.layer import LayerPosition
 
-    def squared(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
-        dy, dx = row // side - column // side, row % side - column % side
-        return score - slopes[head] * (dy * dy + dx * dx)
-
+    heads, dim = 3, 192
     flex = flex_attention if bench.quick else torch.compile(flex_attention)
-    calls = {
-        "none": lambda: F.scaled_dot_product_attention(q, k, v),
-        "table": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=table),
-        "flex_attention": lambda: flex(q, k, v, score_mod=squared),
+    for side in (6,) if bench.quick else (14, 32, 64):
+        if time.monotonic() > bench.until:
+            return
+        bench.free()
+        grid = Grid(side, side)
+        tokens = grid.tokens
+        batch = max(1, 65536 // tokens) if not bench.quick else 1
+        layer = Attention(dim, heads).to(bench.device)
+        x = torch.randn(batch, tokens, dim, device=bench.device, requires_grad=True)
+        slopes = 2.0 ** -torch.arange(1, heads + 1, device=bench.device)
+        table = -slopes[:, None, None] * grid.offsets(torch.device(bench.device)).to(slopes.dtype).square().sum(-1)
+        given = {
+            "none": None,
+            "factors": squared_distance_factors(grid, -slopes),
+            "table": table,
+            "learned table": torch.nn.Parameter(table.clone()),
+        }
+
+        def run(bias: Any, layer: Attention = layer, x: torch.Tensor = x) -> None:
+            with torch.autocast(bench.device, torch.bfloat16, enabled=not bench.quick):
+                y = layer(x, LayerPosition(bias=bias))
+            y.sum().backward()
+
+        times = bench.turns({key: partial(run, bias) for key, bias in given.items()})
+        for key in list(given)[1:]:
+            bench.add(key, times[key], times["none"], tokens=tokens, batch=batch)
+
+        dtype = torch.float32 if bench.quick else torch.bfloat16  # on a CPU flex_attention has no backward pass
+        q, k, v = (
+            torch.randn(batch, heads, tokens, dim // heads, device=bench.device, dtype=dtype).requires_grad_(
+                not bench.quick
+            )
+            for _ in range(3)
+        )
+
+        def squared(score: Any, _: Any, head: Any, row: Any, column: Any, side: int = side, of: Any = slopes) -> Any:
+            dy, dx = row // side - column // side, row % side - column % side
+            return score - of[head] * (dy * dy + dx * dx)
+
+        attend = torch.nn.functional.scaled_dot_product_attention
+        in_dtype = table.to(dtype)[None]
+        calls = {
+            "none": partial(attend, q, k, v),
+            "table": partial(attend, q, k, v, attn_mask=in_dtype),
+            "flex": partial(flex, q, k, v, score_mod=squared),
+        }
+
+        def both(call: Callable[[], torch.Tensor]) -> None:
+            y = call()
+            if y.requires_grad:
+                y.sum().backward()
+
+        times = bench.turns({key: partial(both, call) for key, call in calls.items()})
+        for key in ("table", "flex"):
+            bench.add(f"without projections: {key}", times[key], times["none"], tokens=tokens, batch=batch)
+
+
+def packed(bench: Bench) -> None:
+    """Measure images padded to the largest over the same images in one row of tokens, and over a batch per size."""
+    import torch
+
+    import graticule
+
+    model = graticule.create_model("deit_tiny_patch16_224", encoding="rope", depth=1 if bench.quick else 12)
+    model = model.to(bench.device).eval()
+    count, most = (4, 48) if bench.quick else (64, 512)
+    ways = {
+        "packed": model.forward_packed,
+        "one batch per size": model,
+        "packed, flex": partial(model.forward_packed, flex=True),
     }
-    torch.testing.assert_close(calls["flex_attention"](), calls["table"](), rtol=0.05, atol=0.05)
 
-    def step(call: Callable[[], Any]) -> None:
-        out = call()
-        if out.requires_grad:
-            out.sum().backward()
+    @torch.inference_mode()
+    def run(call: Callable[..., Any], x: Any) -> None:
+        with torch.autocast(bench.device, torch.bfloat16, enabled=not bench.quick):
+            call(x)
 
-    return {name: partial(step, call) for name, call in calls.items()}
+    for key, way in ways.items():
+        for sizes in (2,) if bench.quick else (4, 16, 64):
+            if time.monotonic() > bench.until:
+                return
+            bench.free()
+            draw = torch.Generator().manual_seed(0)
+            shares = (torch.rand(sizes, generator=draw) * 0.75 + 0.25).tolist()
+            shapes = [(most, max(16, round(share * most / 16) * 16)) for share in shares]
+            images = [torch.randn(3, *shapes[index % sizes], device=bench.device) for index in range(count)]
+            padded = torch.stack([torch.nn.functional.pad(image, (0, most - image.shape[2])) for image in images])
+            tokens = sum(model.grid_of(image[None]).tokens for image in images)
+            times = bench.turns({"packed": partial(run, way, images), "padded": partial(run, model, padded)}, warmup=2)
+            bench.add(
+                f"padded over {key}",
+                times["padded"],
+                times["packed"],
+                images=count,
+                sizes=sizes,
+                share_of_padded_tokens=tokens / (count * model.grid_of(padded).tokens),
+                tokens_per_second=tokens / statistics.median(times["packed"]),
+            )
 
 
-def loaders(bench: Bench) -> None:
-    """Measure photographs per second from a folder and from packed files, with DeiT's augmentation."""
-    workers = 0 if bench.quick else min(16, torch.get_num_threads())
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        write_photographs(root / "folder", 64 if bench.quick else 8192)
-        pack(root / "folder", root / "packed")
-        for name, loader in large(root, workers).items():
-            took, images = seconds(loader())
-            bench.add("loaders", name, [took], images_per_second=images / took, workers=workers)
+def mixing(bench: Bench) -> None:
+    """Measure PosMLP-T, and the product of a unit by displacements over that by its matrix."""
+    import torch
+
+    import graticule
+    from graticule.encodings.forms.mixing import MixingPosition
+    from graticule.encodings.gqpe import QuadraticMixing
+    from graticule.layers.gating import mix_tokens
+    from graticule.position.grid import Grid
+
+    if not bench.quick:
+        for phase in ("training", "inference"):
+            bench.free()
+            times = bench.turns({"": bench.step(graticule.create_model("posmlp_tiny_224"), phase, compiled=False)})[""]
+            bench.add("posmlp_tiny_224", times, phase=phase, images_per_second=bench.batch / statistics.median(times))
+    for side in (8,) if bench.quick else (14, 28, 56, 96):
+        bench.free()
+        grid = Grid(side, side)
+        steps = {}
+        for path in ("matrix", "displacement"):
+            torch.manual_seed(0)
+            unit = MixingPosition([QuadraticMixing(grid, 4)], bias=False, product=path).to(bench.device)
+            x = torch.randn(16, grid.patches, 96, device=bench.device, requires_grad=True)
+
+            def step(unit: Any = unit, x: torch.Tensor = x, grid: Grid = grid) -> None:
+                mix_tokens(x, unit(grid)[0].mixing).sum().backward()
+
+            steps[path] = step
+        times = bench.turns(steps)
+        bench.add("displacements over matrix", times["displacement"], times["matrix"], tokens=side * side)
 
 
 def loop(bench: Bench) -> None:
-    """Measure an epoch of graticule's training, in the configurations that need a GPU."""
-    forms: dict[str, dict[str, Any]] = {"float32": {}, "bf16-mixed": {"precision": "bf16-mixed"}}
-    if not bench.quick:
-        forms |= {"16-mixed": {"precision": "16-mixed"}, "compile": {"compile": True}}
-    small = {"limit_train": 100, "limit_test": 20, "epochs": 1, "warmup_epochs": 0} if bench.quick else {"epochs": 3}
-    for name, changes in forms.items():
+    """Measure graticule's training loop over a bare one: DeiT-Ti on digits of 14 x 14 patches, on the device."""
+    from loop import measure
+
+    from graticule.lab.recipes.load import load_recipe
+
+    for compiled in (False,) if bench.quick else (False, True):
         bench.free()
-        recipe = dataclasses.replace(load_recipe("digits_quick"), **small, **changes)
-        recipe = dataclasses.replace(recipe, accelerator="cpu" if bench.quick else "gpu")
+        small = {"model_kwargs": ("depth=1", "embed_dim=48", "num_heads=3")} if bench.quick else {}
+        recipe = dataclasses.replace(
+            load_recipe("digits_quick"),
+            model="deit_tiny_patch16_224",
+            patch_size=2,
+            batch_size=20 if bench.quick else 250,
+            epochs=1000,
+            precision="32-true" if bench.quick else "bf16-mixed",
+            accelerator="cpu" if bench.quick else "gpu",
+            compile=compiled,
+            **small,
+        )
+        pairs = measure(recipe, steps=5, rounds=3 if bench.quick else 20)
+        ours, bare = zip(*pairs, strict=True)
+        rate = 5 * recipe.batch_size / statistics.median(ours)
+        bench.add("training loop over bare loop", ours, bare, compiled=compiled, images_per_second=rate)
+
+
+def programs(bench: Bench) -> None:
+    """Measure exported programs, on the device, over the eager folded model."""
+    import torch
+
+    import graticule
+    from graticule.surgery.export import FORMATS
+
+    model = graticule.create_model("deit_tiny_patch16_224", joining="lape", depth=1 if bench.quick else 12)
+    model = model.to(bench.device).eval()
+    for batch in (1,) if bench.quick else (1, 64):
+        images = torch.randn(batch, 3, 224, 224, device=bench.device)
         with tempfile.TemporaryDirectory() as folder:
-            run = train(recipe, Path(folder) / "run", progress=False)
-            result = run.result()
-        bench.add("loop", name, [result["seconds"] / recipe.epochs], top1=result["last_top1"], epochs=recipe.epochs)
+            path = Path(folder) / "model.pt2"
+            graticule.export(model, path, "torch-export", dynamic=["batch"] if batch > 1 else [])
+            call = FORMATS["torch-export"].open(path)
+            steps = {"program": partial(call, images), "model": partial(graticule.fold(model), images)}
+            with torch.inference_mode():
+                times = bench.turns(steps)
+        bench.add("torch-export over the folded model, float32", times["program"], times["model"], batch=batch)
 
 
-def parts(bench: Bench) -> Iterator[tuple[str, Callable[[Bench], None]]]:
+def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
     """Yield name and function of each part, the most important first."""
-    names = NAMES[:1] if bench.quick else NAMES
+    yield "ceilings", ceilings
+    names = NAMES[:1] if quick else NAMES
     yield f"models: {names[0]}", partial(models, name=names[0])
     yield "position", position
+    yield "packed", packed
     yield "biases", biases
     yield "loop", loop
     for name in names[1:]:
         yield f"models: {name}", partial(models, name=name)
     yield "mixing", mixing
-    yield "loaders", loaders
+    yield "programs", programs
 
 
-def picture(records: list[Record], title: str) -> Figure:
-    """Plot all ratios with their quartiles."""
-    rows = [record for record in records if "ratio" in record]
-    figure = Figure(figsize=(8.5, 1.2 + 0.26 * len(rows)), layout="constrained")
-    ax = figure.subplots()
-    for index, record in enumerate(rows):
-        low, high = record["quartiles"]
-        ax.plot([low, high], [index, index], color="#1f5fa8", linewidth=3, alpha=0.4)
-        ax.plot(record["ratio"], index, "o", color="#1f5fa8")
-    ax.axvline(1, color="#666666", linewidth=1)
-    ax.set_yticks(range(len(rows)), [label(record) for record in rows], fontsize=8)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set(xlabel="ratio of the times, median and quartiles", title=title, xscale="log")
-    ax.grid(axis="x", color="#dddddd", linewidth=0.6)
-    return figure
+def page(found: dict[str, Any]) -> str:
+    """Return the page of the results in Markdown."""
+    from graticule.lab.studies.tables import markdown
 
-
-def label(record: Record) -> str:
-    """Return the label of a row of the figure."""
-    compiled = "compiled" if record.get("compiled") else ""
-    tokens = f"N {record['tokens']}" if "tokens" in record else ""
-    named = filter(None, [record["name"], record.get("phase", ""), compiled, tokens])
-    return f"{', '.join(named)} / {record['over']}"
+    said = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    lines = [
+        "# On a GPU",
+        "",
+        f"`{found['command']}`, {found['device']}, {found['date']}; {said}; batch {found['batch']} unless another is "
+        f"given, {found['dtype']}. A ratio is the median over rounds in turns, with its quartiles; times are medians.",
+    ]
+    for title, goal in GOALS.items():
+        records = [one for part, rows in found["parts"].items() for one in rows if part.partition(":")[0] == title]
+        if not records:
+            continue
+        columns = list(dict.fromkeys(key for one in records for key in one))
+        rows = [tuple(show(one[key]) if key in one else "" for key in columns) for one in records]
+        named = tuple(key.replace("_", " ") for key in columns)
+        lines += ["", f"## {title.capitalize()}", "", goal, "", markdown([named, *rows])]
+    lines += ["", *(f"Not run: {name}, {why}." for name, why in found["not_run"].items())]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> None:
-    """Measure, print and write the results."""
+    """Measure the parts that are missing, and write the results after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="all parts on small inputs, on the CPU")
-    parser.add_argument("--minutes", type=float, default=9.0, help="no part starts after this time")
-    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.png (default: docs/data, docs/figures)")
+    parser.add_argument("--quick", action="store_true", help="all parts on tiny inputs, on the CPU")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no measurement starts after this time")
+    parser.add_argument("--parts", nargs="+", default=[], help="only these parts, by the start of their names")
+    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md (default: docs/data, docs/results)")
     options = parser.parse_args()
+    import torch
+
+    from graticule.system.files import read_json, write_json, write_text
+
     if not options.quick and not torch.cuda.is_available():
-        sys.exit("gpu.py: error: no GPU found; --quick runs the same code on small inputs, on the CPU.")
+        sys.exit("gpu.py: error: no GPU found; --quick runs the same code on tiny inputs, on the CPU.")
     if options.quick and options.output is None:
         options.output = Path(tempfile.mkdtemp(prefix="gpu-quick-"))
-    bench = Bench(options.quick, options.minutes)
+    data, pages = (options.output,) * 2 if options.output else (DOCS / "data", DOCS / "results")
+    data.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options.quick, options.minutes, data)
     device = "CPU" if options.quick else torch.cuda.get_device_name()
-    for name, measure in parts(bench):
-        if time.monotonic() > bench.until:
-            bench.not_run.append(f"{name}: no time left")
-            continue
-        start = time.monotonic()
-        try:
-            measure(bench)
-        except RuntimeError as error:  # out of memory, or unsupported by the compiler: continue with the other parts
-            bench.not_run.append(f"{name}: {str(error).strip().splitlines()[0][:200]}")
-        print(f"  ({name}: {time.monotonic() - start:.0f} s)", flush=True)
-    settings = {"batch": bench.batch, "dtype": "bfloat16" if bench.bf16 else "float32", "quick": options.quick}
-    versions = {name: version(name) for name in ("graticule", "torch", "timm", "lightning")}
-    found = {
-        "command": " ".join(["python", "benchmarks/gpu.py", *sys.argv[1:]]),
+    earlier = read_json(data / "gpu.json") if (data / "gpu.json").exists() else {}
+    if earlier and earlier["device"] != device:
+        sys.exit(f"gpu.py: error: {data / 'gpu.json'} is of another device, {earlier['device']}; move it away.")
+    found: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/gpu.py", *["--quick"] * options.quick]),
         "device": device,
         "date": date.today().isoformat(),
-        **settings,
-        "versions": versions,
-        "records": bench.records,
-        "not_run": bench.not_run,
+        "batch": bench.batch,
+        "dtype": "float32" if options.quick else "bfloat16 by autocast",
+        "versions": {name: version(name) for name in ("graticule", "torch", "timm", "lightning")},
+        "parts": earlier.get("parts", {}),
+        "not_run": {},
     }
-    print(write_json((options.output or DOCS / "data") / "gpu.json", found))
-    title = f"{device}, batch {bench.batch}, {settings['dtype']}"
-    print(save_figure(picture(bench.records, title), (options.output or DOCS / "figures") / "gpu.png"))
-    for line in bench.not_run:
-        print(f"not run: {line}")
+    for name, measure in parts(options.quick):
+        if name in found["parts"] or (options.parts and not name.startswith(tuple(options.parts))):
+            continue
+        start, bench.records = time.monotonic(), []
+        if start > bench.until:
+            found["not_run"][name] = "no time left"
+            continue
+        print(name, flush=True)
+        try:
+            measure(bench)
+        except Exception as error:  # such as for want of memory: the other parts run on
+            text = str(error).strip().partition("\n")[0][:200].rstrip(".")
+            found["not_run"][name] = f"{type(error).__name__}: {text}"
+            print(f"  not run to its end: {found['not_run'][name]}", flush=True)
+        if bench.records:
+            found["parts"][name] = bench.records
+        print(f"  {time.monotonic() - start:.0f} s", flush=True)
+        write_json(data / "gpu.json", found)
+        write_text(pages / "gpu.md", page(found))
+    print(write_json(data / "gpu.json", found))
+    print(write_text(pages / "gpu.md", page(found)))
 
 
 if __name__ == "__main__":

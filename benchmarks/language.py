@@ -180,7 +180,11 @@ def main() -> None:
     parser.add_argument("--phases", nargs="+", default=["training", "generation"], choices=["training", "generation"])
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="a small model and short texts, in seconds: as a test")
     options = parser.parse_args()
+    if options.quick:
+        options.size, options.batch, options.context = "lm_nano", 1, 32
+        options.choices, options.rounds, options.generation_rounds = ["ours", "again", "lape", "rope_1d"], 2, 1
     if options.context < 16:
         parser.error("--context must be at least 16, the position of the first mark.")
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"

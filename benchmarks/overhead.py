@@ -1,111 +1,216 @@
-"""Time and memory of LaPE over the default joining, and of our DeiT-Ti over timm's, interleaved in one process.
+"""Time of whole models: LaPE over the default joining, ours over timm's, and other pairs, interleaved in one process.
 
-    python benchmarks/overhead.py                                       # CPU, float32, batch 16
-    python benchmarks/overhead.py --device cuda --batch 256 --bf16      # eager
-    python benchmarks/overhead.py --device cuda --batch 256 --bf16 --compile
+    python benchmarks/overhead.py                                            # DeiT-Ti, CPU, float32, batch 16
+    python benchmarks/overhead.py --cases peg --batch 16 --rounds 60 --phases inference
+    python benchmarks/overhead.py --cases swin cct t2t ceit --batch 1 --rounds 20
+    python benchmarks/overhead.py --device cuda --batch 256 --bf16 [--compile]
+
+- deit: LaPE and folded LaPE over the default joining of DeiT-Ti, and DeiT-Ti over timm's. Goals: LaPE / default at most
+  1.01 in training (LaPE, 2023, Table 6: 412 s / 410 s = 1.005), folded / default at most 1.005, ours / timm at most
+  1.00.
+- peg: DeiT-Ti over CPVT-Ti, which is CPVT-Ti over DeiT-Ti in throughput. "five" has a PEG after each of the first five
+  blocks, "GAP" no class token. "naive" is the paper's Algorithm 1, which moves the tokens into a contiguous map for
+  every convolution. Goal: at least 0.985 (CPVT, 2023, Table 4, a V100: 0.986 with five, 0.994 with five and GAP).
+- swin, cct, t2t, ceit: as deit, for Swin-T over timm's and CCT-7/3x1, T2T-ViT-7 and CeiT-T over "plain", the same model
+  with the operations of its published code: attention as two products and a softmax, and CeiT's convolutions on copied
+  maps. CCT has images of 32 x 32, 16 times as many.
+- gmlp: gMLP-S with GGQPE and with its own unit over timm's. Goal: at most 1.05.
 
 Every round runs each model once, in an order that rotates. Printed are the median and the quartiles of the ratios of
-the two times of a round, so a machine that gets slower or faster during the run does not affect them. The ratio of two
-runs of the same model shows the noise.
-
-Goals: LaPE/default at most 1.01 in training (LaPE, 2023, Table 6, DeiT-Ti: 412 s / 410 s = 1.005), folded
-LaPE/default at most 1.005 in inference, ours/timm at most 1.00 in both.
+the two times of a round, so a machine that gets slower or faster during the run does not affect them. "again" is the
+same model a second time: the noise.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
 
 import timm
 import torch
-from turns import Step, in_turns, inference_step, print_ratios, training_step
+import torch.nn.functional as F
+from torch import Tensor, nn
+from turns import in_turns, inference_step, print_ratios, training_step
 
 import graticule
+from graticule.backbones.ceit import LocallyEnhancedFeedForward
+from graticule.layers.attention import Attention
 
-MODEL = "deit_tiny_patch16_224"
-BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
-    "default": lambda: graticule.create_model(MODEL),
-    "default again": lambda: graticule.create_model(MODEL),
-    "lape": lambda: graticule.create_model(MODEL, joining="lape"),
-    "lape folded": lambda: graticule.fold(graticule.create_model(MODEL, joining="lape")),
-    "timm": lambda: timm.create_model(MODEL),
+FIVE = "peg(places=[0, 1, 2, 3, 4])"
+JOININGS = (("lape", "default"), ("folded", "default"), ("again", "default"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Models to compare.
+
+    Args:
+        models: name -> function that builds it; those whose names contain 'folded' are for inference only.
+        pairs: names of the models of each ratio.
+        size: side of the images, in pixels.
+        batch: factor of the number of images.
+    """
+
+    models: dict[str, Callable[..., nn.Module]]
+    pairs: tuple[tuple[str, str], ...]
+    size: int = 224
+    batch: int = 1
+
+
+def create(name: str, **arguments: Any) -> nn.Module:
+    """Build a model of the library with 1,000 classes."""
+    return graticule.create_model(name, num_classes=1000, **arguments)
+
+
+def folded(name: str, **arguments: Any) -> nn.Module:
+    """Build a folded model."""
+    return graticule.fold(create(name, **arguments).eval())
+
+
+class NaivePeg(nn.Module):
+    """Algorithm 1 of CPVT, with the contiguous map that its `view` requires if there is a class token."""
+
+    def __init__(self, proj: nn.Module) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, x: Tensor, grid: Any) -> Tensor:
+        """Apply the PEG to x: (B, N, D)."""
+        prefix, tokens = x[:, : grid.prefix], x[:, grid.prefix :]
+        features = tokens.transpose(1, 2).contiguous().view(len(x), -1, *grid.shape)
+        features = self.proj(features) + features
+        return torch.cat([prefix, features.flatten(2).transpose(1, 2)], dim=1)
+
+
+def naive(name: str) -> nn.Module:
+    """Build a CPVT with five of the paper's PEGs."""
+    model = create(name, encoding=FIVE)
+    for key, peg in model.position.pegs.items():
+        model.position.pegs[key] = NaivePeg(peg.proj)
+    return model
+
+
+def plain_attention(self: Any, x: Tensor, *_: Any) -> Tensor:
+    """Compute attention like the published code."""
+    batch, tokens, dim = x.shape
+    q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+    weights = (q @ k.transpose(-2, -1) * self.scale).softmax(-1)
+    weights = F.dropout(weights, self.attn_drop, self.training)
+    return self.proj((weights @ v).transpose(1, 2).reshape(batch, tokens, dim))
+
+
+def plain_leff(self: Any, x: Tensor, grid: Any) -> Tensor:
+    """Convolve like CeiT's code."""
+    prefix, tokens = x[:, :1], x[:, 1:]
+    maps = tokens.reshape(len(x), *grid.shape, -1).permute(0, 3, 1, 2).contiguous()
+    maps = self.bn3(self.conv3(self.act(self.bn2(self.conv2(self.act(self.bn1(self.conv1(maps))))))))
+    return torch.cat((prefix, maps.flatten(2).permute(0, 2, 1)), 1)
+
+
+def plain(name: str) -> nn.Module:
+    """Build a model and replace its attention and convolutions with plain arithmetic."""
+    model = create(name)
+    for module in model.modules():
+        if type(module) is Attention:
+            module.forward = MethodType(plain_attention, module)
+        elif isinstance(module, LocallyEnhancedFeedForward):
+            module.forward = MethodType(plain_leff, module)
+    return model
+
+
+def joinings(name: str, other: dict[str, Callable[..., nn.Module]], **rest: Any) -> Case:
+    """Return the case of a family: default, LaPE, folded LaPE, and models of other code."""
+    arguments = {"encoding": rest.pop("encoding")} if "encoding" in rest else {}
+    models: dict[str, Callable[..., nn.Module]] = {
+        "default": partial(create, name, **arguments),
+        "again": partial(create, name, **arguments),
+        "lape": partial(create, name, joining="lape", **arguments),
+        "folded": partial(folded, name, joining="lape", **arguments),
+    }
+    ours = "ours" if "ours" in other else "default"
+    theirs = next(key for key in other if key != "ours")
+    return Case(models | other, ((ours, theirs), *JOININGS), **rest)
+
+
+DEIT, SWIN, GMLP = "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "gmlp_s16_224"
+CPVT, GAP = "cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"
+PEGS: dict[str, Callable[..., nn.Module]] = {
+    "deit": partial(create, DEIT),
+    "deit again": partial(create, DEIT),
+    "cpvt": partial(create, CPVT),
+    "cpvt five": partial(create, CPVT, encoding=FIVE),
+    "naive five": partial(naive, CPVT),
+    "cpvt GAP five": partial(create, GAP, encoding=FIVE),
+    "naive GAP five": partial(naive, GAP),
 }
-PAIRS = [("lape", "default"), ("lape folded", "default"), ("default", "timm"), ("default again", "default")]
+GATED: dict[str, Callable[..., nn.Module]] = {
+    "ggqpe": partial(create, GMLP, encoding="ggqpe"),
+    "sgu": partial(create, GMLP),
+    "timm": partial(timm.create_model, GMLP),
+    "ggqpe folded": partial(folded, GMLP, encoding="ggqpe"),
+}
+CASES = {
+    "deit": joinings(DEIT, {"timm": partial(timm.create_model, DEIT)}),
+    "peg": Case(
+        PEGS,
+        (
+            *(("deit", name) for name in PEGS if name != "deit"),
+            ("naive five", "cpvt five"),
+            ("naive GAP five", "cpvt GAP five"),
+        ),
+    ),
+    "swin": joinings(
+        SWIN,
+        {"ours": partial(create, SWIN), "timm": partial(timm.create_model, SWIN)},
+        encoding="learnable+relative_bias",
+    ),
+    "cct": joinings("cct_7_3x1_32", {"plain": partial(plain, "cct_7_3x1_32")}, size=32, batch=16),
+    "t2t": joinings("t2t_vit_7", {"plain": partial(plain, "t2t_vit_7")}),
+    "ceit": joinings("ceit_tiny_patch16_224", {"plain": partial(plain, "ceit_tiny_patch16_224")}),
+    "gmlp": Case(GATED, tuple((name, "timm") for name in GATED if name != "timm")),
+}
 
 
-def build_step(name: str, phase: str, options: argparse.Namespace) -> Step:
-    """Build the step to time: a training step including the optimizer step, or a forward pass."""
-    torch.manual_seed(0)
-    model = BUILDERS[name]().to(options.device)
-    images = torch.randn(options.batch, 3, 224, 224, device=options.device)
+def measure(name: str, phase: str, options: argparse.Namespace) -> None:
+    """Time the models of a case, interleaved, and print the ratios."""
+    case = CASES[name]
+    batch = 1 if options.quick else options.batch * case.batch
     build = training_step if phase == "training" else inference_step
-    return build(model, images, bf16=options.bf16, compile=options.compile)
-
-
-def measure(phase: str, options: argparse.Namespace) -> None:
-    """Time all models, interleaved, and print the ratios."""
-    names = [name for name in BUILDERS if phase == "inference" or name != "lape folded"]
-    steps = {name: build_step(name, phase, options) for name in names}
+    torch.manual_seed(0)
+    images = torch.randn(batch, 3, case.size, case.size, device=options.device)
+    models = {key: make for key, make in case.models.items() if phase == "inference" or "folded" not in key}
+    how = {"bf16": options.bf16, "compile": options.compile}
+    steps = {key: build(make().to(options.device), images, **how) for key, make in models.items()}
     times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device)
-    print_ratios(phase, times, PAIRS)
-
-
-def memory(phase: str, options: argparse.Namespace) -> None:
-    """Print the peak memory of each model: of the device, or of a process that runs only this model."""
-    found = {}
-    for name in BUILDERS:
-        if name == "default again" or (phase == "training" and name == "lape folded"):
-            continue
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            step = build_step(name, phase, options)
-            for _ in range(3):
-                step()
-            found[name] = torch.cuda.max_memory_allocated()
-            del step
-            gc.collect()
-        else:
-            command = [sys.executable, __file__, *sys.argv[1:], "--alone", name, phase]
-            found[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(f"{phase}: peak MB " + ", ".join(f"{name} {value / 1e6:.0f}" for name, value in found.items()))
-
-
-def _peak_of_this_process() -> int:
-    """Return the peak resident memory in bytes, from /proc, since getrusage keeps the parent's peak across exec."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
+    print_ratios(f"{name}, {phase}, batch {batch}", times, case.pairs)
 
 
 def main() -> None:
     """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["deit"], choices=list(CASES))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--phases", nargs="+", default=["training", "inference"], choices=["training", "inference"])
+    parser.add_argument("--phases", nargs="+", default=["inference", "training"], choices=["training", "inference"])
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--alone", nargs=2, metavar=("MODEL", "PHASE"), help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="all cases with one image and two rounds, as a test")
     options = parser.parse_args()
-    if options.alone:
-        step = build_step(*options.alone, options)
-        for _ in range(3):
-            step()
-        print(_peak_of_this_process())
-        return
+    if options.quick:
+        options.cases, options.rounds, options.warmup = list(CASES), 2, 0
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{MODEL}, batch {options.batch}, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
-    print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}, timm {timm.__version__}")
-    for phase in options.phases:
-        measure(phase, options)
-        memory(phase, options)
+    print(f"{'bfloat16' if options.bf16 else 'float32'}, {'compiled' if options.compile else 'eager'}, ", end="")
+    print(f"{where}, torch {torch.__version__}, timm {timm.__version__}")
+    for name in options.cases:
+        for phase in options.phases:
+            if phase == "inference" or not options.quick or name == "deit":  # training takes the same code in all cases
+                measure(name, phase, options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,14 +29,17 @@ def draw(count: int, patch: int, sizes: int) -> list[Tensor]:
 
 def main() -> None:
     """Time the four ways in turns and print tokens per second."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit_tiny_patch16_224")
     parser.add_argument("--encoding", default="rope")
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 8], help="numbers of different shapes")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="three images and two rounds, as a test")
     options = parser.parse_args()
+    if options.quick:
+        options.count, options.sizes, options.rounds = 3, [2], 2
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     model = graticule.create_model(options.model, encoding=options.encoding).eval()
@@ -52,27 +56,22 @@ def main() -> None:
         shapes = {image.shape for image in images}
         batches = [torch.stack([image for image in images if image.shape == shape]) for shape in shapes]
 
-        def together(given: list[Tensor] = images) -> None:
-            model.forward_packed(given)
-
-        def grouped(given: list[Tensor] = batches) -> None:
-            for batch in given:
+        def run(batches: list[Tensor]) -> None:
+            for batch in batches:
                 model(batch)
 
-        def alone(given: list[Tensor] = images) -> None:
-            for image in given:
-                model(image[None])
-
-        def largest_size(given: Tensor = padded) -> None:
-            model(given)
-
-        steps = {"packed": together, "grouped": grouped, "one by one": alone, "padded": largest_size}
+        steps = {
+            "packed": partial(model.forward_packed, images),
+            "grouped": partial(run, batches),
+            "one by one": partial(run, [image[None] for image in images]),
+            "padded": partial(run, [padded]),
+        }
         with torch.inference_mode():
             times = in_turns(steps, rounds=options.rounds, warmup=1, device="cpu")
         title = f"{len(images)} images of {len(shapes)} shapes, {tokens} tokens"
         pairs = [(name, "packed") for name in ("grouped", "one by one", "padded")]
         print_ratios(title, times, pairs)
-        rates = ", ".join(f"{name} {tokens / statistics.median(each):,.0f}" for name, each in times.items())
+        rates = ", ".join(f"{name} {tokens / statistics.median(rounds):,.0f}" for name, rounds in times.items())
         print(f"tokens per second: {rates}")
 
 

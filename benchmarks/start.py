@@ -1,11 +1,14 @@
 """Measure how long `import graticule` and commands that need no model take, each in new processes.
 
-`python benchmarks/start.py` prints the medians of the rounds: wall time and CPU time (user and system) in seconds; CPU
-time depends less on other programs.
+    python benchmarks/start.py
+
+Prints the medians of the rounds: wall time and CPU time (user and system) in seconds; CPU time depends less on other
+programs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -15,7 +18,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-ROUNDS = 3
 CASES = {
     "import graticule": ["-c", "import graticule"],
     "graticule --help": ["-m", "graticule", "--help"],
@@ -30,7 +32,7 @@ CASES = {
 }
 
 
-def write_runs(root: Path, number: int = 100) -> None:
+def write_runs(root: Path, number: int) -> None:
     """Write runs of 300 epochs each, with the files that training writes."""
     metric = {"key": "top1", "label": "top-1", "unit": "%", "highest": True, "decimals": 2}
     described = {"recipe": {"model": "vit_nano_patch4_28", "epochs": 300, "joining": "lape"}, "metric": metric}
@@ -44,18 +46,22 @@ def write_runs(root: Path, number: int = 100) -> None:
 
 def main() -> None:
     """Time the cases, interleaved, and print a table."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round and ten runs, as a test")
+    options = parser.parse_args()
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     with tempfile.TemporaryDirectory() as folder:
-        write_runs(Path(folder))
-        for _ in range(ROUNDS):
+        write_runs(Path(folder), 10 if options.quick else 100)
+        for _ in range(1 if options.quick else options.rounds):
             for name, arguments in CASES.items():
-                given = [folder if argument == "FOLDER" else argument for argument in arguments]
+                command = [folder if argument == "FOLDER" else argument for argument in arguments]
                 start, used = time.perf_counter(), processor()
-                subprocess.run([sys.executable, *given], capture_output=True, check=False)
-                found[name].append((time.perf_counter() - start, processor() - used))
+                subprocess.run([sys.executable, *command], capture_output=True, check=False)
+                times[name].append((time.perf_counter() - start, processor() - used))
     print("| command | seconds | CPU seconds |\n| --- | --- | --- |")
-    for name, pairs in found.items():
-        clock, used = (median(each) for each in zip(*pairs, strict=True))
+    for name, pairs in times.items():
+        clock, used = map(median, zip(*pairs, strict=True))
         print(f"| {name} | {clock:.2f} | {used:.2f} |")
 
 

@@ -225,7 +225,7 @@ def audit(
         known = None if labels is None else labels[batch]
         before = bar.run("the model", view, part)
         if known is not None and before.logits is not None:
-            right.append((before.logits.argmax(-1).cpu() == known).double())
+            right.append((before.logits.argmax(-1).cpu() == known.cpu()).double())
         elif known is not None:
             same.add(before, before, known)
         for name, other_view in changed.items():

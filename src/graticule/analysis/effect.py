@@ -150,9 +150,10 @@ def neighbors_right(gallery: Tensor, queries: Tensor, labels: Tensor) -> Tensor:
     mean = gallery.mean(0)
     similarity = F.normalize(queries - mean, dim=-1) @ F.normalize(gallery - mean, dim=-1).T
     near, index = similarity.fill_diagonal_(-torch.inf).topk(min(5, len(gallery) - 1))
-    votes = torch.zeros(len(queries), int(labels.max()) + 1, dtype=near.dtype)
-    votes.scatter_add_(1, labels.cpu()[index], near + 1 + 1e-9)  # never below 0, and an image with a vote is first
-    return votes.argmax(1) == labels.cpu()
+    labels = labels.to(near.device)
+    votes = near.new_zeros(len(queries), int(labels.max()) + 1)
+    votes.scatter_add_(1, labels[index], near + 1 + 1e-9)  # never below 0, and an image with a vote is first
+    return votes.argmax(1) == labels
 
 
 def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:

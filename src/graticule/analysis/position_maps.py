@@ -183,11 +183,14 @@ def rotary_similarity(
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     layers: list[Array | None] = []
-    where = seen_in(model, grid, stage)
+    where, device = seen_in(model, grid, stage), next(model.parameters()).device
     for (at, index, block, _), position in zip(layers_of(model, grid), positions, strict=True):
         if index == stage:
             rotary = position.rotary if at.within == where and not _pools(block, at) else None
-            layers.append(None if rotary is None else similarity_of(rotary, where, cast("Any", block).attn.head_dim))
+            if rotary is None:
+                layers.append(None)
+            else:
+                layers.append(similarity_of(rotary, where, cast("Any", block).attn.head_dim, device))
     return correlations_of(layers, where)
 
 
@@ -197,15 +200,15 @@ def _pools(block: nn.Module, grid: Grid) -> bool:
     return bool(seen_grids is not None and seen_grids(grid) != (grid, grid))
 
 
-def similarity_of(rotary: Any, grid: Grid, head_dim: int) -> Array:
-    """Return the similarity of the patches under a rotation, mean over heads, (H * W, H * W)."""
+def similarity_of(rotary: Any, grid: Grid, head_dim: int, device: torch.device | None = None) -> Array:
+    """Return the similarity of the patches under a rotation on `device`, mean over heads, (H * W, H * W)."""
     if rotary.channels is None:
-        basis = torch.eye(head_dim)[:, None, None].expand(-1, 1, grid.tokens, -1)  # (d, 1, N, d)
+        basis = torch.eye(head_dim, device=device)[:, None, None].expand(-1, 1, grid.tokens, -1)  # (d, 1, N, d)
     else:
-        basis = torch.zeros(1, 1, grid.tokens, head_dim)
+        basis = torch.zeros(1, 1, grid.tokens, head_dim, device=device)
     queries, keys = rotary(basis, basis)
     queries, keys = (_patch_vectors(x, grid) for x in (queries, keys))
-    similarity: Array = (queries @ keys.mT).mean(0).numpy()
+    similarity: Array = (queries @ keys.mT).mean(0).cpu().numpy()
     return similarity
 
 

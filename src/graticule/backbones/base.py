@@ -245,7 +245,7 @@ class Backbone(TokenModel, HubModel):
     def grid_of(self, images: Tensor) -> Grid:
         """Return the first stage's grid of images (B, C, height, width)."""
         axes = len(self.img_size)
-        size = image_size(images, self.in_chans, axes)
+        size = image_size(images, self.in_chans, axes, next(self.parameters(), None))
         return self.grid_at(cast("Any", tuple(size[axis] for axis in range(axes))))
 
     def position_grids(self, grid: Grid) -> list[Grid]:
@@ -349,8 +349,7 @@ class Backbone(TokenModel, HubModel):
         if known and not 0 <= keep.min() <= keep.max() < grid.patches:
             least, most = keep.min().item(), keep.max().item()
             raise ValueError(f"`keep` must be indices of {grid.patches} patches, from 0, got {least} to {most}.")
-        prefix = torch.arange(grid.prefix, device=keep.device).expand(*keep.shape[:-1], -1)
-        return Subset(torch.cat([prefix, keep + grid.prefix], -1), grid.tokens)
+        return Subset(_with_prefix(keep, grid), grid.tokens)
 
     def forward_features(self, x: Tensor, crop: Crop | None = None, keep: Tensor | None = None) -> Tensor:
         """Turn images (B, C, height, width) into the last stage's tokens (B, N, D) after the final norm.
@@ -551,6 +550,18 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
 
+def _with_prefix(keep: Tensor, grid: Grid) -> Tensor:
+    """Return the tokens of patches `keep`, (n,) or (B, n), after all prefix tokens."""
+    prefix = torch.arange(grid.prefix, device=keep.device).expand(*keep.shape[:-1], -1)
+    return torch.cat([prefix, keep + grid.prefix], -1)
+
+
+def draw_patches(images: Tensor, grid: Grid, count: int) -> Subset:
+    """Draw `count` patches of each image; their tokens, after all prefix tokens."""
+    keep = torch.randn(len(images), grid.patches, device=images.device).argsort(-1)[:, :count]
+    return Subset.known(_with_prefix(keep, grid), grid.tokens)
+
+
 def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     """Return the indices of chosen outputs among `count`, and the largest, as timm does."""
     try:
@@ -561,8 +572,14 @@ def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     return found
 
 
-def image_size(images: Tensor, channels: int, axes: int = 2) -> Sequence[int]:
-    """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`."""
+def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | None = None) -> Sequence[int]:
+    """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`.
+
+    `weight` is one of the model's. Its device is not compared if it is moved when it is used: from the meta device, or
+    as another kind of tensor, of which each process has a shard.
+    """
+    if type(weight) is nn.Parameter and images.device != weight.device and not weight.is_meta:
+        raise ValueError(f"`x` must be on {weight.device}, the device of the weights, got {images.device}.")
     if not images.is_floating_point():
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
     if images.ndim != axes + 2 or images.shape[1] != channels:

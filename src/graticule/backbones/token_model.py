@@ -193,6 +193,8 @@ def forward_each(
         kind = "images" if axes == 2 else "films or volumes"
         wanted = f"(channels, {', '.join(sides(axes))})"
         raise ValueError(f"`x` must be a list of {kind} of {wanted}, got one of {wrong[0]}.")
+    if len(devices := {image.device for image in images}) > 1:
+        raise ValueError(f"`x` must be images on one device, got {' and '.join(sorted(map(str, devices)))}.")
     groups: dict[tuple[torch.Size, Crop | None], list[int]] = {}
     for index, (image, part) in enumerate(zip(images, crops, strict=True)):
         groups.setdefault((image.shape, part), []).append(index)

@@ -11,7 +11,7 @@ from timm.layers import AttentionPoolLatent
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.base import Backbone
+from graticule.backbones.base import Backbone, draw_patches
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.token_model import init_linear
 from graticule.layers.attention import Attention
@@ -287,7 +287,7 @@ class VisionTransformer(Backbone):
         """Return the tokens of the patches `keep`, or in training with `patch_drop_rate` those of random patches."""
         if keep is None and self.training and self.patch_drop_rate:
             count = max(1, int(grid.patches * (1 - self.patch_drop_rate)))
-            keep = torch.randn(len(images), grid.patches, device=images.device).argsort(-1)[:, :count]
+            return draw_patches(images, grid, count)
         return super().kept(images, grid, keep)
 
     def tokenize(self, x: Tensor, stage: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
+from graticule.system.symbolic import as_tensor
 
 
 def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], location
     """
     batch, cells, heads, dim = value.shape
     queries = locations.shape[1]
-    sides = locations.new_tensor([(width, height) for height, width in shapes])[:, None]  # (L, 1, 2)
+    sides = _sides(shapes, locations)[:, None]  # (L, 1, 2)
     at = locations * sides - 0.5
     low = at.floor()
     high_share = at - low
@@ -47,7 +48,7 @@ def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], location
             shares.append(torch.where(inside, share_x * share_y * weights, 0))
     starts = [sum(height * width for height, width in shapes[:level]) for level in range(len(shapes))]
     index = torch.stack(corners, -1).int()  # (B, Q, h, L, P, 4)
-    index = index + torch.tensor(starts, device=index.device, dtype=torch.int32)[:, None, None]
+    index = index + as_tensor(starts, index)[:, None, None]
     image = torch.arange(batch, device=index.device, dtype=torch.int32)[:, None, None, None, None, None]
     head = torch.arange(heads, device=index.device, dtype=torch.int32)[:, None, None, None]
     index = (image * cells + index) * heads + head
@@ -134,8 +135,12 @@ class DeformableAttention(nn.Module):
         each = (self.num_heads, self.levels, self.points)
         offsets = self.sampling_offsets(query).unflatten(-1, (*each, 2)).to(reference.dtype)
         weights = self.attention_weights(query).unflatten(-1, (self.num_heads, -1)).softmax(-1).unflatten(-1, each[1:])
-        sides = reference.new_tensor([(width, height) for height, width in shapes])[:, None]
-        return reference[:, :, None, :, None] + offsets / sides, weights
+        return reference[:, :, None, :, None] + offsets / _sides(shapes, reference)[:, None], weights
+
+
+def _sides(shapes: Sequence[tuple[int, int]], like: Tensor) -> Tensor:
+    """Return (W, H) of maps of (H, W), (L, 2), without a copy from the host."""
+    return as_tensor([side for height, width in shapes for side in (width, height)], like).view(-1, 2)
 
 
 def cell_centers(shapes: Sequence[tuple[int, int]], like: Tensor) -> Tensor:

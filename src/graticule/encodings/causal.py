@@ -37,6 +37,6 @@ class Causal(BiasEncoding):
         """Return the bias for `grid`, (heads, N, N)."""
         time = grid.coordinates(self.like.device)[:, 0]
         ahead = torch.zeros(1, grid.tokens, grid.tokens, dtype=self.like.dtype, device=self.like.device)
-        ahead[:, grid.prefix :, : grid.prefix] = -torch.inf
+        ahead[:, grid.prefix :, : grid.prefix].fill_(-torch.inf)
         ahead[:, grid.prefix :, grid.prefix :].masked_fill_(time[:, None] < time, -torch.inf)
         return ahead.expand(self.num_heads, -1, -1)

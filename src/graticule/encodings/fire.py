@@ -86,7 +86,7 @@ class Fire(PatchBias):
         reference = (self.reference - 1).clamp(min=1).to(wide)
         offsets = grid.lags(device).flatten(0, -2).to(wide)  # (displacements, axes)
         whole = self.grid if isinstance(grid, Points) else grid
-        step = 1 if whole.spacing is None else offsets.new_tensor(whole.spacing)
+        step = 1 if whole.spacing is None else as_tensor(whole.spacing, offsets)
         largest = as_tensor(whole.extent, offsets) - step
         if self.form == "axes":
             return offsets.sign() * self._share(offsets.abs(), largest, reference)

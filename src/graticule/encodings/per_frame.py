@@ -114,9 +114,9 @@ class FilmPosition(Position):
 
     def _prefix_weight(self, grid: Grid) -> LowRank:
         """Return ln T for the keys of prefix tokens, 0 for the others, as a product of one channel."""
-        like = next(
-            (each for each in (*self.parameters(), *self.buffers()) if each.is_floating_point()), torch.zeros(())
-        )
+        held = (each for each in (*self.parameters(), *self.buffers()) if each.is_floating_point())
+        like = next(held, None)
+        like = torch.zeros(()) if like is None else like
         like = like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32))
         logarithm = as_tensor([grid.shape[0]], like.double()).log().to(like.dtype)
         keys = torch.cat([logarithm.expand(grid.prefix), like.expand(grid.patches)])[None, :, None]

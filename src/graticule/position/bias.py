@@ -145,10 +145,10 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
 
 def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
     """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
-    shape = list(values.shape)
-    shape[dim] = num_heads
-    index = torch.tensor(heads, device=values.device)
-    return torch.full(shape, rest, dtype=values.dtype, device=values.device).index_copy(dim, index, values)
+    others = torch.full_like(values.narrow(dim, 0, 1), rest)
+    order = {head: place for place, head in enumerate(heads)}  # an index would be copied from the host in each pass
+    each = [values.narrow(dim, order[head], 1) if head in order else others for head in range(num_heads)]
+    return torch.cat(each, dim)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -167,4 +167,5 @@ def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: A
 
 
 def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, queries: Tensor, **part: Any) -> Tensor:
-    return spread_heads(function(queries[:, list(heads)], **part), heads, num_heads, dim=1)
+    chosen = torch.cat([queries.narrow(1, head, 1) for head in heads], 1)
+    return spread_heads(function(chosen, **part), heads, num_heads, dim=1)

@@ -51,7 +51,7 @@ class TokenMlp(NamedTuple):
 #: the transform, about 1e-16 of that norm and of the norm of a channel, would be visible in it.
 _SAFE = 1e-4
 
-#: Number of tokens from which the convolution is faster than the matrix (`benchmarks/windows.py`).
+#: Number of tokens from which the convolution is faster than the matrix (`benchmarks/layers.py`).
 LARGE = 1024
 
 #: Maximum size of an intermediate result, in numbers, so that it fits the cache; more work is done in parts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -136,5 +137,10 @@ def mask_of(segments: Sequence[Segment], device: torch.device) -> Any:
 
 def _images(segments: Sequence[Segment], device: torch.device) -> Tensor:
     """Return the number of the image of each token of a row, (N,)."""
-    tokens = torch.tensor([segment.tokens for segment in segments for _ in range(segment.images)], device=device)
-    return torch.arange(len(tokens), device=device).repeat_interleave(tokens)
+    ends = list(accumulate(segment.images for segment in segments))
+    return torch.cat(
+        [
+            torch.arange(end - segment.images, end, device=device).repeat_interleave(segment.tokens)
+            for segment, end in zip(segments, ends, strict=True)
+        ]
+    )

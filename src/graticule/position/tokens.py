@@ -160,6 +160,14 @@ class Subset(Tokens):
         if (self.index.sort(-1).values.diff(dim=-1) == 0).any():
             raise ValueError("`index` must have each token at most once, got one twice.")
 
+    @classmethod
+    def known(cls, index: Tensor, count: int) -> Subset:
+        """Return a subset without a check of the values of `index`, which waits for a GPU."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "index", index)
+        object.__setattr__(made, "count", count)
+        return made
+
     def of(self, x: Tensor, axis: int = -2) -> Tensor:
         """Return these tokens of x, whose first axis is for the samples."""
         index = self.index.to(x.device)

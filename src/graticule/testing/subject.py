@@ -65,8 +65,8 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
-        """Build a subject from a copy of `model`, with the weights of the model."""
-        own = copy.deepcopy(model).double().eval()
+        """Build a subject from a copy of `model` on the CPU, with the weights of the model."""
+        own = copy.deepcopy(model).cpu().double().eval()
         image, patch, channels = _sizes(own, img_size, patch_size)
         home = image[0] // patch[0], image[1] // patch[1]
         return cls(own, image, patch, channels, home)

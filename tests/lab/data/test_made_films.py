@@ -106,7 +106,7 @@ def test_a_model_without_position_is_right_in_one_of_four_films():
 @in_turn("workers", [0, 1])
 def test_batches_are_the_films_normalized_in_memory_or_by_workers(workers, monkeypatch):
     if workers:
-        monkeypatch.setattr("graticule.lab.data.module._IN_MEMORY_PIXELS", 0)
+        monkeypatch.setattr("graticule.lab.data.module._IN_MEMORY_BYTES", 0)
     data = DataModule("moving_digits", size=(6, 32, 32), batch_size=8, limit_train=16, limit_test=8)
     data.setup()
     images, labels = next(iter(data.train_dataloader()))

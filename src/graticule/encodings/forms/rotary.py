@@ -90,7 +90,7 @@ class Scaling:
             return vectors / s
         if self.scaling == "ntk":
             return vectors * s ** -_depth(vectors)[..., None]
-        turns = vectors.abs() * vectors.new_tensor(self.reference) / (2 * math.pi)
+        turns = vectors.abs() * as_tensor(self.reference or (), vectors) / (2 * math.pi)
         low, high = self.ramp or (1.0, 32.0)
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         return vectors * (kept + (1 - kept) / s)

@@ -126,7 +126,7 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         if len(images) != len(labels):
             raise ValueError(f"`labels` must have one entry per image, {len(images)}, got {len(labels)}.")
-        self.images = images
+        self.images = self.pixels = images
         self.labels = labels.astype(np.int64)
 
     def __len__(self) -> int:

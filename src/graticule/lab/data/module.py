@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import lightning as L
 import numpy as np
@@ -30,7 +30,10 @@ from graticule.lab.data.transforms import (
     ShiftedImages,
     SizedImages,
     TensorImages,
+    Transform,
     TransformedImages,
+    byte_transform,
+    byte_values,
     evaluation_transform,
     packed,
     shifts_only,
@@ -38,8 +41,8 @@ from graticule.lab.data.transforms import (
 )
 from graticule.registry.checks import known_name
 
-#: Images with at most this many pixels in total are transformed once and kept in memory.
-_IN_MEMORY_PIXELS = 64_000_000
+#: Images with at most this many bytes in total are transformed once and kept in the memory of the device.
+_IN_MEMORY_BYTES = 256_000_000
 
 
 def build_mixup(
@@ -133,8 +136,15 @@ class DataModule(Loading, L.LightningDataModule):
         self.repeats = repeats
         self.tokens_per_step = tokens_per_step
         self.tokens = tokens
+        self.device = torch.device("cpu")
         self._images: dict[Split, Any] = {}
         self._train: Any = None
+
+    def to(self, device: torch.device) -> Self:
+        """Keep small images on `device`, where their batches are made; the same as on the CPU."""
+        if device != self.device:
+            self.device, self._train = device, None
+        return self
 
     def setup(self, stage: str | None = None) -> None:
         """Find the images and check them as far as possible without reading each."""
@@ -206,11 +216,11 @@ class DataModule(Loading, L.LightningDataModule):
         """Return the training images at `size`, in memory if those of all sizes fit."""
         images = self._images["train"]
         in_memory = self._fits_in_memory(images, *self.train_sizes)
-        if not self.augmentation.random and in_memory:
-            return TensorImages(images, evaluation_transform(self.info, size, self.augmentation))
+        if in_memory and (not self.augmentation.random or len(self.info.size or ()) > 2):
+            return self._held(images, size)
         if shifts_only(self.augmentation) and in_memory:
-            transform = evaluation_transform(self.info, size, self.augmentation)
-            return ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
+            values = byte_values(self.info)
+            return ShiftedImages(images, self._to_bytes(size), values, self.augmentation, self.seed).to(self.device)
         return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -232,9 +242,10 @@ class DataModule(Loading, L.LightningDataModule):
         if mode == "canvas" and size != self.size:
             at_scale = TransformedImages(images, evaluation_transform(self.info, self.size, self.augmentation))
             shown: Any = CanvasImages(at_scale, size)
+        elif self._fits_in_memory(images, size):
+            shown = self._held(images, size)
         else:
-            kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
-            shown = kind(images, evaluation_transform(self.info, size, self.augmentation))
+            shown = TransformedImages(images, evaluation_transform(self.info, size, self.augmentation))
         return self.load_test(shown, self.eval_batch_size, rank, world_size, whole=_gives_batches(shown))
 
     @property
@@ -277,13 +288,23 @@ class DataModule(Loading, L.LightningDataModule):
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
         return self.test_images(size, spread(total, count))
 
+    def _held(self, images: Any, size: tuple[int, ...]) -> TensorImages:
+        """Return images without augmentation, on the device: as bytes, or as numbers of films and volumes."""
+        if len(self.info.size or ()) > 2:
+            return TensorImages(images, evaluation_transform(self.info, size, self.augmentation)).to(self.device)
+        return TensorImages(images, self._to_bytes(size), byte_values(self.info)).to(self.device)
+
+    def _to_bytes(self, size: tuple[int, ...]) -> Transform | None:
+        """Return the transform of an image to bytes; None if all images have the size."""
+        return None if size == self.info.size else byte_transform(self.info, size, self.augmentation)
+
     def _fits_in_memory(self, images: Any, *sizes: tuple[int, ...]) -> bool:
         source = images
         while isinstance(source, _Chosen):
             source = source.source
         held = isinstance(source, ArrayImages | MadeImages)
         pixels = sum(map(math.prod, sizes))
-        return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_PIXELS
+        return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_BYTES
 
 
 def _gives_batches(images: Any) -> bool:
@@ -298,6 +319,12 @@ class _Chosen(Subset[Any]):
         super().__init__(images, indices)
         self.source = images
         self.labels = np.asarray(images.labels)[indices]
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The images of `ArrayImages`."""
+        pixels: np.ndarray = self.source.pixels[self.indices]
+        return pixels
 
     @property
     def skipped(self) -> list[Path]:

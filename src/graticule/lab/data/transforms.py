@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -47,6 +47,26 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
         return partial(_film, info, size)
     resized: Transform = T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
     return resized
+
+
+def byte_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
+    """Resize and crop an image as `evaluation_transform`, without the normalization; (C, height, width), uint8."""
+    if info.size is None:
+        pixels: Transform = create_transform(
+            (info.channels, *size),
+            interpolation=augmentation.interpolation,
+            crop_pct=augmentation.crop_pct,
+            normalize=False,
+        )
+        return pixels
+    resized: Transform = T.Compose([_resize(size, augmentation), T.PILToTensor()])
+    return resized
+
+
+def byte_values(info: DatasetInfo) -> Tensor:
+    """Return the normalized value of each byte in each channel, (C, 256)."""
+    mean, std = (torch.tensor(values)[:, None] for values in (info.mean, info.std))
+    return (torch.arange(256) / 255 - mean) / std
 
 
 def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
@@ -188,14 +208,25 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
 
 
 class TensorImages(Dataset[tuple[Tensor, Tensor]]):
-    """Small images, transformed once and stored as one tensor (n, C, H, W); a batch is one indexing operation.
+    """Images of one size in one tensor (n, C, H, W), on any device; a batch is one indexing operation.
 
+    Bytes are normalized batch by batch by looking them up in a table, so the numbers are the same on every device.
     Keys are indices, or the (epoch, index) of `EpochSampler`.
+
+    Args:
+        images: pairs of an image and a label, or `ArrayImages` that have the size.
+        transform: returns bytes (C, H, W), or numbers if there are no `values`; None for images that have the size.
+        values: the value of each byte in each channel, (C, 256).
     """
 
-    def __init__(self, images: Any, transform: Transform) -> None:
-        self.tensors = torch.stack([transform(image) for image, _ in (images[i] for i in range(len(images)))])
-        self.labels = torch.tensor([images[i][1] for i in range(len(images))])
+    def __init__(self, images: Any, transform: Transform | None, values: Tensor | None = None) -> None:
+        if transform is None:
+            pixels = torch.from_numpy(np.array(images.pixels))
+            self.tensors = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
+        else:
+            self.tensors = torch.stack([transform(images[index][0]) for index in range(len(images))])
+        self.labels = torch.as_tensor(np.asarray(images.labels), dtype=torch.int64)
+        self.values = values
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -206,48 +237,57 @@ class TensorImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, keys: Sequence[int | Key]) -> tuple[Tensor, Tensor]:
         """Return the images (B, C, H, W) and labels (B,) of a whole batch."""
-        indices = torch.tensor([key[1] if isinstance(key, tuple) else key for key in keys])
+        indices = self._send(np.array([key[1] if isinstance(key, tuple) else key for key in keys]))
         padding = indices < 0
         indices = torch.where(padding, -1 - indices, indices)
-        return self.tensors[indices], self.labels[indices].masked_fill(padding, PADDING)
+        return self._normalize(self.tensors[indices]), self.labels[indices].masked_fill(padding, PADDING)
+
+    def to(self, device: torch.device) -> Self:
+        """Move the images to `device`, in place."""
+        self.tensors, self.labels = self.tensors.to(device), self.labels.to(device)
+        if self.values is not None:
+            self.values = self.values.to(device)
+        return self
+
+    def _send(self, numbers: np.ndarray) -> Tensor:
+        """Return numbers on the device of the images; a GPU does not wait for them."""
+        tensor, device = torch.from_numpy(numbers), self.labels.device
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+    def _normalize(self, pixels: Tensor) -> Tensor:
+        if self.values is None:
+            return pixels
+        channels, count = self.values.shape
+        first = torch.arange(channels, device=pixels.device)[:, None, None] * count
+        return self.values.flatten()[pixels.int() + first]
 
 
-class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
+class ShiftedImages(TensorImages):
     """Random crops with padding and random flips of images in one tensor, without a loop over images.
 
-    The draws for an image are a function of seed and key, whatever batch it is in. They differ from those of
-    `SeededImages`, but have the same distribution.
+    The draws for an image are a function of seed and key, whatever batch it is in and whatever the device. They differ
+    from those of `SeededImages`, but have the same distribution. The padding is black, like the border of the images.
 
     Args:
-        images: pairs of an image and a label.
-        transform: the transform of evaluation, which resizes and normalizes an image.
+        images: pairs of an image and a label, or `ArrayImages` that have the size.
+        transform: returns bytes (C, H, W); None for images that have the size.
+        values: the value of each byte in each channel, (C, 256).
         augmentation: `random_crop_padding` and `hflip`, and nothing else; see `shifts_only`.
-        info: mean and std; the padding is black, like the border of the images.
         seed: seed of the draws.
     """
 
     def __init__(
-        self, images: Any, transform: Transform, augmentation: Augmentation, info: DatasetInfo, seed: int
+        self, images: Any, transform: Transform | None, values: Tensor, augmentation: Augmentation, seed: int
     ) -> None:
-        held = TensorImages(images, transform)
-        self.labels = held.labels
-        self.size = held.tensors.shape[-2:]
+        super().__init__(images, transform, values)
+        self.size = self.tensors.shape[-2:]
         self.padding = augmentation.random_crop_padding
         self.hflip = augmentation.hflip
         self.seed = seed
-        mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
-        # black is 0 before normalization
-        self.padded = (F.pad(held.tensors * std + mean, [self.padding] * 4) - mean) / std
+        self.tensors = F.pad(self.tensors, [self.padding] * 4)
         self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor]:
-        images, labels = self.__getitems__([key])
-        return images[0], labels[0]
-
-    def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, keys: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Return the images (B, C, H, W) and labels (B,) of a whole batch; its keys are of one epoch."""
         indices = np.array([key[1] for key in keys])
         repeats = np.array([key[2] if len(key) > 2 else 0 for key in keys])
@@ -255,15 +295,15 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
         for repeat in np.unique(repeats):
             chosen = repeats == repeat
             drawn[chosen] = self._draw(keys[0][0], int(repeat))[indices[chosen]]
-        offsets = torch.from_numpy((drawn[:, :2] * (2 * self.padding + 1)).astype(np.int64))  # (B, 2), in pixels
+        offsets = (drawn[:, :2] * (2 * self.padding + 1)).astype(np.int64)  # in pixels
+        which, top, left, flipped = self._send(np.stack([indices, *offsets.T, drawn[:, 2] < self.hflip]))[..., None]
         height, width = self.size
-        rows = offsets[:, :1] + torch.arange(height)
-        columns = torch.arange(width).expand(len(keys), -1)
-        flipped = torch.from_numpy(drawn[:, 2] < self.hflip)
-        columns = offsets[:, 1:] + torch.where(flipped[:, None], columns.flip(1), columns)
-        which = torch.from_numpy(indices)
-        images = self.padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
-        return images.permute(0, 3, 1, 2).contiguous(), self.labels[which]
+        rows = top + torch.arange(height, device=top.device)
+        columns = torch.arange(width, device=top.device)
+        columns = left + torch.where(flipped > 0, columns.flip(0), columns)
+        # (B, H, W, C), the indexed axes first
+        pixels = self.tensors[which[..., None], :, rows[:, :, None], columns[:, None, :]]
+        return self._normalize(pixels.permute(0, 3, 1, 2).contiguous()), self.labels[which[:, 0]]
 
     def _draw(self, epoch: int, repeat: int) -> np.ndarray:
         """Return three numbers in [0, 1) per image, a function of seed, epoch and repeat."""

@@ -8,6 +8,7 @@ waited for. This module does not import PyTorch: a process sets its number of th
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from multiprocessing import active_children, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar, cast
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
@@ -57,6 +58,7 @@ def train_runs(
     *,
     part: tuple[int, int] = (1, 1),
     progress: bool = True,
+    ended: Callable[[PlannedRun], None] = lambda run: None,
 ) -> int:
     """Train the runs that are not finished, one after the other in this process, or by `executor`.
 
@@ -67,6 +69,7 @@ def train_runs(
         executor: trains the runs.
         part: (k, n): train only the k-th of n parts.
         progress: whether progress is printed.
+        ended: called in this process with each run that has been trained, while `executor` trains others.
 
     Returns:
         The number of unfinished runs of all parts.
@@ -81,9 +84,9 @@ def train_runs(
         raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {number}/{parts}.")
     mine = runs[number - 1 :: parts]
     if executor is None:
-        _train_here(mine, progress)
+        _train_here(mine, progress, ended)
     else:
-        _train_elsewhere(mine, executor, progress)
+        _train_elsewhere(mine, executor, progress, ended)
     return sum(not one.run.finished for one in runs)
 
 
@@ -98,8 +101,13 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):
+        import lightning  # noqa: F401
+
         from graticule.registry.plugins import load_plugin
 
+        for name in ("lightning.pytorch", "lightning.fabric"):  # they write to the file of an earlier run
+            for handler in logging.getLogger(name).handlers:
+                cast("logging.StreamHandler[TextIO]", handler).setStream(sys.stderr)
         for plugin in plugins:
             load_plugin(plugin)
         from graticule.lab.training.interruption import Interrupted
@@ -184,7 +192,7 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _train_here(runs: Sequence[PlannedRun], progress: bool) -> None:
+def _train_here(runs: Sequence[PlannedRun], progress: bool, ended: Callable[[PlannedRun], None]) -> None:
     """Train the runs one after the other; those that other processes train come last."""
     from graticule.lab.training.loop import train
 
@@ -202,6 +210,8 @@ def _train_here(runs: Sequence[PlannedRun], progress: bool) -> None:
                 train(one.recipe, one.folder, resume=True, progress=progress)
             except BlockingIOError:
                 in_use.append(one)
+            else:
+                ended(one)
         if len(in_use) == len(waiting):
             if progress and not said:
                 print(f"waiting for {len(in_use)} runs that other processes train", file=sys.stderr, flush=True)
@@ -253,7 +263,9 @@ def collect(
             time.sleep(_POLL)
 
 
-def _train_elsewhere(runs: Sequence[PlannedRun], executor: Submits, progress: bool) -> None:
+def _train_elsewhere(
+    runs: Sequence[PlannedRun], executor: Submits, progress: bool, ended: Callable[[PlannedRun], None]
+) -> None:
     """Submit the runs, submit again those whose process died, and show the finished epochs over all of them."""
     from graticule.lab.training.interruption import Interrupted
     from graticule.lab.training.run import Run
@@ -280,11 +292,13 @@ def _train_elsewhere(runs: Sequence[PlannedRun], executor: Submits, progress: bo
     total = sum(one.epochs for one in runs)
     with progress_bar(total=total, unit="epoch", wanted=progress, initial=sum(map(_epochs_done, runs))) as bar:
         try:
-            for ended in collect([one for one in runs if not one.run.finished], submit, give_up, delay):
-                for one, error in ended:
-                    if isinstance(error, Exception):
-                        kind = "" if one.folder not in lost else f"{type(error).__name__}: "
-                        failures.append(f"{one.folder}: {kind}{error}")
+            for results in collect([one for one in runs if not one.run.finished], submit, give_up, delay):
+                for one, result in results:
+                    if isinstance(result, Exception):
+                        kind = "" if one.folder not in lost else f"{type(result).__name__}: "
+                        failures.append(f"{one.folder}: {kind}{result}")
+                    else:
+                        ended(one)
                 bar.update(sum(map(_epochs_done, runs)) - bar.n)
                 bar.set_postfix_str(f"{sum(one.run.finished for one in runs)} of {len(runs)} runs", refresh=False)
         except KeyboardInterrupt:

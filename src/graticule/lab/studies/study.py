@@ -264,7 +264,7 @@ def origin(run: Any) -> dict[str, Any]:
         "recipe": recipe_hash(run.recipe()),
         "date": datetime.fromtimestamp(run.result_file.stat().st_mtime).date().isoformat(),
         **{name: str(versions.get(name, "")) for name in ("graticule", "torch", "timm")},
-        "machine": str(machine.get("processor", "")),
+        "machine": str(machine.get("gpu", machine.get("processor", ""))),
         "threads": int(machine.get("threads", 0)),
     }
 

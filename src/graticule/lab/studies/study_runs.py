@@ -69,7 +69,7 @@ def run_study(
     executor: Submits | None = None,
     progress: bool = True,
 ) -> int:
-    """Train and measure the runs that `table` lacks, and write it after every seed; returns the number of runs left.
+    """Train and measure the runs that `table` lacks, and write it after every run; returns the number of runs left.
 
     Finished runs in `folder` are measured and not trained again, so an interrupted study resumes where it stopped.
 
@@ -91,15 +91,21 @@ def run_study(
     parameters, _ = check_choices(missing, study.sizes, study.modes)
     if part is not None and (left := train_runs(missing, executor, part=part, progress=progress)):
         return left
+
+    def measure(one: PlannedRun) -> None:
+        _add_rows(table, measured_rows(study, one, parameters[one.choice]), folder)
+
     for seed in study.seeds:
-        if study.looks > 1:
-            missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
+        missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
         wanted = [one for one in missing if one.recipe.seed == seed]
         if not wanted:
             continue
         # an executor gets all runs at once, so that no worker waits for the last run of a seed
-        train_runs(wanted if executor is None or study.looks > 1 else missing, executor, progress=progress)
-        _add_rows(table, [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])], folder)
+        several = wanted if executor is None or study.looks > 1 else missing
+        train_runs(several, executor, progress=progress, ended=measure)
+        for one in missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root):
+            if one.recipe.seed == seed:  # trained earlier, and not measured
+                measure(one)
     return 0
 
 
@@ -139,14 +145,19 @@ def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Ro
 
 def _at_sizes(study: Study, run: Run) -> Iterator[Measured]:
     """Measure the last weights at the sizes of the study."""
+    import torch
+
     from graticule.lab.tasks.parts.image_scores import evaluate
+    from graticule.lab.training.validation import in_precision
 
     if not study.sizes:
         return
     data = run.data()
-    model = run.model(data, "last")
+    gpu = run.recipe().accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    device = "cuda" if gpu else "cpu"
+    model = in_precision(run.model(data, "last"), run.recipe().precision, device)
     for mode in study.modes:
         sizes = [(h, w) for h, w in study.sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
-        for score in evaluate(model, data, sizes, mode=mode, measure_cost=False, progress=False):
+        for score in evaluate(model, data, sizes, device=device, mode=mode, measure_cost=False, progress=False):
             yield "top1", place(mode, score.size), score.top1
             yield "loss", place(mode, score.size), round(score.loss, 5)

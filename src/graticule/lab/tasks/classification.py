@@ -268,6 +268,7 @@ class Classification(Task[Recipe, "DataModule"]):
         from graticule.lab.tasks.parts.teacher import build_teacher
 
         recipe = self.recipe
+        data.to(device)
         for size in data.train_sizes:
             cast("Any", model).grid_at(size)
         self.mixup = build_mixup(

@@ -39,6 +39,7 @@ class TrainingModule(L.LightningModule):
         self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
         self._count = 0.0
         self._held_out = Sums()
+        self._unchecked: tuple[Tensor, int, torch.cuda.Event] | None = None  # of a step on a GPU
 
     def on_train_epoch_start(self) -> None:
         """Reset the sums."""
@@ -68,16 +69,33 @@ class TrainingModule(L.LightningModule):
         return loss if weight == 1 else loss * weight
 
     def _check_finite(self, loss: Tensor, batch_idx: int) -> None:
-        """Check that the loss is finite in all processes.
+        """Check that the loss is finite in all processes: on a GPU that of the step before, so that it never waits.
 
         Raises:
             FloatingPointError: if it is not, in all processes, so that none waits for another; a file then has the
                 examples.
         """
-        here = torch.isfinite(loss.detach())
+        if loss.device.type != "cuda":
+            return self._stop_unless_finite(loss.detach(), batch_idx)
+        self._check_last()
+        # the copy to pinned memory ends with this forward pass, while the backward pass is already being computed
+        last = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
+        self._unchecked = last, batch_idx, torch.cuda.Event()
+        self._unchecked[-1].record()
+        return None
+
+    def _check_last(self) -> None:
+        """Check the loss of the last step on a GPU, if there is one; a checkpoint never has weights from after it."""
+        if self._unchecked is not None:
+            (last, number, copied), self._unchecked = self._unchecked, None
+            copied.synchronize()
+            self._stop_unless_finite(last, number)
+
+    def _stop_unless_finite(self, loss: Tensor, batch_idx: int) -> None:
+        here = torch.isfinite(loss)
         finite = here
         if self.batches.world_size > 1:
-            finite = self.trainer.strategy.reduce((~here).float(), reduce_op="max") == 0
+            finite = self.trainer.strategy.reduce((~here).float().to(self.device), reduce_op="max") == 0
         if finite:
             return
         kept = self._keep_batch(loss, batch_idx) if not here else None
@@ -95,7 +113,7 @@ class TrainingModule(L.LightningModule):
         values = {
             "epoch": self.current_epoch + 1,
             "batch": batch_idx + 1,
-            "step": self.global_step,
+            "step": self.current_epoch * self.batches.steps + batch_idx // self.recipe.accumulate,
             "process": self.global_rank,
             "loss": str(loss.item()),
             self.task.examples: [key[1] for key in keys],
@@ -104,6 +122,7 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums of validation."""
+        self._check_last()
         self._held_out = Sums()
         self.task.start_validation()
 
@@ -136,6 +155,7 @@ class TrainingModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the sums of the current epoch, and the progress of the run."""
+        self._check_last()
         sums = self._sums()
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         within = progress.processed < progress.ready

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from typing_extensions import TypedDict
 
+from graticule import __version__
 from graticule.lab.training.checkpoints import best_checkpoint, load_weights, saved_checkpoints
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
@@ -27,7 +28,7 @@ from graticule.registry.plugins import missing_plugins, named_again
 log = logging.getLogger(__name__)
 
 #: The packages whose versions weights depend on besides the recipe.
-_PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
+_PACKAGES = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
 
 
 class _Fingerprint(TypedDict):
@@ -230,9 +231,13 @@ def _result(metric: Metric) -> Any:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the machine of this process, as plain values for JSON."""
+    machine: dict[str, Any] = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    versions = {"python": platform.python_version(), "graticule": __version__}  # read from a checkout, too
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
+        "versions": versions | {name: version(name) for name in _PACKAGES},
+        "machine": machine,
     }
 
 

@@ -195,6 +195,7 @@ def evaluate(
     classes = data.info.num_classes
     was_training = model.training
     model.to(device)
+    data.to(torch.device(device))
     scores = []
     counts = {size: _multiply_adds(model.eval(), data.info.channels, size) for size in sizes} if measure_cost else {}
     loaders = {

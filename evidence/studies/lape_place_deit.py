@@ -1,0 +1,50 @@
+"""Why LaPE helps, in DeiT-Ti on all of Fashion-MNIST: place, amplitude and norm, and a PEG; for a GPU."""
+
+from graticule.lab.studies.study import Study
+
+#: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
+EXACT = "learnable(std=1.37)"
+
+
+def study() -> Study:
+    """Compare five choices on 14 x 14 patches of 2 pixels, and on zoomed images of 20 x 20 and 28 x 28 patches."""
+    return Study(
+        question="Does LaPE help DeiT-Ti on all of Fashion-MNIST by where the table is added, by its amplitude, or by "
+        "its norm, and is a PEG with average pooling as good?",
+        recipe="fashion_mnist",
+        choices={
+            "once, std 0.02": {"encoding": "learnable"},
+            "once, std 1": {"encoding": EXACT},
+            "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+            "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+            "PEG, GAP": {"encoding": "peg", "global_pool": "avg"},
+        },
+        base={
+            "model": "deit_tiny_patch16_224",
+            "patch_size": 2,
+            "drop_path_rate": 0.0,
+            "batch_size": 120,
+            "eval_batch_size": 1000,
+            "lr": 5e-4,
+            "epochs": 3,
+            "warmup_epochs": 0,
+            "warmup_steps": 150,
+            "precision": "bf16-mixed",
+            "compile": True,
+            "workers": 0,
+        },
+        seeds=tuple(range(300, 312)),
+        sizes=((40, 40), (56, 56)),
+        tests=(
+            ("once, std 1", "once, std 0.02"),
+            ("beside, std 1", "once, std 1"),
+            ("beside, LN chain", "beside, std 1"),
+            ("beside, LN chain", "once, std 0.02"),
+            ("PEG, GAP", "once, std 0.02"),
+        ),
+        margin=0.3,
+        controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
+        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
+        limits="Three epochs, a tenth of the usual training; the seeds are those that a GPU had time for, in order.",
+        seconds=15,
+    )

@@ -1,0 +1,68 @@
+"""Every benchmark explains itself, ends in seconds with --quick, and is named by pages only if it exists."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[1]
+BENCHMARKS = TOP / "benchmarks"
+#: A module without a command, which the benchmarks import.
+HELPER = "turns"
+MOST = 14
+COMMANDS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != HELPER)
+
+
+def run(*arguments, folder):
+    """Run a benchmark in `folder` as its page prints it, on one thread."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, BENCHMARKS / arguments[0], *arguments[1:]]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def state(folder):
+    """Return the size and time of every file of `folder`."""
+    files = (path for path in folder.rglob("*") if "_build" not in path.parts and path.is_file())
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def texts():
+    """Return the text of every file that may name a benchmark."""
+    folders = [TOP / name for name in ("docs", "evidence", "src", "benchmarks")]
+    files = [path for folder in folders for kind in ("*.md", "*.py", "*.csv") for path in folder.rglob(kind)]
+    files += [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    return {path: path.read_text(encoding="utf-8") for path in files if "_build" not in path.parts}
+
+
+def test_there_are_at_most_fourteen_benchmarks():
+    assert len(list(BENCHMARKS.glob("*.py"))) <= MOST
+
+
+def test_every_benchmark_that_is_named_exists_and_every_one_is_named():
+    named = {path: set(re.findall(r"benchmarks/(\w+)\.py", text)) for path, text in texts().items()}
+    missing = {path.name: names - {*COMMANDS, HELPER} for path, names in named.items()}
+    assert {path: names for path, names in missing.items() if names} == {}
+    pages = (names for path, names in named.items() if path.parent != BENCHMARKS and path.name != "CHANGELOG.md")
+    assert set(COMMANDS) - set().union(*pages) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_printed_and_nothing_is_measured(name, tmp_path):
+    done = run(f"{name}.py", "--help", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {name}.py") and "--quick" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_quick_ends_without_an_error_and_changes_no_page(name, tmp_path):
+    before = state(TOP / "docs")
+    done = run(f"{name}.py", "--quick", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert state(TOP / "docs") == before
