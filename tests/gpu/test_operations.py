@@ -115,6 +115,21 @@ def test_the_share_of_position_on_the_device_is_that_of_the_cpu(device, case):
     assert devices_of(moved) == {device}
 
 
+@pytest.mark.parametrize("on", ["cpu", "device"])
+def test_an_audit_on_the_device_is_that_of_the_cpu(device, on):
+    """With labels on either device."""
+    model, moved = on_both(TABLE, device)
+    images, labels = images_for(model, batch=8), torch.arange(8) % 5
+    size = tuple(images.shape[2:])
+    ours = analysis.audit(model, {size: images}, labels=labels, timed=False)
+    given = labels.to(device) if on == "device" else labels
+    theirs = analysis.audit(moved, {size: images.to(device)}, labels=given, timed=False)
+    assert ours.accuracy == theirs.accuracy and ours.unavailable == theirs.unavailable
+    for first, second in zip(ours.effects, theirs.effects, strict=True):
+        assert first.name == second.name
+        assert_same_arrays([second.change], [first.change])
+
+
 @pytest.mark.parametrize("case", [TABLE, ROTATION], ids=["table", "rotation"])
 def test_maps_of_position_on_the_device_are_those_of_the_cpu(device, case):
     model, moved = on_both(case, device)

@@ -480,7 +480,8 @@ class Lape(LapeSharing):
 def _is_varied(table: Tensor, eps: float) -> Tensor:
     """Return whether the variance of each row is at least eps, (N, D) -> (N, 1), by one kernel."""
     *_, inverse = torch.native_layer_norm(table, table.shape[-1:], None, None, eps)  # of the root of variance plus eps
-    return inverse <= (2 * eps) ** -0.5
+    varied: Tensor = inverse <= (2 * eps) ** -0.5
+    return varied
 
 
 def _eps(norms: nn.Module) -> float | None:

@@ -190,7 +190,7 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
 
 def test_parts_train_every_run_once(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(module, "_train_here", lambda runs, _: trained.extend(one.folder for one in runs))
+    monkeypatch.setattr(module, "_train_here", lambda runs, *_: trained.extend(one.folder for one in runs))
     assert compare(CHOICES, [0, 1], tmp_path, part=(1, 3), progress=False) is None
     assert len(trained) == 2
     for number in (2, 3):

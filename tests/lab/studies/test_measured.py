@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,13 @@ import pytest
 from evidence.measured import Cell, page_text, table_of, write_pages
 from graticule.lab.studies.tables import read_records
 
-DOCS = Path(__file__).parents[3] / "docs"
+TOP = Path(__file__).parents[3]
+sys.path.append(str(TOP / "benchmarks"))
+
+import gpu  # noqa: E402 - a script of benchmarks
+
+DOCS = TOP / "docs"
+GPU = DOCS / "results" / "gpu.md"
 DATA = DOCS / "data" / "measured"
 NAMES = [field.name for field in dataclasses.fields(Cell)]
 PAGE = "before\n<!-- measured x: begin, written by a command -->\nold\n<!-- measured x: end -->\nafter\n"
@@ -44,10 +52,15 @@ def test_every_cell_names_its_command_date_and_machine():
 
 
 def test_no_table_of_results_is_typed_by_hand():
-    for page in (DOCS / "results").glob("*.md"):
+    for page in set((DOCS / "results").glob("*.md")) - {GPU}:
         kind = r"<!-- ((?:study|measured|why_lape) \S+|profile|ranks|spread): begin.*?<!-- \1: end -->"
         written = re.sub(kind, "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert [line for line in written.splitlines() if line.startswith("|")] == [], page.name
+
+
+def test_the_page_of_a_gpu_is_made_of_its_figures():
+    figures = json.loads((DOCS / "data" / "gpu.json").read_text(encoding="utf-8"))
+    assert GPU.read_text(encoding="utf-8") == gpu.page(figures)
 
 
 def test_a_cell_is_written_with_its_error_and_its_test():

@@ -163,7 +163,7 @@ def test_scores_of_another_recipe_are_not_mixed_with_new_ones(done, tmp_path):
 
 def test_parts_train_every_run_once_and_leave_the_table_to_the_last(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr("graticule.lab.studies.execution._train_here", lambda runs, _: trained.extend(runs))
+    monkeypatch.setattr("graticule.lab.studies.execution._train_here", lambda runs, *_: trained.extend(runs))
     for number in (1, 2, 3):
         assert run_study(SMALL, tmp_path, tmp_path / "x.csv", part=(number, 3), progress=False) == 4
     assert sorted((one.choice, one.recipe.seed) for one in trained) == sorted(

@@ -19,7 +19,7 @@ from multiprocessing import active_children, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
@@ -96,18 +96,9 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     Its output is appended to `OUTPUT` in its folder.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with (
-        (Path(folder) / OUTPUT).open("a", encoding="utf-8") as output,
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(output),
-    ):
-        import lightning  # noqa: F401
-
+    with _output_in(Path(folder) / OUTPUT):
         from graticule.registry.plugins import load_plugin
 
-        for name in ("lightning.pytorch", "lightning.fabric"):  # they write to the file of an earlier run
-            for handler in logging.getLogger(name).handlers:
-                cast("logging.StreamHandler[TextIO]", handler).setStream(sys.stderr)
         for plugin in plugins:
             load_plugin(plugin)
         from graticule.lab.training.interruption import Interrupted
@@ -121,6 +112,25 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
         except Interrupted:
             return "stopped"
     return "finished"
+
+
+@contextlib.contextmanager
+def _output_in(path: Path) -> Iterator[None]:
+    """Append the output of this process to a file, and that of Lightning, whose handlers keep the stream they found."""
+    import lightning  # noqa: F401 - adds the handlers
+
+    named = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
+    handlers: list[Any] = [one for log in named for one in log.handlers if isinstance(one, logging.StreamHandler)]
+    streams = [handler.stream for handler in handlers]
+    with path.open("a", encoding="utf-8") as output:
+        for handler in handlers:
+            handler.stream = output
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                yield
+        finally:
+            for handler, stream in zip(handlers, streams, strict=True):
+                handler.stream = stream
 
 
 def parse_on(on: str) -> int:

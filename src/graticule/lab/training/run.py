@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from typing_extensions import TypedDict
 
-from graticule import __version__
 from graticule.lab.training.checkpoints import best_checkpoint, load_weights, saved_checkpoints
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
@@ -28,7 +27,7 @@ from graticule.registry.plugins import missing_plugins, named_again
 log = logging.getLogger(__name__)
 
 #: The packages whose versions weights depend on besides the recipe.
-_PACKAGES = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
+_PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
 
 
 class _Fingerprint(TypedDict):
@@ -231,14 +230,23 @@ def _result(metric: Metric) -> Any:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the machine of this process, as plain values for JSON."""
-    machine: dict[str, Any] = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    machine: dict[str, Any] = {
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    versions = {"python": platform.python_version(), "graticule": __version__}  # read from a checkout, too
     return {
-        "versions": versions | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "machine": machine,
     }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # imported from a folder, as from a checkout of the repository
+        return "not installed"
 
 
 def changed_surroundings(recorded: Mapping[str, Any]) -> list[str]:
