@@ -117,7 +117,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         from importlib.metadata import version
 
-        print(graticule.__version__)
+        print(version("graticule"))
         return 0
     if arguments[0] == "help":
         return _run([*arguments[1:], "--help"])
