@@ -38,8 +38,8 @@ def study() -> Study:
         ),
         controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
         "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
-        limits="A table starts at 0.2 in ViT-Lite; one that starts at 0.02 was not run. Images have 28 pixels a side, of "
-        "the recipe, so 7 x 7 patches. A model of two layers on a tenth of the images, for 10 epochs, with crops and "
+        limits="A table starts at 0.2 in ViT-Lite; one that starts at 0.02 was not run. Images have 28 pixels a side, "
+        "of the recipe, so 7 x 7 patches. Two layers, a tenth of the images, for 10 epochs, with crops and "
         "flips alone, tested on 2,000 images. The recorded runs used JPEG copies of the published images.",
         folder="CIFAR10",
         seconds=50,
