@@ -115,9 +115,9 @@ def _run(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from importlib.metadata import version
+        from graticule import __version__
 
-        print(version("graticule"))
+        print(__version__)
         return 0
     if arguments[0] == "help":
         return _run([*arguments[1:], "--help"])

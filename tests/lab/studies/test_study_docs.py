@@ -1,6 +1,7 @@
 """The pages of results equal the output of their commands from the stored data."""
 
 import dataclasses
+import json
 import re
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ STUDIES = TOP / "evidence" / "studies"
 sys.path.append(str(TOP / "benchmarks"))
 
 import extrapolation  # noqa: E402 - a script of benchmarks
+import gpu  # noqa: E402 - another
 from test_study import rows  # noqa: E402 - a neighbor
 
 ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "contrasts", "which")}
@@ -57,6 +59,11 @@ def test_the_pages_of_answers_are_made_of_the_kept_data(module):
 def test_the_page_on_more_tokens_is_made_of_its_scores():
     shown = (DOCS / "extrapolation.md").read_text(encoding="utf-8")
     assert shown == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
+
+
+def test_the_page_on_a_gpu_is_made_of_its_data():
+    found = json.loads((DOCS / "data" / "gpu.json").read_text(encoding="utf-8"))
+    assert (DOCS / "results" / "gpu.md").read_text(encoding="utf-8") == gpu.page(found)
 
 
 def test_every_contrast_names_choices_of_its_study():
