@@ -91,13 +91,16 @@ class Asked:
         if self.data == "gym_place":
             return True
         study, terms = study_of(self.data), self.terms()
-        if study is None or self.data in KNOWN or study.endpoint.minus is not None:
+        if study is None or self.data in KNOWN:
             return False
         choices, variants, ats = (tuple(term[index] for term in terms) for index in (1, 2, 3))
         end = study.endpoint
+        if end.minus is not None:
+            return choices[1::2] in study.tested and choices[::2] == choices[1::2] and ats == (end.at, end.minus) * 2
         _, allowed = STUDIES.get(self.data, ("", (end.at, f"{end.metric}, {end.at}")))
         same = len(set(variants)) == len(set(ats)) == 1
-        return choices in (*study.tested, *study.interactions) and same and ats[0] in allowed
+        known = (*study.tested, *study.interactions)
+        return (choices in known or choices[::-1] in study.tested) and same and ats[0] in allowed
 
     @property
     def link(self) -> str:

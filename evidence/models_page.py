@@ -60,20 +60,32 @@ STAGES: dict[str, Any] = {
     "window_size": 4,
 }
 VIDEO: dict[str, Any] = {**SMALL, "num_frames": 4, "tubelet_size": 2}
+#: Of windows of 2 x 2 merged tokens, each of 2 x 2 patches of 8 pixels, in all layers but the last.
+WINDOWS: dict[str, Any] = {"window_size": 32, "fullatt_block_indexes": [1]}
 MERGED: dict[str, Any] = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8}
 #: Class of transformers -> its configuration.
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     **{
         f"{name}Model": SMALL
-        for name in ("ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "CLIPVision", "SiglipVision", "IJepa")
+        for name in ("ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "CLIPVision", "SiglipVision", "IJepa")
     },
+    "DINOv3ViTModel": {**SMALL, "num_register_tokens": 4},
     "Siglip2VisionModel": {**SMALL, "num_patches": 16},
     "ViTMAEModel": {**SMALL, "mask_ratio": 0.0},
     "BeitModel": {**SMALL, "use_relative_position_bias": True},
     "SwinModel": STAGES,
     "Swinv2Model": STAGES,
     "SamVisionModel": {**SMALL, "mlp_dim": 48, "output_channels": 8, "window_size": 2, "global_attn_indexes": [1]},
-    "PixtralVisionModel": SMALL,
+    "SamHQVisionModel": {**SMALL, "mlp_dim": 48, "output_channels": 8, "window_size": 2, "global_attn_indexes": [1]},
+    # a tiled table of 4 x 4 patches, and windows as large
+    "Sam3ViTModel": {
+        **SMALL,
+        "image_size": 64,
+        "pretrain_image_size": 32,
+        "window_size": 4,
+        "global_attn_indexes": [1],
+    },
+    "PixtralVisionModel": {**SMALL, "hidden_act": "silu"},
     "ViTMSNModel": SMALL,
     "HieraModel": {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
     "VideoMAEModel": VIDEO,
@@ -82,10 +94,40 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "VideoMAEForVideoClassification": {**VIDEO, "num_labels": 5},
     "Qwen2VisionTransformerPretrainedModel": {**MERGED, "embed_dim": 32, "mlp_ratio": 2},
     "Qwen3VLVisionModel": {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    "Qwen2_5_VisionTransformerPretrainedModel": {**MERGED, **WINDOWS, "out_hidden_size": 32},
+    "Exaone4_5_VisionModel": {**MERGED, **WINDOWS, "out_hidden_size": 32, "num_key_value_heads": 1},
+    "CohereCompassVisionModel": {
+        **MERGED,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+    "Sapiens2Model": {
+        **SMALL,
+        "num_hidden_layers": 3,
+        "num_key_value_attention_heads": 1,
+        "num_first_full_attention_layers": 1,
+        "num_last_full_attention_layers": 1,
+    },
+    "MllamaVisionModel": {
+        **SMALL,
+        "attention_heads": 2,
+        "num_global_layers": 1,
+        "intermediate_layers_indices": [0],
+        "vision_output_dim": 64,
+    },
+    "SegformerModel": {},
+    "VideoPrismVisionModel": {
+        **VIDEO,
+        "image_size": 72,
+        "tubelet_size": [1, 18, 18],
+        "num_spatial_layers": 2,
+        "num_temporal_layers": 2,
+    },
     "Data2VecVisionModel": {**SMALL, "use_relative_position_bias": True},
     "DonutSwinModel": STAGES,
     "MaskFormerSwinModel": STAGES,
-    "VitDetModel": {**SMALL, "use_relative_position_embeddings": True},
+    "VitDetModel": {**SMALL, "use_relative_position_embeddings": True, "window_size": 2, "window_block_indices": [0]},
     "VJEPA2Model": {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
     "CvtModel": {"embed_dim": [12, 24, 48], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
     "LevitModel": {
@@ -142,6 +184,7 @@ def configured(name: str) -> dict[str, Any]:
 
 #: Models of other options or fewer layers: name of a row -> name of the model and its arguments.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "samvit_base_patch16": ("samvit_base_patch16", {"depth": 2, "window_size": 2, "global_attn_indexes": (1,)}),
     "vit_tiny_patch16_224(dynamic_img_pad=True)": ("vit_tiny_patch16_224", {"dynamic_img_pad": True}),
     "naflexvit_base_patch16_gap(attn_gated=True)": ("naflexvit_base_patch16_gap", {"depth": 2, "attn_gated": True}),
     **{
@@ -152,7 +195,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 #: A model of each family of timm with attention, and of MLPs that `convert` takes.
 TIMM = (
     *("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"),
-    *("vit_relpos_small_patch16_224", "samvit_base_patch16", "cait_xxs24_224", "convit_tiny", "mvitv2_tiny"),
+    *("vit_relpos_small_patch16_224", "cait_xxs24_224", "convit_tiny", "mvitv2_tiny"),
     *("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "twins_svt_small", "mixer_s32_224"),
     *("naflexvit_base_patch16_gap", "vit_dwee_patch16_reg1_gap_256", "hiera_tiny_224", "sam2_hiera_tiny"),
     *("xcit_nano_12_p16_224", "levit_128s", "tiny_vit_5m_224", "maxvit_nano_rw_256", "davit_tiny", "pvt_v2_b0"),
@@ -267,6 +310,7 @@ NOTES: dict[str, str] = {
     "PvtV2Model": "a convolution within each MLP",
     "Qwen2_5_VisionTransformerPretrainedModel": "windows of merged blocks",
     "Sam2HieraDetModel": "pooled queries, a table with a repeated window",
+    "Sam3ViTModel": "not registered; `resize` refuses it, as global attention rotates by the size it was built for",
     "SegGptModel": "two images, one below the other",
     "SegformerModel": "a convolution within each MLP",
     "SwiftFormerModel": "additive attention",

@@ -64,7 +64,8 @@ CONTRASTS = {
     ("beside, LN chain", "beside, std 1"): ("norm", "the norms of LaPE, with their scales and shifts"),
     ("beside, Norm", "beside, std 1"): ("plain norm", "a norm without scale and shift"),
     ("beside, LN chain", "beside, LN"): ("chain", "whether each norm takes the output of the last"),
-    ("once, std 1", "once, std 0.02"): ("amplitude", "the amplitude of a table that is added once"),
+    ("once, std 1", "once, std 0.02"): ("amplitude", "the amplitude of a table that is added once, 1 less 0.02"),
+    ("once, std 1", "once, std 0.2"): ("amplitude from 0.2", "the same, 1 less 0.2"),
     ("beside, LN chain", "once, std 1"): ("LaPE", "place and norm together"),
 }
 #: The choices of the gym, docs/data/gym_place.csv: name as in the studies -> its text.

@@ -35,6 +35,12 @@ def test_a_class_token_without_position_does_not_change_either():
     assert np.all(found.prefix < 1e-12) and found.prefix.shape == (3,)
 
 
+def test_outputs_as_unlike_as_those_of_another_image_have_an_error_of_the_root_of_two(monkeypatch):
+    model, draw = pooled("none"), torch.Generator().manual_seed(0)
+    monkeypatch.setattr(model, "forward_head", lambda features: torch.randn(len(features), 5, generator=draw))
+    assert translation_error(model, doubles(batch=512)).logits == pytest.approx(2**0.5, rel=0.05)
+
+
 def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is_not():
     x = doubles(48, 40, batch=3)
     around = translation_error(pooled("peg(places=(-1, 1), padding='circular')"), x)

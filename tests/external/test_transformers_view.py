@@ -5,15 +5,17 @@ import json
 
 import pytest
 import torch
+import transformers
 from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
 
 import graticule
 import tiny
-from evidence.models_page import configured
+from evidence.models_page import OTHERS, TRANSFORMERS, configured
 from graticule.analysis.audit import audit
 from graticule.external.images import image_size
 from graticule.external.open_view import ResampledTables, StructureView, view_of
 from graticule.external.structure import find_structure
+from graticule.external.transformers_folder import class_of
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.studies.resamplers import try_resamplers
@@ -287,3 +289,28 @@ def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():
     patches = build("GlmImageVisionModel", configured("GlmImageVisionModel")).float()
     (x, grid) = view_of(patches).run(torch.randn(2, 3, 64, 96)).layers[-1]
     assert grid.shape == (8, 12) and x.shape == (2, 96, 32)
+
+
+#: Fields of configurations that name layers, of another attention than the others or with further outputs.
+NAMED_LAYERS = (
+    *("global_attn_indexes", "global_attention_blocks", "fullatt_block_indexes", "window_block_indices"),
+    *("deepstack_visual_indexes", "intermediate_layers_indices"),
+)
+
+
+def test_the_models_of_the_page_have_the_kinds_of_layers_of_those_that_are_released():
+    for name in {*TRANSFORMERS, *OTHERS}:
+        kind = class_of(transformers, name).config_class
+        own, small = kind(), kind(**configured(name))
+        layers = getattr(small, "num_hidden_layers", None) or getattr(small, "depth", 0)
+        layers = sum(getattr(small, "blocks_per_stage", ())) or layers
+        for field in NAMED_LAYERS:
+            if getattr(own, field, None) or (name, field) == ("VitDetModel", "window_block_indices"):
+                assert 0 < len(getattr(small, field)) < layers > max(getattr(small, field)), (name, field)
+        window = getattr(small, "window_size", 0)
+        if isinstance(window, int) and window and name != "Swin2SRModel":  # which is not built
+            pixels = window if "fullatt_block_indexes" in configured(name) else window * small.patch_size
+            assert pixels < (getattr(small, "image_size", None) or 64), name
+    assert configured("DINOv3ViTModel")["num_register_tokens"] == 4
+    heads = class_of(transformers, "Sapiens2Model").config_class(**configured("Sapiens2Model"))
+    assert len(set(heads.num_key_value_heads_per_layer)) == 2

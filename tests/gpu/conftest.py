@@ -17,7 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each process of several has one threa
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
 
 #: Beginnings of the names of tests that take long where kernels are compiled, which are not left to one process.
-LONG = ("test_a_compiled_model", "test_a_packed_row", "test_a_run", "test_the_gradients_of_a_group")
+LONG = ("test_a_compiled_model", "test_a_run", "test_the_gradients_of_a_group")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

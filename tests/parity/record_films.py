@@ -1,4 +1,4 @@
-"""Record what public code computes for films, volumes and packed images, as cases in `golden/`.
+"""Record what public code computes for films, volumes and images of several sizes, as cases in `golden/`.
 
     python tests/parity/record_films.py [CASE ...]
 
@@ -192,40 +192,6 @@ def film_monai_sincos() -> Any:
     note = "output: the table, (1, N, D): sines, then cosines, of the second axis, then of the first, then of the last."
     table = build_sincos_position_embedding(**kwargs)
     return f"monai {version('monai')}", "build_sincos_position_embedding", kwargs, {"output": table.detach()}, note
-
-
-@case
-def packed_na_vit() -> Any:
-    from vit_pytorch.na_vit import NaViT
-
-    kwargs = {"image_size": 40, "patch_size": 8, **FILM, "channels": 3, "dim_head": 12}
-    model, weights = filled(NaViT(**kwargs))
-    found: dict[str, Tensor] = {}
-    row, seen = images(), nn.functional.scaled_dot_product_attention
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
-        out: Tensor = seen(q, k, v, **given)
-        if q.shape == k.shape:
-            found.setdefault("input_queries", q), found.setdefault("input_keys", k), found.setdefault("input_values", v)
-            found.setdefault("attended", out)
-        return out
-
-    model.to_patch_embedding.register_forward_hook(lambda _, __, out: found.update(input=out))
-    model.transformer.register_forward_pre_hook(lambda _, given: found.update(tokens=given[0]))
-    nn.functional.scaled_dot_product_attention = attention
-    try:
-        model(row)
-    finally:
-        nn.functional.scaled_dot_product_attention = seen
-    weights = {name: value for name, value in weights.items() if "pos_embed" in name}
-    note = (
-        "input: the patches of images of `sizes` in one row, (1, N, D); tokens: the same with their position; "
-        "attended: attention of the first layer, scale 1, given its queries, keys and values (1, h, N, d). The whole "
-        "model has norms of pixels and per head that ours does not have."
-    )
-    sizes = [tuple(image.shape[1:]) for image in row]
-    source = f"vit-pytorch {version('vit-pytorch')}"
-    return source, "na_vit.NaViT", {**kwargs, "sizes": sizes}, {**found, **weights}, note
 
 
 def naflex(**given: Any) -> Any:

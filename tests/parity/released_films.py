@@ -1,4 +1,4 @@
-"""Compute the cases of films, volumes and packed images that `record_films.py` records."""
+"""Compute the cases of films, volumes and images of several sizes that `record_films.py` records."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 
 import graticule
-from graticule import Crop, Grid
+from graticule import Grid
 from graticule.backbones.pyramid import VolumeMerging
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.build import build_position
-from graticule.layers.attention import Attention
-from graticule.position.packed import PackedRow, Segment
 
 Tensors = dict[str, Tensor]
 Arguments = dict[str, Any]
 
 
 def images(tensors: Tensors) -> list[Tensor]:
-    """Return the images of a case of packed images, in their order."""
+    """Return the images of a case of several sizes, in their order."""
     return [tensors[name] for name in sorted(tensors) if name.startswith("input_")]
 
 
@@ -143,30 +141,13 @@ def monai_sincos(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tenso
     return {"output": torch.cat([second, first, last], -1)}
 
 
-def na_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute the position of NaViT's row, and attention within the images of the row."""
-    side, heads, dim = kwargs["patch_size"], kwargs["heads"], kwargs["dim"]
-    whole = (kwargs["image_size"] // side,) * 2
-    position = build_position(Grid(*whole), dim=dim, depth=1, num_heads=heads, encoding="factorized")
-    names = {"pos_embed_height": "encodings.0.pos_embed_y", "pos_embed_width": "encodings.0.pos_embed_x"}
-    position.load_state_dict({names[name]: value[None] for name, value in weights.items()})
-    shapes = [(height // side, width // side) for height, width in kwargs["sizes"]]
-    grids = [Grid(*shape, crop=Crop(whole, (0, 0, *shape))) for shape in shapes]  # the first rows of the tables
-    row = PackedRow.of([Segment(1, grid.tokens, position(grid)[0]) for grid in grids])
-    attention = Attention(dim, heads, scale=1.0)
-    queries, keys, values = (row.split(tensors[f"input_{name}"], -2) for name in ("queries", "keys", "values"))
-    none = graticule.LayerPosition()
-    parts = [attention._attend(*each, None, none) for each in zip(queries, keys, values, strict=True)]
-    return {"tokens": tensors["input"] + row.tokens.pre, "attended": row.join(parts, -2)}
-
-
 def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute timm's NaFlexVit: a learned table by conversion, other positions by our ViT with its weights."""
-    row = images(tensors)
+    pictures = images(tensors)
     if kwargs["pos_embed"] == "learned":
         theirs = NaFlexVit(**kwargs).double().eval()
         theirs.load_state_dict(weights)
-        return {"output": graticule.convert(theirs).forward_packed(row)}
+        return {"output": graticule.convert(theirs)(pictures)}
     encoding = {
         "": "factorized(resampler='bilinear(antialias=False)')",
         "axial": f"rope(base={kwargs.get('rope_temperature')})",
@@ -184,14 +165,14 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     size = kwargs.get("pos_embed_grid_size", (4, 4))
     given = {name: kwargs[name] for name in more}
     model = build(encoding, weights, names, img_size=tuple(side * each for each in size), **given)
-    return {"output": model.forward_packed(row)}
+    return {"output": model(pictures)}
 
 
 def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute transformers' Siglip2VisionModel, converted."""
     theirs = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
     theirs.load_state_dict(weights)
-    return {"output": graticule.convert(theirs).forward_packed(images(tensors))}
+    return {"output": graticule.convert(theirs)(images(tensors))}
 
 
 def swin3d(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
@@ -230,7 +211,6 @@ COMPUTE: dict[tuple[str, str], Callable[[Arguments, Tensors, Tensors], Tensors]]
     ("rotary-embedding-torch", "get_axial_freqs"): axial,
     ("vit-pytorch", "vit_nd.ViTND"): vit_nd,
     ("vit-pytorch", "vit_nd_rotary.ViTND"): vit_nd,
-    ("vit-pytorch", "na_vit.NaViT"): na_vit,
     ("torchvision", "SwinTransformer3d"): swin3d,
     ("monai", "PatchMergingV2"): swinunetr_merging,
     ("monai", "ViT"): monai_vit,

@@ -15,7 +15,7 @@ from tiny import draw
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
-#: Films, volumes and packed images, which `record_films.py` records.
+#: Films, volumes and images of several sizes, which `record_films.py` records.
 FILMS = [*sorted(path.stem for kind in ("film", "packed") for path in GOLDEN.glob(f"{kind}_*.safetensors"))]
 CASES = [
     *sorted(path.stem for path in GOLDEN.glob("lape_*.safetensors")),
@@ -70,7 +70,7 @@ def test_every_recorded_case_is_checked():
         *[f"film_{name}" for name in ("axial_language", "axial_pixels", "monai_sincos", "monai_vit", "mrope_timm")],
         *[f"film_{name}" for name in ("swin3d", "swinunetr_merging")],
         *[f"film_{name}" for name in ("vit_nd", "vit_nd_rotary", "vit_nd_rotary_causal")],
-        *["packed_na_vit", *[f"packed_naflex_{kind}" for kind in ("axial", "factorized", "learned", "mixed", "mrope")]],
+        *[f"packed_naflex_{kind}" for kind in ("axial", "factorized", "learned", "mixed", "mrope")],
         "packed_siglip2",
     ] == CASES
 

@@ -358,4 +358,5 @@ def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
         )
         return torch.cat([rows, columns], -1)
 
-    assert "which channels form a pair" in failures(code(films, expected=None))["length"]
+    wrong = failures(code(films, expected=None))
+    assert set(wrong) == {"length", "dtype"} and "which channels form a pair" in wrong["length"]

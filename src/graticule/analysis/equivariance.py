@@ -34,7 +34,7 @@ class Translation:
     over images, shifts T and tokens: 0 if the layer is equivariant, 1 if the difference is as large as the
     features' own spread over tokens and images, :math:`\sqrt 2` if the two are unrelated.
 
-    Layers are indexed from 0, and named from 1 in tables.
+    Layers are indexed from 0.
 
     Args:
         grids: of every layer.

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar, cast
 
 import torch
-from timm.layers import DropPath
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.token_model import Batch, Crops, Images, TokenModel, forward_each
+from graticule.backbones.token_model import Crops, Images, TokenModel, forward_each
 from graticule.hub.config import backbone_config, written_words
 from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.grid import Crop, Grid
-from graticule.position.packed import PackedRow, Segment, mask_of
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, shown, sides
@@ -477,45 +474,6 @@ class Backbone(TokenModel, HubModel):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
-    def forward_packed(self, x: Images, crop: Crop | Crops | None = None, flex: bool = False) -> Any:
-        """Classify images of any sizes in one row of tokens, in which attention stays within an image.
-
-        The outputs are those of `forward`. Linear layers, norms and MLPs compute the tokens of all images at once, and
-        no token is padded; on a CPU, one pass per size is as fast (benchmarks/packed.py).
-
-        Args:
-            x: a list of B images (C, height, width).
-            crop: the part of a larger image that they show, or a list with one for each image or None.
-            flex: whether one kernel computes the attention of the row, PyTorch's flex_attention, which is made for GPUs
-                and is compiled there; by default, attention is computed for all images of a size at once.
-
-        Raises:
-            ValueError: if the blocks or the position need the map of an image, in training with stochastic depth or
-                patch dropout, which are drawn per image, or if the lists cannot be combined.
-        """
-        dropped = any(isinstance(module, DropPath) and module.drop_prob for module in self.modules())
-        if self.training and (dropped or self.patch_drop_rate):
-            raise ValueError(
-                "`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows of several images: both are drawn "
-                "per image; pass the list to `forward`, which computes one batch per size."
-            )
-        if self.whole_grid:
-            raise ValueError(f"`x` must be passed to `forward` in {type(self).__name__}: {self.whole_grid}.")
-        return forward_each(self, x, crop, partial(self._packed, flex))
-
-    def _packed(self, flex: bool, batches: Sequence[Batch]) -> list[Any]:
-        grids = [self.grid_of(images).cropped(crop) for images, crop in batches]
-        sizes = [(len(images), grid.tokens) for (images, _), grid in zip(batches, grids, strict=True)]
-        layers = zip(*map(self.position, grids), strict=True)
-        segments = [[Segment(*size, one) for size, one in zip(sizes, each, strict=True)] for each in layers]
-        mask = mask_of(segments[0], batches[0][0].device) if flex else None
-        rows = [PackedRow.of(each, mask) for each in segments]
-        x = torch.cat([self.embed(images).flatten(0, 1) for images, _ in batches])[None]
-        for tokens in self.run_blocks(x, [(self.block(0, i), row.tokens, (row,)) for i, row in enumerate(rows)]):
-            x = tokens
-        parts = rows[0].split(x, -2)
-        return [self.forward_head(self.final(part, grid)) for part, grid in zip(parts, grids, strict=True)]
-
     def forward(self, x: Tensor | Images, crop: Crop | Crops | None = None, keep: Tensor | None = None) -> Any:
         """Classify images: (B, num_classes).
 
@@ -535,7 +493,7 @@ class Backbone(TokenModel, HubModel):
         if isinstance(x, (list, tuple)):
             if keep is not None:
                 raise ValueError("`keep` must be None for a list of images; pass a batch of images of one size.")
-            return forward_each(self, x, crop, lambda batches: [self(images, part) for images, part in batches])
+            return forward_each(self, x, crop)
         if isinstance(crop, (list, tuple)):
             raise ValueError(f"`crop` must be one crop for a batch of images, got {len(crop)}; pass a list of images.")
         return self.forward_head(self.forward_features(x, crop, keep))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -171,16 +171,13 @@ Crops = list[Crop | None] | tuple[Crop | None, ...]
 Batch = tuple[Tensor, Crop | None]
 
 
-def forward_each(
-    model: Any, images: Images, crop: Crop | Crops | None, compute: Callable[[list[Batch]], list[Any]]
-) -> Any:
+def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
     """Return the outputs of a model for images (C, height, width), in their order, by batches of one size and crop.
 
     Args:
         model: the model.
         images: of any sizes.
         crop: the part of a larger image that they show, or one for each image.
-        compute: computes the output of each batch.
     """
     crops = list(crop) if isinstance(crop, (list, tuple)) else [crop] * len(images)
     if not images or len(crops) != len(images):
@@ -203,7 +200,7 @@ def forward_each(
             "`global_pool` must not be '' for images of several sizes, whose numbers of tokens differ; pool the "
             "tokens, or call the model once per size."
         )
-    found = compute([(torch.stack([images[i] for i in group]), part) for (_, part), group in groups.items()])
+    found = [model(torch.stack([images[i] for i in group]), part) for (_, part), group in groups.items()]
     order = [index for group in groups.values() for index in group]
     back = sorted(range(len(order)), key=order.__getitem__)
     if isinstance(found[0], tuple):  # of a model with two classifiers in training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from graticule.position.bias import Bias
 from graticule.position.layer import OF_PAIRS, LayerPosition
-from graticule.position.packed import PackedRow
 from graticule.registry.checks import checked
 
 
@@ -78,12 +76,7 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used, or a `PackedRow`.
-
-        In a row of several images, (1, N, D), tokens attend to those of their image only.
-        """
-        if where and isinstance(where[0], PackedRow):
-            return self._output(self._attend_row(x, where[0]))
+        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used."""
         return self._output(self._attend(*self._inputs(x, position, *where), position))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
@@ -99,32 +92,6 @@ class Attention(nn.Module):
         """Project the mixed values of all heads, (B, h, N, d), to (B, N, D)."""
         out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
         return out
-
-    def _attend_row(self, x: Tensor, row: PackedRow) -> Tensor:
-        """Project all tokens of a row at once, and mix the values of each image, (1, h, N, d)."""
-        q, k, v, of_q = self._projected(x, row.tokens)
-        parts = (row.split(each, -2) for each in (self.q_norm(q), self.k_norm(k), v, of_q))
-        of_segments = [
-            self._positioned(q, k, v, of_q, segment.position)
-            for segment, q, k, v, of_q in zip(row.segments, *parts, strict=True)
-        ]
-        if row.mask is not None:
-            self._check_flex(row.segments[0].position, q)
-            return row.attend(of_segments, self.scale, flex_kernel(q.is_cuda))
-        pairs = zip(of_segments, row.segments, strict=True)
-        return row.join([self._attend(*each, segment.position) for each, segment in pairs], -2)
-
-    def _check_flex(self, position: LayerPosition, q: Tensor) -> None:
-        """Check that flex_attention can mix the values of a row."""
-        reason = ""
-        if type(self)._attend is not Attention._attend or position.value_bias or position.positional:
-            reason = "the attention weights are changed after the softmax"
-        elif self.training and self.attn_drop:
-            reason = "it has no dropout of attention weights (`attn_drop_rate`)"
-        elif q.requires_grad and not q.is_cuda:
-            reason = f"it has no backward pass on {q.device.type}"
-        if reason:
-            raise ValueError(f"`flex` must be False: {reason}; attention is then computed image by image.")
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Mix the values: (B, h, N, d)."""
@@ -209,14 +176,6 @@ class Attention(nn.Module):
         table: Tensor = sum(tables[1:], tables[0])
         # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
         return q, k, v, table[None] if table.ndim == 3 else table
-
-
-@functools.cache
-def flex_kernel(gpu: bool) -> Any:
-    """Return flex_attention, compiled for GPUs."""
-    from torch.nn.attention.flex_attention import flex_attention  # takes a third of a second
-
-    return torch.compile(flex_attention, dynamic=True) if gpu else flex_attention
 
 
 class CausalAttention(Attention):

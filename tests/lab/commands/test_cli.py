@@ -167,6 +167,8 @@ def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_
     )
     assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
     assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
+    said = " ".join(out.split())
+    assert f"{2**0.5:.2f}: the shift changes as much as another image does" in said  # of test_equivariance.py
     code, out, _ = run_command(capsys, "look", "translation", pegged.folder, "--count", 8, "--img-size", "20x36")
     assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
 

@@ -379,6 +379,7 @@ def test_every_recipe_can_be_written_and_read():
         ("digits_quick", {"strategy": "ddp", "nonfinite": "stop", "group_by_aspect": False}, {"nonfinite": "skip"}),
         ("pydoc_quick", {"tokenizer": "bytes", "vocab_size": None}, {"tokenizer": "bpe"}),
         ("scenes_detection", {"strategy": "auto", "frozen_batchnorm": False}, {"strategy": "fsdp"}),
+        ("digits_quick", {"tokens_per_step": None}, {"tokens_per_step": 2000}),
     ],
 )
 def test_recipes_of_earlier_versions_open_if_they_mean_the_same(name, same, other):

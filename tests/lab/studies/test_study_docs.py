@@ -1,6 +1,7 @@
 """The pages of results equal the output of their commands from the stored data."""
 
 import dataclasses
+import json
 import re
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from graticule.lab.gym.profile import Profile, Row, write_profile
 from graticule.lab.studies.report import StudyReport
 from graticule.lab.studies.study import Study, load_study, write_table
 from graticule.lab.studies.tables import read_records
+from graticule.lab.training.task import build_model
 
 TOP = Path(__file__).parents[3]
 DOCS = TOP / "docs"
@@ -23,6 +25,7 @@ STUDIES = TOP / "evidence" / "studies"
 sys.path.append(str(TOP / "benchmarks"))
 
 import extrapolation  # noqa: E402 - a script of benchmarks
+import gpu  # noqa: E402 - another
 from test_study import rows  # noqa: E402 - a neighbor
 
 ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "contrasts", "which")}
@@ -58,6 +61,11 @@ def test_the_page_on_more_tokens_is_made_of_its_scores():
     assert shown == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
 
 
+def test_the_page_on_a_gpu_is_made_of_its_data():
+    found = json.loads((DOCS / "data" / "gpu.json").read_text(encoding="utf-8"))
+    assert (DOCS / "results" / "gpu.md").read_text(encoding="utf-8") == gpu.page(found)
+
+
 def test_every_contrast_names_choices_of_its_study():
     scores = cache(lambda name: read_scores(name, DOCS / "data"))
     known = {file.stem for file in STUDIES.glob("[!_]*.py")}
@@ -76,6 +84,36 @@ def test_the_page_of_claims_has_at_most_ten_questions_a_paper_and_forty_rows_eac
     asked = ASKED["questions"]
     assert len(asked) <= 40 and all(one.control and one.question.endswith("?") for one in asked)
     assert max(Counter(paper for paper, _ in {(one.paper, one.question) for one in asked}).values()) <= 10
+
+
+#: What a claim says is as good as another -> its choice.
+GOOD = {
+    "sinusoids": "sinusoidal_2d",
+    "2-D sinusoids": "sinusoidal 2-D, spread 1",
+    "one depth-wise layer of 3 x 3": "PEG",
+    "one depth-wise layer": "PEG",
+    "four separable layers": "four separable layers",
+}
+
+
+def test_what_a_claim_calls_as_good_as_another_counts_as_positive():
+    claims_of = [re.split(" (?:is|are) as good as ", one.label) for one in ASKED["contrasts"]]
+    found = {(said[0], one.terms()[0][:2]) for one, said in zip(ASKED["contrasts"], claims_of, strict=True) if said[1:]}
+    assert found == {(said, (1.0, choice)) for said, choice in GOOD.items()}
+
+
+def test_a_contrast_of_images_of_another_size_has_the_margin_of_other_sizes():
+    for one in (row for asked in ASKED.values() for row in asked):
+        if any(term[3].startswith(("zoom", "canvas")) for term in one.terms()):
+            assert one.margin == 3, one
+
+
+@pytest.mark.parametrize("name", why_lape.STUDIES)
+def test_a_table_has_the_standard_deviation_that_its_study_names(name):
+    for choice, recipe in why_lape.load(name).recipes().items():
+        if named := re.match(r"once, std ([\d.]+)", str(choice)):
+            model = build_model(recipe, num_classes=10, channels=1)
+            assert model.position.encodings[0].pos_embed.std().item() == pytest.approx(float(named[1]), rel=0.1), choice
 
 
 def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):

@@ -166,7 +166,9 @@ class Translation(NamedData, OnDevice, Look):
             output.say(f"{one.verdict()}\n")
             found.arrays[_numbered("translation", index, models)] = one.save
             measured[label] = one
-        output.say("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
+        output.say(
+            "0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token"
+        )
         found.figures["translation"] = translation_plot(measured, "Distance from translation equivariance")
         return found
 

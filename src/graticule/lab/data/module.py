@@ -35,7 +35,6 @@ from graticule.lab.data.transforms import (
     byte_transform,
     byte_values,
     evaluation_transform,
-    packed,
     shifts_only,
     training_transform,
 )
@@ -84,9 +83,6 @@ class DataModule(Loading, L.LightningDataModule):
         drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
         repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
             not change.
-        tokens_per_step: the most tokens of a training batch, whose images then have different `train_sizes`; it has at
-            most `batch_size` images.
-        tokens: the tokens of an image of each of `train_sizes`, with `tokens_per_step`.
     """
 
     info: DatasetInfo
@@ -109,8 +105,6 @@ class DataModule(Loading, L.LightningDataModule):
         drop_last: bool = False,
         repeats: int = 1,
         train_sizes: Sequence[tuple[int, ...]] = (),
-        tokens_per_step: int | None = None,
-        tokens: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
@@ -134,8 +128,6 @@ class DataModule(Loading, L.LightningDataModule):
         self.limits = {"train": limit_train, "test": limit_test}
         self.drop_last = drop_last
         self.repeats = repeats
-        self.tokens_per_step = tokens_per_step
-        self.tokens = tokens
         self.device = torch.device("cpu")
         self._images: dict[Split, Any] = {}
         self._train: Any = None
@@ -196,21 +188,15 @@ class DataModule(Loading, L.LightningDataModule):
             parts=accumulate,
             drop_last=self.drop_last,
             sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
-            tokens=self.tokens,
-            budget=self.tokens_per_step,
         )
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of images (B, C, height, width), or lists of B images, and labels (B,).
-
-        Their order differs from epoch to epoch.
-        """
-        mixed = self.tokens_per_step is not None
+        """Return batches of images (B, C, height, width) and labels (B,), whose order differs from epoch to epoch."""
         if self._train is None:
             each = [self._train_images(size) for size in self.train_sizes]
-            self._train = each[0] if len(each) == 1 else SizedImages(each, mixed)
-        whole = not mixed and _gives_batches(self._train)
-        return self.load(self._train, packed if mixed else None, whole=whole, batch_sampler=order or self.train_order())
+            self._train = each[0] if len(each) == 1 else SizedImages(each)
+        whole = _gives_batches(self._train)
+        return self.load(self._train, whole=whole, batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, ...]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""

@@ -94,21 +94,15 @@ class BatchOrder(Sampler[list[Key]]):
     the micro-batches, so that the repeats of an image go to different processes. A last batch that is not full is split
     unevenly (`weight` corrects its mean), or left out if it has fewer images than there are micro-batches in total.
 
-    With a budget the images of a step have several sizes, for a packed row. The places of an epoch have sizes that
-    depend on the seed alone, while the order of the images changes from epoch to epoch; so all epochs have the same
-    steps, each with as many places as fit into the budget.
-
     Args:
         sampler: order of the images.
-        batch_size: images per step, over all processes and micro-batches; with a budget, their largest number.
+        batch_size: images per step, over all processes and micro-batches.
         rank: index of the process.
         world_size: number of processes.
         parts: number of micro-batches per step in each process.
         drop_last: leave out a last batch that is not full.
         sizes: number of image sizes. Each step has one, a function of seed, epoch and step; its index is the last
             entry of the keys. None for a single size.
-        tokens: tokens of an image of each size, with a budget.
-        budget: the most tokens of a step, over all processes and micro-batches; None for one size per step.
     """
 
     def __init__(
@@ -121,8 +115,6 @@ class BatchOrder(Sampler[list[Key]]):
         parts: int = 1,
         drop_last: bool = False,
         sizes: int | None = None,
-        tokens: Sequence[int] = (),
-        budget: int | None = None,
     ) -> None:
         shares = world_size * parts
         if batch_size % shares:
@@ -136,19 +128,8 @@ class BatchOrder(Sampler[list[Key]]):
         self.world_size = world_size
         self.parts = parts
         self.sizes = sizes
-        self._packed: np.ndarray | None = None  # the size of each place of an epoch, (length,)
-        self._ends: Sequence[int] = range(batch_size, len(sampler) + batch_size, batch_size)
-        if budget is not None:
-            if max(tokens) * shares > budget:
-                raise ValueError(
-                    f"`tokens_per_step` must be at least the {max(tokens)} tokens of the largest image for each of "
-                    f"devices x nodes x accumulate, {world_size} x {parts}, got {budget}."
-                )
-            draw = np.random.default_rng([sampler.seed, _SIZES])
-            self._packed = draw.integers(len(tokens), size=len(sampler))
-            self._ends = _filled(np.asarray(tokens)[self._packed].tolist(), budget, batch_size)
-        rest = len(sampler) - (self._ends[-2] if len(self._ends) > 1 else 0)
-        self.steps = len(self._ends) - (rest < (batch_size if drop_last else shares))
+        full, rest = divmod(len(sampler), batch_size)
+        self.steps = full + (not drop_last and rest >= shares)
         if self.steps < 1:
             raise ValueError(
                 f"`batch_size` must not exceed the number of training examples, {len(sampler)}, if batches must be "
@@ -171,7 +152,8 @@ class BatchOrder(Sampler[list[Key]]):
 
     def _step(self, step: int) -> tuple[int, int]:
         """Return the first place of a step in the epoch, and the one after its last."""
-        return (self._ends[step - 1] if step else 0), min(self._ends[step], len(self.sampler))
+        first = step * self.batch_size
+        return first, min(first + self.batch_size, len(self.sampler))
 
     def weight(self, number: int) -> float:
         """Return the weight of the mean of batch `number`, such that the weighted mean of a step is its true mean."""
@@ -194,23 +176,8 @@ class BatchOrder(Sampler[list[Key]]):
         epoch, first, self._first = self.sampler.epoch, self._first, 0
         indices = self.sampler.indices(epoch)
         for number in range(first, len(self)):
-            places = self.places(number)
-            keys = self.sampler.keys(epoch, places, indices)
-            if self._packed is not None:
-                yield [(*key, size) for key, size in zip(keys, self._packed[places].tolist(), strict=True)]
-            else:
-                yield keys if self.sizes is None else [(*key, self.size(epoch, number)) for key in keys]
-
-
-def _filled(tokens: Sequence[int], budget: int, most: int) -> list[int]:
-    """Return the end of each step, of at most `budget` tokens and `most` images in the order of their `tokens`."""
-    ends, first, held = [], 0, 0
-    for place, count in enumerate(tokens):
-        if held + count > budget or place - first == most:
-            ends.append(place)
-            first, held = place, 0
-        held += count
-    return [*ends, len(tokens)]
+            keys = self.sampler.keys(epoch, self.places(number), indices)
+            yield keys if self.sizes is None else [(*key, self.size(epoch, number)) for key in keys]
 
 
 #: The label of a padding image, which is not counted.

@@ -161,16 +161,10 @@ def drawing(seed: int, key: Key) -> Iterator[None]:
 
 
 class SizedImages(Dataset[Any]):
-    """The same images at several sizes; the last entry of a key is the index of the size.
+    """The same images at several sizes, all of one kind; the last entry of a key is the index of the size."""
 
-    Args:
-        each: the images at each size, all of the same kind.
-        mixed: whether a batch has images of several sizes, as pairs of an image and a label.
-    """
-
-    def __init__(self, each: Sequence[Any], mixed: bool = False) -> None:
+    def __init__(self, each: Sequence[Any]) -> None:
         self.each = tuple(each)
-        self.mixed = mixed
 
     def __len__(self) -> int:
         return len(self.each[0])
@@ -179,17 +173,9 @@ class SizedImages(Dataset[Any]):
         return self.each[key[-1]][key[:-1]]
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
-        """Return the images of a batch, which has one size unless it is mixed."""
-        if self.mixed:
-            return [self[key] for key in keys]
+        """Return the images of a batch, which has one size."""
         images, keys = self.each[keys[0][-1]], [key[:-1] for key in keys]
         return images.__getitems__(keys) if hasattr(images, "__getitems__") else [images[key] for key in keys]
-
-
-def packed(pairs: Sequence[tuple[Tensor, Any]]) -> tuple[list[Tensor], Tensor]:
-    """Return the images of a batch of several sizes as a list, and their labels, (B,)."""
-    images, labels = zip(*pairs, strict=True)
-    return list(images), torch.as_tensor(labels)
 
 
 class TransformedImages(Dataset[tuple[Tensor, int]]):

@@ -114,7 +114,10 @@ def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = 
 
     Printed by CPVT (B.6 and Table 13): RetinaNet on COCO, 1x, and 3x with multi-scale training. Rate, decay and
     schedule of 1x are those of whai362/PVT, detection/configs/retinanet_pvt_t_fpn_1x_coco.py, stochastic depth is that
-    of its detection/pvt.py. There is no public file for 3x; 640 to 800 are the sizes of PVT's paper.
+    of its detection/pvt.py. PVT has no public file for 3x; 640 to 800 are the sizes of its paper. Models with PEG and
+    average pooling are Twins-PCPVT, whose code (Meituan-AutoML/Twins c1ff671) has files for 1x and 3x that differ: for
+    3x sizes of 480 to 800, with probability 1/2 of 400 to 600 and crops before, and a decay of 0.05; for both a
+    stochastic depth of 0.2.
     """
     return _coco(
         epochs,

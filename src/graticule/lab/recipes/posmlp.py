@@ -12,9 +12,10 @@ Result: not measured. The authors' logs: T 81.976 at best (moving average, epoch
     (moving average, epoch 264) and 82.568; none for B.
 
 PosMLP: section 5.2 prints other values (1e-3 to 1e-5, batches of 120 per GPU, random erasing); no released file has
-them. The code's README trains T on four GPUs; S also uses four, since no number is given for it. T's log has 300 epochs
-and its file has ten more at the lowest rate; S's log has 310 and its file has 300. There is no file for B: its values
-are those of S, the nearest, with the widths of Table 11, a guess.
+them. The files give images per GPU. The code's README trains T on four GPUs and says that the experiments ran on eight;
+four is taken for T and S, a guess for S. T's log has 300 epochs and its file has ten more at the lowest rate; S's log
+has 310 and its file has 300. There is no file for B: its values are those of S, the nearest, with the widths of Table
+11, a guess.
 Three differences remain: the rate falls by step (there by epoch), the bias of the gate does not decay (there it does),
 and checkpoints are kept by the moving average, which is evaluated (there by the raw weights).
 

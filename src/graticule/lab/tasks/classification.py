@@ -104,9 +104,6 @@ class Recipe(TrainingRecipe):
     """height and width of the images, or depth, height and width of films and volumes, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
-    tokens_per_step: Count | None = None
-    """put images of different `train_sizes` into each step, in one packed row of at most this many tokens, over all
-    devices, nodes and micro-batches, and of at most `batch_size` images (default: one size per step)"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
@@ -136,17 +133,6 @@ class Recipe(TrainingRecipe):
         sizes = parse_sizes(self.train_sizes, "train_sizes", len(self.img_size))
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
-        if self.tokens_per_step is not None:
-            if len(sizes) < 2:
-                raise ValueError(
-                    f"`train_sizes` must be two sizes or more with `tokens_per_step`, got {len(sizes)}; without it, "
-                    "the images of a step have one size."
-                )
-            for name in ("mixing.mixup", "mixing.cutmix", "distillation.teacher", "compile"):
-                if value := self._value(name):
-                    raise ValueError(
-                        f"`{name}` must be left out with `tokens_per_step`: it needs batches of one size, got {value}."
-                    )
 
     def quick(self) -> Self:
         """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
@@ -198,11 +184,8 @@ class Classification(Task[Recipe, "DataModule"]):
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),
-            tokens_per_step=recipe.tokens_per_step,
         )
         data.setup()
-        if recipe.tokens_per_step is not None:
-            data.tokens = self._count_tokens(data)
         augmentation, small = recipe.augmentation, data.info.size is not None
         recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
         by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)
@@ -211,17 +194,6 @@ class Classification(Task[Recipe, "DataModule"]):
         if run is not None:
             check_class_names(data.info.class_names, class_names(run), str(run.folder))
         return data
-
-    def _count_tokens(self, data: DataModule) -> list[int]:
-        """Return the tokens of an image of each size, and check that the model takes images of all in one row."""
-        import torch
-
-        with torch.device("meta"):
-            model = self.build_model(self.describe(data))
-            images = [torch.zeros(model.in_chans, *size) for size in data.train_sizes]
-            with torch.no_grad():
-                model.forward_packed(images)
-        return [model.grid_at(size).tokens for size in data.train_sizes]
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
@@ -287,7 +259,7 @@ class Classification(Task[Recipe, "DataModule"]):
                 distilled(True)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
-        """Return the loss of images (B, C, height, width), or of a list of B images, and labels (B,)."""
+        """Return the loss of images (B, C, height, width) and labels (B,)."""
         import torch.nn.functional as F
 
         images, labels = batch
@@ -297,7 +269,7 @@ class Classification(Task[Recipe, "DataModule"]):
             self.mixup.mixup_enabled = not off or epoch < off
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
             smoothing = 0.0
-        outputs = cast("Any", model).forward_packed(images) if isinstance(images, list) else model(images)
+        outputs = model(images)
         # a distillation token has its own head for the teacher; other models learn from both in one classifier
         logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -342,12 +314,6 @@ class Classification(Task[Recipe, "DataModule"]):
         lines = [f"{one['class']} {100 * one['probability']:.1f} %" for one in top]
         entries = {"classes.json": [{"image_id": number, "top": top}]}
         return Found(Prediction(image, labels=lines), entries, lines=lines)
-
-    @property
-    def rate(self) -> tuple[str, int]:
-        """Return the unit of speed, and the amount per step; of packed rows, their budget of tokens."""
-        budget = self.recipe.tokens_per_step
-        return super().rate if budget is None else ("tokens/s", budget)
 
     @property
     def sync_batchnorm(self) -> bool:

@@ -48,6 +48,7 @@ _EARLIER: dict[str, tuple[object, ...]] = {
     "vocab_size": (None,),
     "group_by_aspect": (False,),
     "frozen_batchnorm": (False,),
+    "tokens_per_step": (None,),
 }
 
 #: Optimizers of timm and the joining that need no check.
