@@ -221,6 +221,9 @@ def rename_published(
                 stacklevel=2,
             )
         state_dict[prefix + own] = parameter.detach() if fitted is None else fitted
+    for name, buffer in position.named_buffers():
+        if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
+            state_dict.setdefault(f"{prefix}position.{name}", buffer)
     for name in [key for key in state_dict if key.startswith(prefix) and key.endswith(_COMPUTED)]:
         del state_dict[name]
 
