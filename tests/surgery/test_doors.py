@@ -90,6 +90,6 @@ def test_all_ways_to_a_size_give_one_model_with_every_encoding_and_joining(famil
         try:
             model = model_of(family, encoding, joining)
         except ValueError as refused:
-            assert re.match("`(encoding|joining|layers|head_dim|num_heads|grid)` must", str(refused)), refused
+            assert re.match("`(encoding|joining|layers|head_dim|num_heads|grid|places)` must", str(refused)), refused
             continue
         check_doors(family, model, tmp_path)
