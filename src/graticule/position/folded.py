@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +109,7 @@ class FoldedPosition(Folded):
     def fold(self) -> None:
         """Compute the constants from the current parameters."""
         self.stale = False  # True if functions must be created again
-        sources = _sources(self.original)
+        sources = _Sources(self.original)
         known: dict[str, Tensor] = {}  # a table that several layers share is stored once
 
         def hold(value: Any, name: str) -> Any:
@@ -128,8 +128,8 @@ class FoldedPosition(Folded):
         #: The position of each layer, with a `_Constant` instead of each tensor.
         self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
         self.original.train(training)
-        #: The tensors that the constants are computed from; None if that is not known. Set last, as other threads read it.
-        self.sources: list[_Source] | None = sources
+        #: What the constants are computed from; None if that is not known. Set last, as other threads read it.
+        self.sources: _Sources | None = sources
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the constants, if `grid` is the folded one and the model is in evaluation mode."""
@@ -146,9 +146,9 @@ class FoldedPosition(Folded):
                 f"patches, got {grid.windows}; call set_input_size with them, or unfold it."
             )
         if not torch.compiler.is_compiling():
-            if self.sources is None or any(_stamp(source.tensor) != source.stamp for source in self.sources):
+            if self.sources is None or self.sources.have_changed():
                 self.fold()
-            if any(source.holder.get(source.name) is not source.tensor for source in self.sources or ()):
+            if self.sources is not None and self.sources.are_replaced():
                 return cast("list[LayerPosition]", self.original(grid))
         layout = self._with_functions() if self.stale else self.layout
         if not torch.compiler.is_compiling():  # functions from tracing are not kept
@@ -192,35 +192,35 @@ class FoldedPosition(Folded):
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
 
 
-class _Source(NamedTuple):
-    """A tensor that constants are computed from: where it is held, and its stamp when they were computed."""
+class _Sources:
+    """The tensors that constants are computed from, with their versions and addresses at that time.
 
-    holder: Mapping[str, Tensor | None]
-    name: str
-    tensor: Tensor
-    stamp: tuple[int, int]
+    They are the parameters and buffers of a position, and of the backbone if that merges its tables.
+    """
 
+    def __init__(self, position: Position) -> None:
+        merge = getattr(position, "merge", None) or ()
+        parts = chain(position.modules(), *(how.func.__self__.modules() for how in merge[:1]))
+        modules = {id(part): part for part in parts if not isinstance(part, Folded)}.values()
+        holders = [holder for module in modules for holder in (module._parameters, module._buffers)]
+        self.names = [(holder, name) for holder in holders for name, tensor in holder.items() if tensor is not None]
+        self.tensors = [holder[name] for holder, name in self.names]
+        self.stamps = self._read_stamps()
 
-def _sources(position: Position) -> list[_Source]:
-    """Return the parameters and buffers of a position, and of the backbone if that merges its tables."""
-    merge = getattr(position, "merge", None) or ()
-    parts = chain(position.modules(), *(how.func.__self__.modules() for how in merge[:1]))
-    modules = {id(part): part for part in parts if not isinstance(part, Folded)}.values()
-    holders = [holder for module in modules for holder in (module._parameters, module._buffers)]
-    return [
-        _Source(holder, name, tensor, _stamp(tensor))
-        for holder in holders
-        for name, tensor in holder.items()
-        if tensor is not None
-    ]
+    def have_changed(self) -> bool:
+        """Return whether a tensor was changed in place or moved."""
+        return self._read_stamps() != self.stamps
 
+    def are_replaced(self) -> bool:
+        """Return whether other tensors are in the place of these."""
+        return any(holder.get(name) is not own for (holder, name), own in zip(self.names, self.tensors, strict=True))
 
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    """Return the version and the address of a tensor, which tell whether it was changed in place or moved."""
-    try:
-        return tensor._version, tensor.data_ptr()
-    except RuntimeError:  # one of inference mode has no version, one without storage no address
-        return -1, 0
+    def _read_stamps(self) -> tuple[list[int], ...]:
+        tensors: Any = self.tensors
+        try:
+            return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
+        except RuntimeError:  # one of inference mode has no version, one without storage no address
+            return ()
 
 
 @dataclass(frozen=True)
