@@ -18,6 +18,7 @@ from graticule.checkpoints.read import read_checkpoint, save_weights
 from in_turn import case, in_turn
 from tiny import COVER, SIZE, draw, holds, images, tiny
 
+pytestmark = pytest.mark.filterwarnings("ignore:the position tables of the checkpoint are resampled")
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
 
@@ -512,6 +513,7 @@ def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_sh
     assert holds(model, first.state_dict()) and holds(second, first.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:.* does not say what grid it is for")
 @pytest.mark.parametrize("how", [*SAVED, "safetensors"])
 @pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
 def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(how, encoding, joining, tmp_path):
@@ -539,6 +541,70 @@ def test_a_published_table_that_does_not_say_its_grid_is_a_square_and_a_warning_
         load_checkpoint(model, saved(state))
     expected = Grid(4, 4, prefix=1).resize(state["pos_embed"][0], Grid(2, 8, prefix=1))
     assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
+
+
+SIZES = {
+    "ours": (lambda: tiny(img_size=(24, 40)).state_dict(), "1 from 3 x 5 to 4 x 4 patches"),
+    "timm's": (lambda: timms(img_size=48).state_dict(), "1 from 6 x 6 to 4 x 4 patches"),
+    "without metadata": (lambda: dict(tiny(img_size=(16, 72)).state_dict()), r"1 from \(1, 19, 24\) to 4 x 4 patches"),
+    "biases": (lambda: tiny("relative_bias", img_size=48).state_dict(), "3 from 6 x 6 to 4 x 4 patches"),
+    "biases without metadata": (
+        lambda: dict(tiny("relative_bias", img_size=48).state_dict()),
+        "3 from 6 x 6 to 4 x 4 patches",
+    ),
+}
+
+
+@in_turn("of", SIZES)
+@pytest.mark.filterwarnings("default")
+def test_a_warning_names_the_grids_of_tables_that_are_resampled_once(of):
+    make, said = SIZES[of]
+    model = tiny("relative_bias" if "biases" in of else "learnable")
+    if of == "without metadata":
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            model.load_state_dict(make())
+        return
+    with pytest.warns(UserWarning) as warned:
+        model.load_state_dict(make())
+    assert [str(one.message) for one in warned] == [f"the position tables of the checkpoint are resampled: {said}."]
+
+
+def test_a_table_that_may_be_of_a_square_says_what_it_is_taken_for():
+    model = tiny(img_size=(16, 64))
+    state = model.state_dict()
+    assert model.load_state_dict(state)
+    with pytest.warns(UserWarning, match="pos_embed does not say what grid it is for: it is taken for 2 x 8, that of"):
+        model.load_state_dict(dict(state))
+
+
+#: Weights of one position and models of another, whose names and shapes agree.
+EXCHANGED = [
+    ("rope", "default", "alibi", "default"),
+    ("rope", "default", "rope(base=1000)", "default"),
+    ("learnable", "default", "learnable", "shared"),
+    ("learnable", "lape", "learnable", "lape_sharing"),
+    ("none", "default", "rope", "default"),
+]
+
+
+@in_turn(("encoding", "joining", "other", "other_joining"), EXCHANGED)
+def test_weights_of_another_position_are_named_in_a_warning(encoding, joining, other, other_joining, tmp_path):
+    model, path = draw(tiny(encoding, joining)), tmp_path / "weights.safetensors"
+    save_weights(model.state_dict(), path)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    for load in (
+        lambda one: one.load_state_dict(model.state_dict()),
+        lambda one: load_checkpoint(one, path),
+        lambda one: load_checkpoint(one, tmp_path / "weights.pt"),
+    ):
+        load(tiny(encoding, joining))
+        with pytest.warns(UserWarning, match="the weights are of a model with encoding .* the model has encoding"):
+            load(tiny(other, other_joining))
+
+
+def test_options_that_weights_do_not_depend_on_may_differ():
+    model = draw(tiny("learnable(std=0.1) + rope"))
+    assert tiny("rope + learnable(resampler='bilinear')").load_state_dict(model.state_dict(), strict=False)
 
 
 @in_turn("said", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)])

@@ -18,7 +18,7 @@ def pair(encoding, **kwargs):
     """Return a model with the temperature, and the same model without it."""
     model = draw(tiny(encoding, **kwargs)).double().eval()
     plain = tiny(encoding.removesuffix("log_n").removesuffix(" + ") or "none", **kwargs).double().eval()
-    names = zip(plain.state_dict(), list(model.state_dict()), strict=True)
+    names = zip(plain.state_dict(), dict(model.named_parameters()), strict=True)
     plain.load_state_dict({theirs: model.state_dict()[ours] for theirs, ours in names})
     return model, plain
 

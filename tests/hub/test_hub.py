@@ -192,6 +192,8 @@ def test_invalid_entries_of_a_config_are_refused(changed):
             {"model_args": {"encoding": "learnable(std=__import__('os'))"}},
             "describes no model that can be built",
         ),
+        ("two encodings", {"model_args": {"encoding": "learnable"}}, "must name one encoding, got 'learnable' in"),
+        ("two joinings", {"graticule": {"joining": "shared"}}, "must name one joining, got "),
         ("path", {"model_args": {"checkpoint_path": "../../x.pth"}}, "`model_args` must not set `checkpoint_path`"),
         ("function", {"model_args": {"norm_layer": "os.system"}}, "os.system is not a name"),
         ("module", {"model_args": {"embed_layer": "os.system"}}, "`model_args` must not set `embed_layer`"),

@@ -2,11 +2,15 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from timm.utils import ModelEmaV3
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.swa_utils import AveragedModel
 
 import graticule
 from graticule import fold, unfold
@@ -306,3 +310,108 @@ def test_folding_for_a_grid_keeps_the_shapes_that_layers_expect():
         assert position.bias.shape == (3, 16, 16)
     assert "grid=(3, 5), prefix=1" in repr(model.position)
     assert isinstance(model.position.original.parts[1], BiasPosition)
+
+
+def drawn_again(model):
+    """Return a copy with other weights, not folded."""
+    return draw(unfold(copy.deepcopy(model)))
+
+
+@torch.no_grad()
+def step(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return model
+
+
+@torch.inference_mode()
+def in_inference_mode(model):
+    return step(model)
+
+
+def moving_average(model):
+    average = ModelEmaV3(model, decay=0.5)
+    average.update(drawn_again(model))
+    return average.module
+
+
+def stochastic_average(model):
+    average = AveragedModel(model)
+    for _ in range(2):
+        average.update_parameters(draw(copy.deepcopy(model)))  # a folded model, too, whose constants are buffers
+    return average.module
+
+
+def vector(model):
+    vector_to_parameters(parameters_to_vector(drawn_again(model).parameters()).clone(), model.parameters())
+    return model
+
+
+def loaded(model, part="", **options):
+    """Load other weights into a part, past the hooks of the model."""
+    state = drawn_again(model).get_submodule(part).state_dict()
+    nn.Module.load_state_dict(model.get_submodule(part), state, **options)
+    return model
+
+
+def replaced(model):
+    """Replace every parameter by another one."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.randn_like(parameter)))
+    return model
+
+
+CHANGES = {
+    "optimizer": step,
+    "inference mode": in_inference_mode,
+    "moving average": moving_average,
+    "stochastic average": stochastic_average,
+    "vector": vector,
+    "loaded": loaded,
+    "assigned": partial(loaded, assign=True),
+    "position loaded": partial(loaded, part="position"),
+    "copy": lambda model: step(copy.deepcopy(step(model))),
+    "pickle": lambda model: pickle.loads(pickle.dumps(step(model))),
+    "dtype": lambda model: step(model).float().double(),
+    "replaced": replaced,
+}
+LARGE = {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4, "num_classes": 5}
+CHANGED = {
+    "ViT, lape": lambda: tiny("learnable", "lape"),
+    "ViT, biases": lambda: tiny("relative_bias + shaw", "default"),
+    "Swin, merged": lambda: graticule.create_model(
+        "swin_tiny_patch4_window7_224", encoding="learnable + relative_bias", joining="lape", **LARGE
+    ),
+}
+
+
+@in_turn("sizes", [None, 2])
+@in_turn("change", CHANGES)
+@pytest.mark.parametrize("of", CHANGED)
+def test_a_folded_model_follows_changes_of_its_parameters_in_place(of, change, sizes):
+    """Outputs are those of the model with the same weights that is not folded, also in a second call and in threads."""
+    folded, x = fold(draw(CHANGED[of]()).double(), sizes=sizes), images(dtype=torch.float64)
+    with torch.no_grad():
+        before = folded(x)
+    changed = CHANGES[change](folded)
+    plain = unfold(copy.deepcopy(changed))
+    with torch.no_grad():
+        expected = plain(x)
+        assert (before - expected).abs().max() > 1e-3
+        with ThreadPoolExecutor(4) as threads:
+            for found in [*threads.map(changed, [x] * 4), changed(x)]:
+                assert_same(found, expected)
+
+
+@pytest.mark.parametrize("of", CHANGED)
+def test_a_functional_call_of_a_folded_model_computes_and_differentiates_with_its_parameters(of):
+    folded, x = fold(draw(CHANGED[of]()).double()), images(dtype=torch.float64)
+    other = drawn_again(folded)
+    given = {name: value.detach().clone().requires_grad_() for name, value in other.named_parameters()}
+    before, found = folded(x), torch.func.functional_call(folded, given, x)
+    assert_same(found, other(x))
+    found.sum().backward()
+    assert all(value.grad is not None for name, value in given.items() if name.startswith("position."))
+    assert torch.equal(folded(x), before)

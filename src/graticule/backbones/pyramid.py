@@ -74,12 +74,12 @@ class Pyramid(Backbone):
         """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
         return self.tokenize(grid.to_map(table[None]), stage)[0].contiguous()
 
-    def alternating_windows(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def alternating_windows(self, stage: int, grid: Grid, together: bool = False) -> list[tuple[Windows]]:
         """Return the windows of the blocks of a stage: every second one shifts them by half a window.
 
-        An axis that one window covers is not shifted.
+        An axis that one window covers is not shifted, and with `together` neither is the other one of the last two.
         """
-        kinds = Windows(grid, grid.within), _shifted_windows(grid)
+        kinds = Windows(grid, grid.within), _shifted_windows(grid, together)
         return [(kinds[index % 2],) for index in range(self.depths[stage])]
 
     def has_softmax(self) -> bool:
@@ -104,6 +104,7 @@ class Pyramid(Backbone):
         self.position.keep(count)
         for name in self.stage_lists:
             del getattr(self, name)[count:]
+        self.grid = self.grid_at(self.img_size)  # with the windows of the remaining stages
         self.reset_classifier(0, "")
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -124,9 +125,14 @@ def padded_grid(image: Shape, patch: Shape, prefix: int = 0) -> Grid:
     return Grid(*(ceiling(side, step) for side, step in zip(image, patch, strict=True)), prefix=prefix)
 
 
-def _shifted_windows(grid: Grid) -> Windows:
-    down, across = (step // 2 if side > step else 0 for side, step in zip(grid.shape, grid.within.shape, strict=True))
-    return Windows(grid, grid.within, (down, across))
+def _shifted_windows(grid: Grid, together: bool) -> Windows:
+    window = grid.within.shape
+    several = [side > step for side, step in zip(grid.shape, window, strict=True)]
+    if together:
+        several[-2:] = [all(several[-2:])] * 2
+    return Windows(
+        grid, grid.within, tuple(step // 2 if more else 0 for step, more in zip(window, several, strict=True))
+    )
 
 
 torch.fx.wrap("padded_grid")  # they compare sizes, so torch.fx records each call as one node

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
+import torch
 from timm.models.swin_transformer import PatchMerging
 from torch import nn
 
@@ -40,10 +41,11 @@ class SwinTransformer(MergingPyramid):
     tables ('relative_bias+peg'), and with `encoding="peg"` it has none.
 
     Images of any size are accepted: patches, windows and merged patches that the grid does not fill are padded with
-    zeros. A window is never larger than the grid that a stage is built for, and a stage of one window does not shift
-    it, not even at another size, as in timm and for the published weights; `set_input_size` computes it again. Where
-    one window covers only one axis of a stage, timm shifts the windows along the other one and Microsoft's code along
-    neither (`shift`). Weights of Microsoft's code load under their names.
+    zeros. A window is never larger than the grid of its stage, and a stage of one window does not shift it. Both follow
+    from the grid of the image, so the forward pass at a size is that after `set_input_size`, as timm's after its own;
+    timm's models that accept any size keep the windows and shifts that they were built with. Where one window covers
+    only one axis of a stage, timm shifts the windows along the other one and Microsoft's code along neither (`shift`).
+    Weights of Microsoft's code load under their names.
 
     Films and volumes have windows and shifts on three axes, as in Video Swin, whose patch merging keeps the frames
     apart; `merge_frames` merges them, too, as in SwinUNETR. Video Swin's code pads before it rolls the map, so it
@@ -101,7 +103,7 @@ class SwinTransformer(MergingPyramid):
         self.merge_frames = merge_frames
         if merge_frames and len(self.img_size) < 3:
             raise ValueError("`merge_frames` must be left out for images, which have no frames, got True.")
-        self._set_windows(self.img_size, window_size)
+        self.window_size = window_size
         self.build_position(position, num_heads)
         self.build_head(norm)
 
@@ -115,34 +117,6 @@ class SwinTransformer(MergingPyramid):
         self.build_stages(block, norm, merging, patch_norm)
         self.finish()
 
-    def _set_windows(self, size: tuple[int, ...], given: WindowSize) -> None:
-        """Set the windows of every stage to those of a model built for images of `size`."""
-        grid, count, axes = self._whole(size), len(self.depths), len(size)
-        stages = grid.pyramid(count, pad=True)
-        if isinstance(given, int):
-            windows = grid.in_windows((given,) * count, pad=True).windows
-            if self.shift == "microsoft":
-                windows = tuple((*one[:-2], min(one[-2:]), min(one[-2:])) for one in windows)
-            self.windows = windows
-        elif [len(one) for one in given] != [axes] * count:
-            names = "(rows, columns)" if axes == 2 else "(frames, rows, columns)"
-            raise ValueError(f"`window_size` must be a side, or {names} for each of {count} stages, got {given}.")
-        else:
-            self.windows = tuple(
-                tuple(at.window(side).shape[axis] for axis, side in enumerate(sides))
-                for at, sides in zip(stages, given, strict=True)
-            )
-        self.window_size = given
-        #: (rows, columns) that every second block of each stage shifts its windows by.
-        self.shifts = [self._shift_of(at.shape, window) for at, window in zip(stages, self.windows, strict=True)]
-
-    def _shift_of(self, sides: tuple[int, ...], window: tuple[int, ...]) -> tuple[int, ...]:
-        """Return half of a window, along the axes of the rule `shift`."""
-        several = [side > step for side, step in zip(sides, window, strict=True)]
-        if self.shift == "microsoft":
-            several[-2:] = [all(several[-2:])] * 2
-        return tuple(step // 2 if moves else 0 for step, moves in zip(window, several, strict=True))
-
     def _whole(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, without windows."""
         grid = super().grid_at(image)
@@ -155,6 +129,11 @@ class SwinTransformer(MergingPyramid):
         kept: Any = sides if len(sides) < 3 or self.merge_frames else (self.patch_size[0], *sides[1:])
         return cast("tuple[int, int]", kept)
 
+    @property
+    def windows(self) -> tuple[tuple[int, ...], ...]:
+        """The windows of each stage at the size that the model is built for, (rows, columns)."""
+        return self.grid.windows
+
     @checked
     def set_input_size(
         self, img_size: int | tuple[int, ...] | None = None, window_size: WindowSize | None = None
@@ -165,28 +144,43 @@ class SwinTransformer(MergingPyramid):
             window_size: in patches, one side, or (rows, columns) for every stage; unchanged by default.
         """
         size = on_axes(self.img_size if img_size is None else img_size, len(self.img_size))
-        self._set_windows(size, self.window_size if window_size is None else window_size)
+        given = self.window_size if window_size is None else window_size
+        _with_windows(self._whole(size), given, len(self.depths), self.shift)  # refuses others before any change
+        self.window_size = given
         super().set_input_size(size)
 
     def become_films(self) -> dict[str, Any]:
         """Give the windows of all stages a number of frames that divides that of the film, so that none is padded."""
         frames = self._whole(self.img_size).shape[0]
         most = max(each for each in range(1, min(frames, max(self.windows[0])) + 1) if frames % each == 0)
-        given = tuple((most if most > 1 else frames, *window) for window in self.windows)
-        self._set_windows(self.img_size, given)
-        return {"window_size": given}
+        self.window_size = tuple((most if most > 1 else frames, *window) for window in self.windows)
+        return {"window_size": self.window_size}
 
     def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
-        return self._whole(image).with_windows(self.windows)
+        return _with_windows(self._whole(image), self.window_size, len(self.depths), self.shift)
 
     def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
-        """Return the windows of the blocks: every second one shifts them by half, along the axes of the rule `shift`.
+        """Return the windows of the blocks: every second one shifts them by half, along the axes of the rule `shift`."""
+        return self.alternating_windows(stage, grid, together=self.shift == "microsoft")
 
-        The number of windows is the one for the size that the model is built for.
-        """
-        kinds = Windows(grid, grid.within), Windows(grid, grid.within, self.shifts[stage])
-        return [(kinds[index % 2],) for index in range(self.depths[stage])]
+
+def _with_windows(grid: Grid, given: WindowSize, stages: int, shift: Shift) -> Grid:
+    """Return the first stage's grid with the windows of all `stages`, each no larger than the grid of its stage."""
+    sides = [(given,) * grid.ndim] * stages if isinstance(given, int) else given[:stages]
+    if len(sides) != stages or any(len(one) != grid.ndim for one in sides):
+        names = "(rows, columns)" if grid.ndim == 2 else "(frames, rows, columns)"
+        raise ValueError(f"`window_size` must be a side, or {names} for each of {stages} stages, got {given}.")
+    windows = [
+        tuple(at.window(side).shape[axis] for axis, side in enumerate(one))
+        for at, one in zip(grid.pyramid(stages, pad=True), sides, strict=True)
+    ]
+    if shift == "microsoft" and isinstance(given, int):
+        windows = [(*one[:-2], min(one[-2:]), min(one[-2:])) for one in windows]
+    return grid.with_windows(windows)
+
+
+torch.fx.wrap("_with_windows")  # it compares sizes, so torch.fx records each call as one node
 
 
 _SMALL = {"depths": (2, 2, 18, 2)}

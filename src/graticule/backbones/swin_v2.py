@@ -99,14 +99,6 @@ class SwinTransformerV2(SwinTransformer):
             for parameter in module.parameters():
                 nn.init.zeros_(parameter)
 
-    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the references of the biases to a state dict of timm or Microsoft, which lacks them."""
-        state = super().own_layout(state)
-        if not any(".attn.cpb_mlp." in name for name in state):
-            return state
-        held = {f"position.{name}": value for name, value in self.position.named_buffers() if _is_reference(name)}
-        return {**held, **state}
-
     def released_layout(self) -> dict[str, Tensor]:
         """Return the state dict in timm's layout."""
         state = renamed_state_dict(self)

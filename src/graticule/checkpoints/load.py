@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.read import GRIDS, dtype_name, kind, read_grids, read_state, unusable, valid_grids
-from graticule.position.position import Position
+from graticule.checkpoints.read import (
+    GRIDS,
+    POSITION,
+    dtype_name,
+    kind,
+    read_grids,
+    read_metadata,
+    read_state,
+    unusable,
+    valid_metadata,
+    with_metadata,
+)
+from graticule.position.grid import Grid
+from graticule.position.places import by
+from graticule.position.position import ENCODINGS, Position
 from graticule.registry.checks import checked, printable
+from graticule.registry.specs import Spec
 
 #: Buffers of published code that are computed here.
 _COMPUTED = ("relative_position_index", "rel_indices")
@@ -194,9 +209,12 @@ def rename_published(
     Tables of another grid or window are resampled if their encoding can be, whatever their names; tables of a formula
     are replaced by the formula's. `local_metadata` records the grid of each table, if the state dict was made by
     this library. A published table without it is assumed to be square if it can be; a table under our names
-    that has the shape of the model's is loaded unchanged.
+    that has the shape of the model's is loaded unchanged. A warning names tables that are resampled, with both grids,
+    and weights that were trained with another encoding or joining, which may have the same names and shapes.
     """
-    grids = {module.own_name(name): shape for name, shape in valid_grids(local_metadata).items()}
+    recorded = valid_metadata(local_metadata)
+    _check_words(module, recorded.get(POSITION))
+    grids = {module.own_name(name): shape for name, shape in recorded[GRIDS].items()}
     given = {name.removeprefix(prefix): name for name in state_dict if name.startswith(prefix)}
     for name, value in module.own_layout({name: state_dict.pop(key) for name, key in given.items()}).items():
         state_dict[prefix + module.own_name(name)] = value
@@ -206,12 +224,20 @@ def rename_published(
     named = {f"position.{own}": theirs for theirs, own in published if prefix + theirs in state_dict}
     for own, theirs in named.items():
         state_dict[prefix + own] = state_dict.pop(prefix + theirs)
-    held = position.table_shapes()
+    held, resampled = position.table_shapes(), Counter[str]()
     for name, parameter in position.named_parameters():
         own = f"position.{name}"
         value, shape = state_dict.get(prefix + own), grids.get(named.get(own, own))
         alike = isinstance(value, Tensor) and value.shape == parameter.shape and shape in (None, held.get(name))
-        if not isinstance(value, Tensor) or (alike and own not in named):
+        if not isinstance(value, Tensor):
+            continue
+        if alike and own not in named:
+            taken = held.get(name)
+            if shape is None and taken and Grid(*taken).alike(math.prod(taken)) != Grid(*taken):
+                warnings.warn(
+                    f"{own} does not say what grid it is for: it is taken for {by(taken)}, that of the model.",
+                    stacklevel=2,
+                )
             continue
         fitted = position.fit(name, value, shape)
         if alike and fitted is not None and not torch.equal(fitted, value):
@@ -220,15 +246,63 @@ def rename_published(
                 f"{held[name][0]} x {held[name][1]}.",
                 stacklevel=2,
             )
+        elif fitted is not None and fitted is not value and name in held and value.shape != fitted.shape:
+            known = shape or _square_of(value, parameter, held[name])
+            resampled[f"from {by(known) if known else tuple(value.shape)} to {by(held[name])} patches"] += 1
         state_dict[prefix + own] = parameter.detach() if fitted is None else fitted
+    if resampled:
+        counts = ", ".join(f"{count} {change}" for change, count in resampled.items())
+        warnings.warn(f"the position tables of the checkpoint are resampled: {counts}.", stacklevel=2)
+    for name, buffer in position.named_buffers():
+        if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
+            state_dict.setdefault(f"{prefix}position.{name}", buffer)
     for name in [key for key in state_dict if key.startswith(prefix) and key.endswith(_COMPUTED)]:
         del state_dict[name]
 
 
+def _check_words(module: Any, recorded: Mapping[str, str] | None) -> None:
+    """Warn if weights were trained with another encoding or joining than those of the model."""
+    own = _words(module)
+    if recorded is None or own is None:
+        return
+    if [_compared(recorded), recorded["joining"]] != [_compared(own), own["joining"]]:
+        theirs, ours = (f"encoding {one['encoding']!r} and joining {one['joining']!r}" for one in (recorded, own))
+        warnings.warn(f"the weights are of a model with {theirs}, the model has {ours}.", stacklevel=4)
+
+
+def _words(module: Any) -> dict[str, str] | None:
+    """Return the encoding and the joining that a model was built with; None if it was built in another way."""
+    arguments = (getattr(module, "created", None) or {}).get("arguments", {})
+    words = {name: arguments.get(name) for name in ("encoding", "joining")}
+    return words if all(isinstance(word, str) for word in words.values()) else None
+
+
+def _compared(words: Mapping[str, str]) -> list[str]:
+    """Return the encodings of a model in order of their names, without the options that weights do not depend on."""
+    try:
+        specs = ENCODINGS.specs(words["encoding"])
+    except ValueError:  # of a plugin that is not loaded
+        return [words["encoding"]]
+    left_out = ("resampler", "std")
+    kept = [Spec(one.name, {k: v for k, v in one.options.items() if k not in left_out}) for one in specs]
+    return sorted(map(str, kept))
+
+
+def _square_of(value: Tensor, parameter: Tensor, grid: Sequence[int]) -> tuple[int, ...] | None:
+    """Infer the sides of the square that a published table is for, from the model's own table; None if it is none."""
+    sizes = [pair for pair in zip(value.shape, parameter.shape, strict=False) if pair[0] != pair[1]]
+    for rows, own in sizes[:1]:
+        for count, offsets in ((math.prod(grid), False), (math.prod(2 * side - 1 for side in grid), True)):
+            side = math.isqrt(max(rows - own + count, 0))  # without rows for prefix tokens
+            if own >= count and side and side * side == rows - own + count:
+                return ((side + 1) // 2 if offsets else side,) * len(grid)
+    return None
+
+
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
-    rename_published(model, state, "", {GRIDS: read_grids(state)})
-    return dict(state)  # without the grids that the tables had before
+    rename_published(model, state, "", read_metadata(state))
+    return with_metadata(state, {GRIDS: _own_grids(model)})
 
 
 def published_state_dict(model: Any) -> dict[str, Tensor]:
@@ -256,6 +330,11 @@ def renamed_state_dict(model: PublishedNames) -> dict[str, Tensor]:
 
 
 def _keep_grids(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Record the grid of every table in the metadata of a state dict, where PyTorch records versions."""
-    shapes = module.position.table_shapes()
-    local_metadata[GRIDS] = {f"position.{name}": list(shape) for name, shape in shapes.items()}
+    """Record the grid of every table, encoding and joining in the metadata of a state dict, beside its version."""
+    if words := _words(module):
+        local_metadata[POSITION] = words
+    local_metadata[GRIDS] = _own_grids(module)
+
+
+def _own_grids(module: Any) -> dict[str, list[int]]:
+    return {f"position.{name}": list(shape) for name, shape in module.position.table_shapes().items()}

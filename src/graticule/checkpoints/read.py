@@ -9,6 +9,7 @@ import struct
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch import Tensor
 from graticule.registry.checks import checked
 from graticule.system.files import write_whole
 
-#: Entry of the metadata of a state dict that has the grid of each table.
-GRIDS = "grids"
+#: Entries of the metadata of a state dict: the grid of each table, and the encoding and the joining of the model.
+GRIDS, POSITION = "grids", "position"
 #: Exceptions of the readers for a file that is damaged or of another kind.
 _UNREADABLE = (
     *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
@@ -67,7 +68,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
-    """Write a state dict as .safetensors, completely or not at all, with the grid of each table, and return `path`.
+    """Write a state dict as .safetensors, completely or not at all, and return `path`.
+
+    Its metadata are the grid of each table, and the encoding and the joining of the model.
 
     Equal weights give equal bytes, so that the hash of the file is a fingerprint.
 
@@ -75,7 +78,8 @@ def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
         OSError: if it cannot be written; an existing file at `path` is then unchanged.
     """
     tensors = {name: value.contiguous() for name, value in state.items()}
-    metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state), sort_keys=True)}
+    recorded = read_metadata(state)
+    metadata = {"format": "pt", **{entry: json.dumps(value, sort_keys=True) for entry, value in recorded.items()}}
 
     def write(temporary: Path) -> None:
         save_file(tensors, temporary, metadata)
@@ -93,11 +97,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a mapping)
         metadata = file.metadata() or {}
-    try:
-        grids = valid_grids({GRIDS: json.loads(metadata.get(GRIDS, "{}"))})
-    except (ValueError, RecursionError):  # an entry of another program with the same name
-        grids = {}
-    return with_grids(tensors, grids)
+    recorded = {}
+    for entry in (GRIDS, POSITION):
+        with suppress(ValueError, RecursionError):  # an entry of another program with the same name
+            recorded[entry] = json.loads(metadata.get(entry, "{}"))
+    return with_metadata(tensors, valid_metadata(recorded))
 
 
 def _unsafe_names(path: Path) -> list[str]:
@@ -153,8 +157,22 @@ def dtype_name(value: Tensor) -> str:
 
 def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, int]]:
     """Read (H, W) of the grid of each table of a state dict from its metadata, as far as it is recorded there."""
+    grids: dict[str, tuple[int, int]] = read_metadata(state, prefix)[GRIDS]
+    return grids
+
+
+def read_metadata(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Read the well-formed entries of the metadata of a state dict."""
     metadata = getattr(state, "_metadata", None)
-    return valid_grids(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
+    return valid_metadata(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
+
+
+def valid_metadata(local_metadata: object) -> dict[str, Any]:
+    """Return the well-formed entries of the metadata of a checkpoint, whose author may be unknown."""
+    given = local_metadata.get(POSITION) if isinstance(local_metadata, Mapping) else None
+    words = given if isinstance(given, Mapping) else {}
+    named = set(words) == {"encoding", "joining"} and all(isinstance(word, str) for word in words.values())
+    return {GRIDS: valid_grids(local_metadata), **({POSITION: dict(words)} if named else {})}
 
 
 def valid_grids(local_metadata: object) -> dict[str, tuple[int, int]]:
@@ -189,11 +207,11 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     while wrapper := next((w for w in wrappers if all(name.startswith(w) for name in tensors)), None):
         tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
         removed += wrapper
-    return with_grids(tensors, read_grids(state, removed))
+    return with_metadata(tensors, read_metadata(state, removed))
 
 
-def with_grids(tensors: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
-    """Return a state dict of `tensors` that records the grid of each table."""
+def with_metadata(tensors: Mapping[str, Tensor], recorded: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return a state dict of `tensors` with these entries in its metadata."""
     found = OrderedDict(tensors)
-    found.__dict__["_metadata"] = {"": {GRIDS: dict(grids)}}
+    found.__dict__["_metadata"] = {"": dict(recorded)}
     return found

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graticule.checkpoints.read import read_grids, with_grids
+from graticule.checkpoints.read import read_metadata, with_metadata
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.learnable import Learnable
@@ -61,7 +61,7 @@ def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
             fits = parameter.ndim in (None, value.ndim)  # others are refused later, with name and shape
             name, value = parameter.own, parameter.to_own(value) if fits else value
         found[name] = value
-    return with_grids(found, read_grids(state))
+    return with_metadata(found, read_metadata(state))
 
 
 def to_released(model: nn.Module) -> dict[str, Tensor]:

@@ -200,7 +200,9 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         rows[name] = Transferred(name, status, detail, own.numel(), "" if fitted is None else released.get(key, key))
     _leave_halves(rows, state, [name for name in found if name not in state])
     _check_blocks(model, source, state, {name: there[key] for name, (_, key) in found.items()})
-    model.load_state_dict({**model.state_dict(), **state})
+    whole = model.state_dict()
+    whole.update(state)  # which keeps its metadata
+    model.load_state_dict(whole)
     used = {row.source for row in rows.values()}
     theirs = {released.get(key, key): value for key, value in there.items()}
     unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in theirs.items() if key not in used]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +44,9 @@ class LogN(Encoding):
             raise ValueError(f"`reference` must be at least 2 patches, got {reference}.")
         self.grid = grid
         self.causal = causal
-        self.reference = max(grid.patches, 2) if reference is None else reference
+        # a part of the weights: what a model was trained for stays when it is resized, saved and opened
+        self.register_buffer("reference_patches", torch.tensor(max(grid.patches, 2) if reference is None else reference))
+        self.reference_patches: Tensor
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.register_buffer("like", torch.empty(0, dtype=wide), persistent=False)  # has our dtype and device
         self.like: Tensor
@@ -53,11 +54,12 @@ class LogN(Encoding):
     def forward(self, grid: Grid) -> Tensor:
         """Return the factor of the queries of each token, (N,), float32 at least."""
         wide = torch.promote_types(self.like.dtype, torch.float32)
+        known = self.reference_patches.double().log()
         if self.causal:
             seen = torch.arange(1, grid.tokens + 1, dtype=wide, device=self.like.device)
-            return (seen.log() / math.log(self.reference)).clamp(min=1)
+            return (seen.double().log() / known).to(wide).clamp(min=1)
         patches = as_tensor([grid.patches], self.like.double()).clamp(min=2)
-        return (patches.log() / math.log(self.reference)).to(wide).expand(grid.tokens)
+        return (patches.log() / known).to(wide).expand(grid.tokens)
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding; the reference stays."""

@@ -190,7 +190,7 @@ class Rope1d(FixedRotary):
         self.base = base
         if scaling.reference is not None:
             scaling = Scaling(scaling.scaling, (math.prod(scaling.reference),), scaling.ramp)
-        super().__init__(grid, Coordinates(), Noise(), scaling.at(_row(grid)), layout)
+        super().__init__(grid, Coordinates(), Noise(), scaling, layout, _row(grid))
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
         """Return the frequencies as vectors of one axis, (d / 2, 1), float64."""

@@ -58,9 +58,8 @@ class MixedRope(PlaneRotary):
         self.base = base
         self.coordinates = coordinates
         self.noise = noise
-        self.scaling = scaling.at(grid)
-        check_learned(self.scaling)
-        self._check_scaling()
+        check_learned(scaling)
+        self._set_scaling(scaling, grid)
         self.freqs = nn.Parameter(torch.empty(axes, depth, num_heads, head_dim // 2))
         self.reset_parameters()
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from torch import nn
 
 from graticule.checkpoints.load import load_checkpoint
-from graticule.hub.config import Architecture, Preparation, build_backbone, prepare
+from graticule.hub.config import CHOICES, Architecture, Preparation, build_backbone, prepare
 from graticule.hub.files import (
     POSITION,
     PREPROCESSOR,
@@ -60,6 +60,7 @@ class _BackboneConfig(Architecture):
     """Entries that are read from the config.json of a backbone; timm reads further ones."""
 
     pretrained_cfg: Preparation
+    graticule: _Words | None = None
 
 
 #: The prefix of names on the hub, where other names are possible.
@@ -221,5 +222,11 @@ def open_backbone(config: Path, weights: Path) -> nn.Module:
     described = read_typed(config, _BackboneConfig)
     import_module("graticule.backbones")  # which registers them with timm, if nothing has imported it yet
     model = build_backbone(config, described)
+    for word in CHOICES:
+        there, here = getattr(described.graticule, word, None), described.model_args.get(word)
+        if there and here and there != here:
+            raise ValueError(
+                f"{config} must name one {word}, got {here!r} in `model_args` and {there!r} in `graticule`."
+            )
     prepare(model, described.pretrained_cfg)
     return load_checkpoint(model, weights)

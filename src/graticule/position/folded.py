@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self, cast
 
 import torch
@@ -89,8 +90,12 @@ class FoldedPosition(Folded):
     reach the tensors or modules in such a function (in a closure, for example), so functions are created again after
     each of these.
 
-    It keeps the original and has its state dict: the constants are computed again when a state dict is loaded. It
-    refuses other grids and training mode.
+    It keeps the original and has its state dict. The constants are computed again when a state dict is loaded, and at
+    the next call after the parameters were changed in place or moved, which their versions and addresses tell (an
+    average of weights, an optimizer, `vector_to_parameters`). While other tensors are in the place of the parameters
+    (`torch.func.functional_call`), positions are computed from these. PyTorch does not count writes through
+    `parameter.data`, and a compiled program does not look: call `graticule.fold` again after these. It refuses other
+    grids and training mode.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
@@ -99,10 +104,12 @@ class FoldedPosition(Folded):
         self.fold()
         nn.Module.register_load_state_dict_post_hook(self, _fold_again)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def fold(self) -> None:
         """Compute the constants from the current parameters."""
         self.stale = False  # True if functions must be created again
+        sources = _Sources(self.original)
         known: dict[str, Tensor] = {}  # a table that several layers share is stored once
 
         def hold(value: Any, name: str) -> Any:
@@ -121,6 +128,8 @@ class FoldedPosition(Folded):
         #: The position of each layer, with a `_Constant` instead of each tensor.
         self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
         self.original.train(training)
+        #: What the constants are computed from; None if that is not known. Set last, as other threads read it.
+        self.sources: _Sources | None = sources
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the constants, if `grid` is the folded one and the model is in evaluation mode."""
@@ -136,6 +145,11 @@ class FoldedPosition(Folded):
                 f"`grid` must have the folded windows: the model is folded for windows of {self.grid.windows} "
                 f"patches, got {grid.windows}; call set_input_size with them, or unfold it."
             )
+        if not torch.compiler.is_compiling():
+            if self.sources is None or self.sources.have_changed():
+                self.fold()
+            if self.sources is not None and self.sources.are_replaced():
+                return cast("list[LayerPosition]", self.original(grid))
         layout = self._with_functions() if self.stale else self.layout
         if not torch.compiler.is_compiling():  # functions from tracing are not kept
             self.layout, self.stale = layout, False
@@ -148,10 +162,11 @@ class FoldedPosition(Folded):
         changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
         if changed and any(isinstance(value, Bias) and value.wide for held in self.layout for value in held):
             self.fold()
+        self.sources = None  # computed again at the next call, when all modules are converted
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **self._without_functions()}
+        return {**self.__dict__, **self._without_functions(), "sources": None}
 
     def _without_functions(self) -> dict[str, Any]:
         """Return the state without functions; `forward` creates them again, when all modules are restored."""
@@ -175,6 +190,37 @@ class FoldedPosition(Folded):
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
+
+
+class _Sources:
+    """The tensors that constants are computed from, with their versions and addresses at that time.
+
+    They are the parameters and buffers of a position, and of the backbone if that merges its tables.
+    """
+
+    def __init__(self, position: Position) -> None:
+        merge = getattr(position, "merge", None) or ()
+        parts = chain(position.modules(), *(how.func.__self__.modules() for how in merge[:1]))
+        modules = {id(part): part for part in parts if not isinstance(part, Folded)}.values()
+        holders = [holder for module in modules for holder in (module._parameters, module._buffers)]
+        self.names = [(holder, name) for holder in holders for name, tensor in holder.items() if tensor is not None]
+        self.tensors = [holder[name] for holder, name in self.names]
+        self.stamps = self._read_stamps()
+
+    def have_changed(self) -> bool:
+        """Return whether a tensor was changed in place or moved."""
+        return self._read_stamps() != self.stamps
+
+    def are_replaced(self) -> bool:
+        """Return whether other tensors are in the place of these."""
+        return any(holder.get(name) is not own for (holder, name), own in zip(self.names, self.tensors, strict=True))
+
+    def _read_stamps(self) -> tuple[list[int], ...]:
+        tensors: Any = self.tensors
+        try:
+            return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
+        except RuntimeError:  # one of inference mode has no version, one without storage no address
+            return ()
 
 
 @dataclass(frozen=True)

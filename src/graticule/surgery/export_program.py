@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.mvit import MultiscaleVisionTransformer
@@ -136,13 +137,18 @@ class Exportable:
         model = self.backbone
         if model is None:
             return []
-        grids = model.position_grids(model.grid)
+        grid = model.grid
+        if grid.windows:  # which are larger at sizes of more patches than a window has
+            given = getattr(model, "window_size", None) or model.windows
+            many = 2 * math.lcm(*tree_leaves(given))
+            grid = model.grid_at(tuple(many * side for side in model.coarsest_patch))
+        grids = model.position_grids(grid)
         found: list[tuple[int, ...]] = []
         for stage in range(len(model.depths)):
             seen = [each for places in model.where(stage, grids[stage]) for each in places]
             shapes: list[tuple[int, ...]] = [each.window.shape for each in seen if isinstance(each, Windows)]
-            if model.grid.windows:
-                shapes.append(model.grid.windows[stage])
+            if grid.windows:
+                shapes.append(grid.windows[stage])
             found.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(model.img_size))))
         return found
 

@@ -228,12 +228,24 @@ class PlaneRotary(RotaryEncoding):
             places = self.noise(places)
         return linear(places.to(vectors.dtype), vectors[..., None, :, :])
 
-    def _check_scaling(self) -> None:
+    def _set_scaling(self, scaling: Scaling, built: Grid) -> None:
+        """Set the scaling; `built` is its reference if it has none, and is then a part of the weights."""
+        self.scaling = scaling.at(built)
+        if self.scaling != scaling:
+            self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
         if self.scaling.scaling is not None and self.coordinates.coordinates != "patches":
             raise ValueError(
                 f"`scaling` must go with coordinates 'patches', as others are relative to the grid, got "
                 f"{self.coordinates.coordinates!r}."
             )
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Load parameters and buffers, and set the reference of the scaling to the one that is loaded."""
+        super()._load_from_state_dict(*args)
+        reference: Any = dict(self.named_buffers()).get("reference_grid")
+        if reference is not None and not reference.is_meta:
+            self.scaling = replace(self.scaling, reference=tuple(reference.tolist()))
+            self.set_grid(self.grid)
 
 
 class FixedRotary(PlaneRotary):
@@ -246,15 +258,20 @@ class FixedRotary(PlaneRotary):
     exempt: tuple[str, ...] = ("one_frame, permutation: frequencies are divided among the axes",)
 
     def __init__(
-        self, grid: Grid, coordinates: Coordinates, noise: Noise, scaling: Scaling, layout: Layout | None
+        self,
+        grid: Grid,
+        coordinates: Coordinates,
+        noise: Noise,
+        scaling: Scaling,
+        layout: Layout | None,
+        built: Grid | None = None,
     ) -> None:
         super().__init__()
         self.grid = grid
         self.coordinates = coordinates
         self.noise = noise
         self.layout = layout
-        self.scaling = scaling.at(grid)
-        self._check_scaling()
+        self._set_scaling(scaling, built or grid)
         if scaling.scaling == "ntk":
             with torch.device("cpu"):  # on the meta device, where only sizes are computed, there would be no values
                 frequencies = self.vectors().norm(dim=-1).unique()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
+from graticule.checkpoints.read import read_metadata, with_metadata
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.external.convert.parts import Conversion, read
@@ -173,7 +174,8 @@ def convert(
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)
         names = _names(model, ours, conversion)
-        ours.load_state_dict(_values(model, ours, names, conversion.reshaped))
+        values = _values(model, ours, names, conversion.reshaped)
+        ours.load_state_dict(with_metadata(values, read_metadata(ours.state_dict())))
     _copy_settings(model, ours, names, conversion.preprocessing)
     ours.converted_from = Source.of(model, names, conversion.reshaped)
     if encoding is None and joining is None:
