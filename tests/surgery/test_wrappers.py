@@ -27,8 +27,8 @@ def _opened():
         return graticule.from_pretrained(graticule.save_pretrained(_own(), Path(folder) / "model")).eval()
 
 
-def _debiased(model, method="mean"):
-    return graticule.debias(model, images(batch=9), method, components=2)
+def _debiased(model, method="mean", side=32):
+    return graticule.debias(model, images(side, side, batch=9), method, components=2)
 
 
 def _attached():
@@ -97,13 +97,14 @@ def test_every_wrapper_is_exported_with_every_option_or_refused(name, option, tm
 @torch.no_grad()
 def test_a_debiased_model_of_any_library_is_traced_with_a_free_batch():
     swin = {"img_size": 32, "depths": (1,), "num_heads": (1,), "embed_dim": 16, "window_size": 4, "patch_size": 4}
-    maps = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **swin)  # channels are last
-    for host in (_host(), maps.eval(), timm.create_model("test_convnext", num_classes=5).eval()):
-        model = _debiased(host)
+    last = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **swin)
+    first = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=5)
+    for host, side in ((_host(), 32), (last.eval(), 32), (first.eval(), 64)):  # tokens; channels last; channels first
+        model = _debiased(host, side=side)
         free = ({0: torch.export.Dim("batch", min=1)},)
-        program = torch.export.export(model, (images(batch=2),), dynamic_shapes=free).module()
+        program = torch.export.export(model, (images(side, side),), dynamic_shapes=free).module()
         for batch in (1, 3):
-            x = images(batch=batch)
+            x = images(side, side, batch)
             torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
+from graticule.registry.checks import shown
 from graticule.registry.registry import Table
 
 Reader = Callable[[Any], "Conversion"]
@@ -91,7 +92,27 @@ def read(model: nn.Module) -> Conversion:
             f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
             f"{kind.__module__}; graticule.attach gives a transformer of any library a position."
         )
+    for name, part in model.named_modules():
+        _check_class(model, name, part)
     return reader(model)
+
+
+#: Where the classes and hooks come from that a conversion knows, or that have no effect on outputs.
+_KNOWN = ("torch.", "timm.", "transformers.")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _check_class(model: nn.Module, name: str, part: nn.Module) -> None:
+    """Check that a part of a model computes what its class in its library does."""
+    place = f"{name}." if name else ""
+    if not type(part).__module__.startswith(_KNOWN):
+        raise refuse(model, name, part, f"must be of a class of its library, not of {type(part).__module__},")
+    if "forward" in vars(part):
+        raise refuse(model, f"{place}forward", vars(part)["forward"], "must be that of its class")
+    for kind in _HOOKS:
+        for hook in vars(part)[kind].values():
+            if not getattr(hook, "__module__", "").startswith(_KNOWN):
+                raise refuse(model, f"{place}{kind}", hook, "must be removed")
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
@@ -103,8 +124,8 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
         value: its value; for a module, its class is named.
         rule: the rule that it violates, such as 'must be False'.
     """
-    shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {shown}.")
+    got = type(value).__name__ if isinstance(value, nn.Module) else shown(value)
+    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {got}.")
 
 
 def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:
@@ -206,7 +227,7 @@ def read_attention(block: nn.Module) -> dict[str, Any]:
         raise refuse(attn, "num_kv_groups", attn.num_kv_groups, "must be 1 (as many heads of keys as of queries)")
     if getattr(attn, "k_bias", None) is not None and torch.any(attn.k_bias != 0):
         raise refuse(attn, "k_bias", "a bias", "must be zero")
-    width = attn.proj.in_features
+    width, default = attn.proj.in_features, (attn.proj.in_features // attn.num_heads) ** -0.5
     if width != attn.proj.out_features:
         raise refuse(attn, "proj.in_features", width, f"must be {attn.proj.out_features}")
     return {
@@ -215,7 +236,8 @@ def read_attention(block: nn.Module) -> dict[str, Any]:
         "attn_drop_rate": attn.attn_drop.p,
         "proj_drop_rate": attn.proj_drop.p,
         "proj_bias": attn.proj.bias is not None,
-        "qk_scale": None if attn.scale == (width // attn.num_heads) ** -0.5 else attn.scale,
+        # timm's fused attention does not read it
+        "qk_scale": None if attn.scale == default or getattr(attn, "fused_attn", False) else attn.scale,
         "qk": same_norm(attn, [name for name in ("q_norm", "k_norm") if hasattr(attn, name)]),
         "inner": norm_text(attn, "norm") if hasattr(attn, "norm") else None,
     }

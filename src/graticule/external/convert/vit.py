@@ -66,6 +66,8 @@ def post_norm(*attentions: type[nn.Module]) -> Describe:
 
 def _describe(block: Any, kind: str, attentions: tuple[type[nn.Module], ...]) -> dict[str, Any]:
     check_kind(block, "attn", *attentions)
+    if drop_path(block.drop_path2) != drop_path(block.drop_path1):
+        raise refuse(block, "drop_path2", drop_path(block.drop_path2), "must be that of drop_path1")
     scales = layer_scale(block)
     return {
         "block_layer": kind,

@@ -231,10 +231,7 @@ def _result(metric: Metric) -> Any:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the machine of this process, as plain values for JSON."""
-    machine: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
+    machine: dict[str, Any] = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     versions = {"python": platform.python_version(), "graticule": __version__}  # read from a checkout, too
