@@ -346,11 +346,9 @@ class AttachedPosition(PublishedNames):
 
     def _set(self, grid: Grid) -> None:
         """Compute the position of each layer for a call of this thread."""
-        call = _Call(grid, self.position(grid))
+        self._thread.now = call = _Call(grid, self.position(grid))
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self._unfinished.discard(getattr(self._thread, "now", None))
             self._unfinished.add(call)
-        self._thread.now = call
 
     def _layer(self, layer: int) -> LayerPosition:
         call = getattr(self._thread, "now", None)
