@@ -206,14 +206,15 @@ def read_mlp(block: nn.Module) -> dict[str, Any]:
     biases = [layer.bias is not None for layer in mlp.modules() if isinstance(layer, nn.Linear)]
     if len(set(biases)) > 1:
         raise refuse(mlp, "fc2.bias", mlp.fc2.bias, "must exist if that of the first layer does")
-    if mlp.drop1.p != mlp.drop2.p:
-        raise refuse(mlp, "drop1.p", mlp.drop1.p, "must be that of drop2")
+    rate = rate_of(mlp, "drop1")
+    if rate != rate_of(mlp, "drop2"):
+        raise refuse(mlp, "drop1.p", rate, "must be that of drop2")
     return {
         "mlp_layer": kinds[type(mlp)],
         "mlp_ratio": ratio_of(mlp.fc2.in_features, first.in_features),
         "act_layer": act_text(mlp, "act"),
         "proj_bias": biases[0],
-        "proj_drop_rate": mlp.drop1.p,
+        "proj_drop_rate": rate,
         "norm": norm_text(mlp, "norm"),
     }
 
@@ -233,8 +234,8 @@ def read_attention(block: nn.Module) -> dict[str, Any]:
     return {
         **_read_projection(attn),
         "num_heads": attn.num_heads,
-        "attn_drop_rate": attn.attn_drop.p,
-        "proj_drop_rate": attn.proj_drop.p,
+        "attn_drop_rate": rate_of(attn, "attn_drop"),
+        "proj_drop_rate": rate_of(attn, "proj_drop"),
         "proj_bias": attn.proj.bias is not None,
         # timm's fused attention does not read it
         "qk_scale": None if attn.scale == default or getattr(attn, "fused_attn", False) else attn.scale,
@@ -265,6 +266,12 @@ def layer_scale(block: Any) -> tuple[float, float]:
         else:
             values.append(float(module.init_values) or 1.0 if isinstance(module, LayerScale) else 0.0)
     return values[0], values[1]
+
+
+def rate_of(owner: nn.Module, attribute: str) -> float:
+    """Return the rate of a dropout that is an attribute of a module, given as a path."""
+    check_kind(owner, attribute, nn.Dropout)
+    return float(owner.get_submodule(attribute).p)
 
 
 def drop_path(module: nn.Module) -> float:
