@@ -51,8 +51,14 @@ def test_a_saved_model_is_converted_back_with_a_model_of_timm_of_the_same_argume
     like = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (32, 32), "num_classes": 3})
     back = graticule.to_timm(opened, like=like)
     assert holds(back, theirs.state_dict()) and torch.equal(back(x), theirs(x))
-    with pytest.raises(ValueError, match="`model` must come from `convert`"):
+    with pytest.raises(
+        ValueError, match=r"`model` must come from `convert` .* and opened, `like` gives the model of timm"
+    ):
         graticule.to_timm(opened)
+    with pytest.raises(
+        ValueError, match=r"must be a backbone that `convert` made, got Debiased; .*, model.backbone is one"
+    ):
+        graticule.to_timm(graticule.debias(opened, images(24, 40, batch=9)))
     deeper = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40), "depth": 2})
     with pytest.raises(ValueError, match=r"`like` must be built as .* another depth"):
         graticule.to_timm(opened, like=deeper)
