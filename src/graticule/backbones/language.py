@@ -16,7 +16,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.backbones.token_model import TokenModel, init_linear
-from graticule.hub.config import CHOICES, check_arguments, take_position
+from graticule.hub.config import CHOICES, EncodingChoice, JoiningChoice, check_arguments, given_choices, take_position
 from graticule.layers.attention import CausalAttention, KeyValueCache
 from graticule.layers.block import Block
 from graticule.position.folded import Folded
@@ -269,14 +269,17 @@ def list_language_arguments() -> list[str]:
 
 
 @checked
-def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> LanguageModel:
+def create_language_model(
+    name: str, vocab_size: int, *, encoding: EncodingChoice = None, joining: JoiningChoice = None, **kwargs: Any
+) -> LanguageModel:
     """Create one of `list_language_models()`.
 
     Args:
         name: the size.
         vocab_size: size of the vocabulary.
-        **kwargs: `encoding`, `joining` and further arguments of `build_position`, or `position`; `context` and the
-            other arguments of `LanguageModel`.
+        encoding: as in `create_model`.
+        joining: as in `create_model`.
+        **kwargs: `position` instead of these, `context` and the other arguments of `LanguageModel`.
 
     Raises:
         ValueError: for an unknown name or argument, with the nearest ones, or for an encoding that is not causal.
@@ -288,6 +291,7 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
         torch.Size([2, 7, 65])
     """
     size = SIZES[known_name("name", name, SIZES)]
+    kwargs |= given_choices(encoding, joining)
     check_arguments(kwargs, [*inspect.signature(LanguageModel).parameters, *CHOICES], name)
     position = take_position(kwargs)
     return build_within_memory(partial(LanguageModel, position, vocab_size, **{**size, **kwargs}))

@@ -82,7 +82,7 @@ def read(model: nn.Module) -> Conversion:
     if isinstance(model, Backbone):
         raise ValueError(
             f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
-            "already; graticule.surgery.change_position gives it another position."
+            "already; graticule.change_position gives it another position."
         )
     reader, kind = _reader(model), type(model)
     if reader is None:
