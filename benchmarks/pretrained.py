@@ -559,7 +559,8 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for method, found in (("as it is", first), *chosen.items()):
             after = int(method != "as it is")
             cells = [span(found["share"][after]), span(found["place"][after], 1, 2), span(found["match"][after])]
-            cells.append(span(found["content"]) if after else "100")
+            tables_keep_it = method in ("mean", "rows_columns")  # by construction, whatever is subtracted
+            cells.append("-" if tables_keep_it else span(found["content"]) if after else "100")
             cells += [span(found["labels"][after])] if labels else []
             rows.append((method, str(found["components"]) if after else "-", *cells))
         yield f"debias_{name}", markdown(rows)

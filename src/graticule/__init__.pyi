@@ -1,3 +1,4 @@
+from .analysis.audit import audit as audit
 from .analysis.debias import debias as debias
 from .analysis.share import position_share as position_share
 from .backbones.base import Backbone as Backbone
@@ -34,6 +35,7 @@ from .lab.data.augmentation import DenseAugmentation as DenseAugmentation
 from .lab.data.registry import register_dataset as register_dataset
 from .lab.data.registry import register_text as register_text
 from .lab.recipes.load import register_recipe as register_recipe
+from .lab.studies.comparison import compare as compare
 from .lab.tasks.classification import Mixing as Mixing
 from .lab.tasks.classification import Recipe as Recipe
 from .lab.tasks.detection import DetectionRecipe as DetectionRecipe
@@ -59,9 +61,12 @@ from .position.resampling import Resampler as Resampler
 from .position.resampling import register_resampler as register_resampler
 from .registry.plugins import load_plugin as load_plugin
 from .registry.specs import Spec as Spec
+from .surgery.change import change_position as change_position
 from .surgery.export import export as export
 from .surgery.fold import fold as fold
 from .surgery.fold import unfold as unfold
+from .surgery.freeze import freeze as freeze
 from .surgery.resize import resize as resize
+from .testing.methods import check_model as check_model
 
 __version__: str

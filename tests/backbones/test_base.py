@@ -1,5 +1,7 @@
 """A user-defined backbone that extends only the base class."""
 
+import inspect
+
 import pytest
 import timm
 import timm.optim
@@ -141,3 +143,15 @@ def test_what_is_missing_is_said_by_python():
 
     with pytest.raises(TypeError, match=r"abstract method '?tokenize"):
         Empty(img_size=8, patch_size=4, in_chans=1, num_classes=1, embed_dims=(4,), depths=(1,))
+
+
+@pytest.mark.parametrize("name", ["create_model", "create_language_model", "create_segmenter", "create_detector"])
+def test_every_function_that_creates_a_model_has_encoding_and_joining_in_its_signature(name):
+    arguments = inspect.signature(getattr(graticule, name)).parameters
+    for argument in ("encoding", "joining"):
+        assert arguments[argument].kind is inspect.Parameter.KEYWORD_ONLY and arguments[argument].default is None
+
+
+def test_the_verbs_of_the_library_are_at_its_root():
+    verbs = {"audit", "change_position", "check_model", "compare", "convert", "debias", "export", "fold", "freeze"}
+    assert verbs <= set(graticule.__all__)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+import transformers
 
 import graticule
 from tiny import SIZE, draw, holds, images, without_memory
@@ -50,11 +51,63 @@ def test_a_saved_model_is_converted_back_with_a_model_of_timm_of_the_same_argume
     like = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (32, 32), "num_classes": 3})
     back = graticule.to_timm(opened, like=like)
     assert holds(back, theirs.state_dict()) and torch.equal(back(x), theirs(x))
-    with pytest.raises(ValueError, match="`model` must come from `convert`"):
+    with pytest.raises(
+        ValueError, match=r"`model` must come from `convert` .* and opened, `like` gives the model of timm"
+    ):
         graticule.to_timm(opened)
+    with pytest.raises(
+        ValueError, match=r"must be a backbone that `convert` made, got Debiased; .*, model.backbone is one"
+    ):
+        graticule.to_timm(graticule.debias(opened, images(24, 40, batch=9)))
     deeper = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40), "depth": 2})
     with pytest.raises(ValueError, match=r"`like` must be built as .* another depth"):
         graticule.to_timm(opened, like=deeper)
+
+
+class Tripled(torch.nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+#: Changes of a model that its modules' names and tensors do not show, and the error.
+CHANGED = {
+    "hook": (lambda m: m.blocks[1].register_forward_hook(lambda *_: None), "`blocks.1._forward_hooks` of"),
+    "hook before": (lambda m: m.register_forward_pre_hook(lambda *_: None), "`_forward_pre_hooks` of Vis"),
+    "hook of gradients": (lambda m: m.norm.register_full_backward_hook(lambda *_: None), "`norm._backward_hooks` of"),
+    "forward": (lambda m: setattr(m, "forward", lambda x: x), "`forward` of VisionTransformer must be that of its"),
+    "forward of a block": (lambda m: setattr(m.blocks[1], "forward", lambda x: x), "`blocks.1.forward` of Vision"),
+    "subclass": (lambda m: setattr(m.blocks[1].mlp.fc1, "__class__", Tripled), "`blocks.1.mlp.fc1` of VisionTransf"),
+    "rates": (lambda m: setattr(m.blocks[1], "drop_path2", timm.layers.DropPath(0.3)), "`drop_path2` of Block must"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_would_be_lost_is_refused(vit, name):
+    change, message = CHANGED[name]
+    model = copy.deepcopy(vit)
+    change(model)
+    with pytest.raises(ValueError, match=message) as refusal:
+        graticule.convert(model)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_hook_of_transformers_is_no_obstacle_and_another_one_is():
+    config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32)
+    model = transformers.ViTModel(config).eval()
+    model(images(), output_hidden_states=True)  # which registers hooks
+    graticule.convert(model)
+    model.layers[0].register_forward_hook(lambda *_: None)
+    for function in (graticule.convert, lambda one: graticule.resize(one, 64)):
+        with pytest.raises(ValueError, match=r"`layers.0._forward_hooks` of ViTModel must be removed to be converted"):
+            function(model)
+
+
+def test_a_scale_that_the_fused_attention_of_timm_does_not_read_is_not_read(vit):
+    model, x = copy.deepcopy(vit), images(24, 40, dtype=torch.float64)
+    for block in model.blocks:
+        assert block.attn.fused_attn
+        block.attn.scale = 7.0
+    torch.testing.assert_close(graticule.convert(model)(x), model(x), rtol=0, atol=1e-12)
 
 
 FAMILIES = (

@@ -10,6 +10,7 @@ import graticule
 from evidence.models_page import configured
 from graticule.external.convert.parts import CONVERSIONS
 from graticule.external.images import call, image_size
+from tiny import holds
 
 IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -99,6 +100,25 @@ def test_a_converted_model_is_published_and_opened(tmp_path):
     ours = graticule.convert(theirs)
     ours.save_pretrained(tmp_path / "model")
     assert_equal(graticule.from_pretrained(tmp_path / "model"), theirs, 32, 48, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "Dinov2Model", "SwinModel"])
+def test_an_opened_model_goes_back_with_a_model_of_the_same_configuration(name, tmp_path):
+    config = WINDOWS if name == "SwinModel" else SMALL
+    theirs = randomize(build(name, config))
+    opened = graticule.from_pretrained(graticule.convert(theirs).save_pretrained(tmp_path))
+    with pytest.raises(ValueError, match="and opened, `like` gives the model of transformers"):
+        graticule.to_transformers(opened)
+    like = build(name, config)
+    back, state = graticule.to_transformers(opened, like=like), {**theirs.state_dict()}
+    if "embeddings.mask_token" in state:  # which has no counterpart
+        state["embeddings.mask_token"] = like.state_dict()["embeddings.mask_token"]
+    assert back.state_dict().keys() == state.keys() and holds(back, state)
+    deeper = {**config, **({"depths": [1, 3]} if name == "SwinModel" else {"num_hidden_layers": 3})}
+    with pytest.raises(ValueError, match=r"`like` must be built as .* another depth"):
+        graticule.to_transformers(opened, like=build(name, deeper))
+    with pytest.raises(ValueError, match=r"`like` must be a model of timm, got .* of transformers"):
+        graticule.to_timm(opened, like=theirs)
 
 
 def _changed(model, change):

@@ -45,7 +45,8 @@ class DebiasCertificate:
         most a quarter of them), in cosine; `place_chance` is that of random patches.
     match: the share of patches whose nearest patch in a shifted or cropped copy of their image is the true one (within
         a tenth of the longer side); `match_chance` is that of random patches, `match_change` is after minus before.
-    content: the variance that position does not explain, after as a share of that before.
+    content: the variance that position does not explain, after as a share of that before; None where a table is
+        subtracted, which keeps all of it by construction.
     labels: accuracy of the 10 nearest images, or patches of other images, of their labels; None without labels.
     """
 
@@ -58,7 +59,7 @@ class DebiasCertificate:
     match: tuple[Estimate, Estimate]
     match_change: Estimate
     match_chance: float
-    content: Estimate
+    content: Estimate | None
     labels: tuple[Estimate, Estimate] | None = None
 
     @property
@@ -79,7 +80,9 @@ class DebiasCertificate:
         for name, (before, after), scale, chance in pairs:
             decimals = 1 if scale == 100 else 2
             rows.append((name, *(one.text(None, scale, decimals) for one in (before, after)), chance))
-        return [*rows, ("content kept (%)", "100", self.content.text(), "")]
+        if self.content is not None:
+            rows.append(("content kept (%)", "100", self.content.text(), ""))
+        return rows
 
     def __str__(self) -> str:
         """Return the report as a table of text."""
@@ -162,7 +165,6 @@ def certify(
     before, after = both(images)
     shares = [ShareSums(grid).add(one) for one in (before, after)]
     totals = [one.shares()["total"] for one in shares]
-    unexplained = [_content(one) for one in (before, after)]
     matches: list[list[Tensor]] = [[], []]
     chances = []
     for changed, place in _copies(images, grid):
@@ -190,7 +192,7 @@ def certify(
         match=(mean_estimate(first), mean_estimate(second)),
         match_change=mean_estimate(second - first),
         match_chance=float(np.mean(chances)),
-        content=_ratio(*unexplained),
+        content=_ratio(_content(before), _content(after)) if isinstance(removal, Eraser) else None,
         labels=None if known is None else (known[0], known[1]),
     )
 

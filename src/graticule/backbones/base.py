@@ -12,7 +12,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.token_model import Crops, Images, TokenModel, forward_each
+from graticule.backbones.token_model import Crops, Images, TokenModel, check_image, forward_each
 from graticule.hub.config import backbone_config, written_words
 from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
@@ -153,6 +153,10 @@ class Backbone(TokenModel, HubModel):
         Raises:
             ValueError: if the layers cannot use it. The previous position is then kept.
         """
+        if not callable(position):
+            raise ValueError(
+                f"`position` must be a PositionBuilder, got {shown(position)}; graticule.change_position takes names."
+            )
         before = self.position
         try:
             self.build_position(position, self.num_heads)
@@ -338,6 +342,8 @@ class Backbone(TokenModel, HubModel):
             return None
         if self.whole_grid:
             raise ValueError(f"`keep` must be None in {type(self).__name__}: {self.whole_grid}.")
+        if not isinstance(keep, Tensor) or keep.ndim not in (1, 2):
+            raise ValueError(f"`keep` must be a tensor of indices, (n,) or (B, n), got {shown(keep)}.")
         if keep.ndim == 2 and len(keep) != len(images):
             raise ValueError(f"`keep` must have a row for each of the {len(images)} images, got {len(keep)}.")
         if not keep.shape[-1]:
@@ -530,16 +536,25 @@ def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     return found
 
 
+def _autocast(images: Tensor) -> bool:
+    return images.device.type != "meta" and torch.is_autocast_enabled(images.device.type)
+
+
 def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | None = None) -> Sequence[int]:
     """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`.
 
     `weight` is one of the model's. Its device is not compared if it is moved when it is used: from the meta device, or
     as another kind of tensor, of which each process has a shard.
     """
+    check_image(images)
     if type(weight) is nn.Parameter and images.device != weight.device and not weight.is_meta:
         raise ValueError(f"`x` must be on {weight.device}, the device of the weights, got {images.device}.")
     if not images.is_floating_point():
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
+    if type(weight) is nn.Parameter and images.dtype != weight.dtype and not _autocast(images):
+        raise ValueError(
+            f"`x` must be {weight.dtype}, the dtype of the weights, or in torch.autocast, got {images.dtype}."
+        )
     if images.ndim != axes + 2 or images.shape[1] != channels:
         kind = "images" if axes == 2 else "films or volumes"
         wanted = f"(B, {channels}, {', '.join(sides(axes))})"

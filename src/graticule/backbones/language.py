@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +16,14 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.backbones.token_model import TokenModel, init_linear
-from graticule.hub.config import CHOICES, check_arguments, take_position
+from graticule.hub.config import CHOICES, EncodingChoice, JoiningChoice, check_arguments, given_choices, take_position
 from graticule.layers.attention import CausalAttention, KeyValueCache
 from graticule.layers.block import Block
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked, known_name
+from graticule.registry.checks import check, checked, known_name, whole
 from graticule.system.memory import build_within_memory
 
 
@@ -148,7 +149,7 @@ class LanguageModel(TokenModel):
 
     def set_context(self, context: int) -> None:
         """Change the length that position information is stored for; tables are resampled permanently."""
-        if not isinstance(context, int) or context < 1:
+        if not whole(context) or context < 1:
             raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
         grid = Grid(context)
         self.position.set_grid(grid)
@@ -182,6 +183,7 @@ class LanguageModel(TokenModel):
                 "train with an encoding without a table, such as sinusoidal_1d or none."
             )
 
+    @checked
     def new_cache(self, length: int) -> TextCache:
         """Create an empty cache for a text of up to `length` tokens, and compute its positions, once."""
         positions = self.positions(length)
@@ -189,23 +191,41 @@ class LanguageModel(TokenModel):
 
     def forward_features(self, tokens: Tensor, cache: TextCache | None = None) -> Tensor:
         """Turn tokens (B, n) into features after the final norm, (B, n, D); with a cache they are the next tokens."""
-        if tokens.ndim != 2 or tokens.dtype != torch.long or not tokens.shape[1]:
-            raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {tokens.dtype} {tuple(tokens.shape)}.")
+        _check_tokens(tokens)
+        weight = self.embed.weight
+        if type(weight) is nn.Parameter and tokens.device != weight.device and not weight.is_meta:
+            raise ValueError(f"`tokens` must be on {weight.device}, the device of the weights, got {tokens.device}.")
         if cache is None:
             positions = self.positions(tokens.shape[1])
         else:
+            if not isinstance(cache, TextCache) or len(cache.layers) != len(self.blocks):
+                raise ValueError(
+                    f"`cache` must be of `new_cache` of this model, of {len(self.blocks)} layers, got "
+                    f"{f'{len(cache.layers)} layers' if isinstance(cache, TextCache) else type(cache).__name__}."
+                )
             start, stop = cache.length, cache.length + tokens.shape[1]
             if stop > cache.capacity:
                 raise ValueError(
                     f"`tokens` must leave the text at {cache.capacity} tokens at most, its cache's, got {stop}."
                 )
             positions = [given.part(start, stop) for given in cache.positions]
-        x = self.embed(tokens) if self.embed_scale == 1 else self.embed(tokens) * self.embed_scale
+        try:
+            x = self.embed(tokens)
+        except IndexError:  # raised on a CPU, where nothing has to wait for the check
+            self.check_vocabulary(tokens)
+            raise
+        x = x if self.embed_scale == 1 else x * self.embed_scale
         where = [()] * len(self.blocks) if cache is None else [(layer,) for layer in cache.layers]
         for after in self.run_blocks(x, zip(self.blocks, positions, where, strict=True)):
             x = after
         features: Tensor = self.norm(x)
         return features
+
+    def check_vocabulary(self, tokens: Tensor) -> None:
+        """Check that tokens are in the vocabulary; on a GPU this waits for them."""
+        low, high = (int(value) for value in tokens.aminmax())
+        if not 0 <= low <= high < self.vocab_size:
+            raise ValueError(f"`tokens` must be from 0 to {self.vocab_size - 1}, got {low} to {high}.")
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Turn tokens (B, n, D) into the logits of the next ones, (B, n, vocab_size)."""
@@ -220,6 +240,12 @@ class LanguageModel(TokenModel):
             ValueError: if the text is longer than a table, or the cache, allows.
         """
         return self.forward_head(self.forward_features(tokens, cache))
+
+
+def _check_tokens(tokens: Tensor) -> None:
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype != torch.long or not tokens.shape[1]:
+        got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {got}.")
 
 
 #: The language models; they are not in timm's registry, whose models take images.
@@ -243,14 +269,17 @@ def list_language_arguments() -> list[str]:
 
 
 @checked
-def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> LanguageModel:
+def create_language_model(
+    name: str, vocab_size: int, *, encoding: EncodingChoice = None, joining: JoiningChoice = None, **kwargs: Any
+) -> LanguageModel:
     """Create one of `list_language_models()`.
 
     Args:
         name: the size.
         vocab_size: size of the vocabulary.
-        **kwargs: `encoding`, `joining` and further arguments of `build_position`, or `position`; `context` and the
-            other arguments of `LanguageModel`.
+        encoding: as in `create_model`.
+        joining: as in `create_model`.
+        **kwargs: `position` instead of these, `context` and the other arguments of `LanguageModel`.
 
     Raises:
         ValueError: for an unknown name or argument, with the nearest ones, or for an encoding that is not causal.
@@ -262,6 +291,7 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
         torch.Size([2, 7, 65])
     """
     size = SIZES[known_name("name", name, SIZES)]
+    kwargs |= given_choices(encoding, joining)
     check_arguments(kwargs, [*inspect.signature(LanguageModel).parameters, *CHOICES], name)
     position = take_position(kwargs)
     return build_within_memory(partial(LanguageModel, position, vocab_size, **{**size, **kwargs}))
@@ -300,14 +330,18 @@ def generate(
         >>> len([token for token in generate(model, torch.zeros(1, 1, dtype=torch.long), 5)])
         5
     """
-    if tokens.ndim != 2 or tokens.dtype != torch.long or not tokens.shape[1]:
-        raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {tokens.dtype} {tuple(tokens.shape)}.")
-    if not isinstance(new_tokens, int) or new_tokens < 0:
+    if not isinstance(getattr(model, "_orig_mod", model), LanguageModel):
+        raise ValueError(f"`model` must be a language model, got {type(model).__name__}; see create_language_model.")
+    _check_tokens(tokens)
+    model.check_vocabulary(tokens)
+    if not whole(new_tokens) or new_tokens < 0:
         raise ValueError(f"`new_tokens` must be a whole number of at least 0, got {new_tokens}.")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"`temperature` must be at least 0 and finite, got {temperature}.")
-    if top_k is not None and not 1 <= top_k <= model.vocab_size:
-        raise ValueError(f"`top_k` must be from 1 to `vocab_size`, {model.vocab_size}, got {top_k}.")
+    if not isinstance(temperature, numbers.Real) or not 0 <= temperature < math.inf:
+        raise ValueError(f"`temperature` must be a number of at least 0 and finite, got {temperature}.")
+    if top_k is not None and not (whole(top_k) and 1 <= top_k <= model.vocab_size):
+        raise ValueError(f"`top_k` must be a whole number from 1 to `vocab_size`, {model.vocab_size}, got {top_k}.")
+    check("generator", generator, torch.Generator | None)
+    check("use_cache", use_cache, bool)
     model.check_length(tokens.shape[1] + max(new_tokens - 1, 0))
     return _tokens(model, tokens, new_tokens, temperature, top_k, generator, use_cache)
 

@@ -24,8 +24,11 @@ from graticule.hub.config import (
     CHOICES,
     OF_TIMM,
     PREFIX,
+    EncodingChoice,
+    JoiningChoice,
     argument_defaults,
     check_arguments,
+    given_choices,
     take_position,
     tuples,
     written_words,
@@ -300,16 +303,31 @@ def create_model(
     pretrained: bool = ...,
     checkpoint_path: str | Path | None = ...,
     *,
+    encoding: EncodingChoice = ...,
+    joining: JoiningChoice = ...,
     features_only: Literal[False] = ...,
     **kwargs: Any,
 ) -> Backbone: ...
 @overload
 def create_model(
-    name: str, pretrained: bool = ..., checkpoint_path: None = ..., *, features_only: Literal[True], **kwargs: Any
+    name: str,
+    pretrained: bool = ...,
+    checkpoint_path: None = ...,
+    *,
+    encoding: EncodingChoice = ...,
+    joining: JoiningChoice = ...,
+    features_only: Literal[True],
+    **kwargs: Any,
 ) -> nn.Module: ...
 @checked
 def create_model(
-    name: str, pretrained: bool = False, checkpoint_path: str | Path | None = None, **kwargs: Any
+    name: str,
+    pretrained: bool = False,
+    checkpoint_path: str | Path | None = None,
+    *,
+    encoding: EncodingChoice = None,
+    joining: JoiningChoice = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """Create one of `list_models()`.
 
@@ -320,8 +338,9 @@ def create_model(
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, if timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
-        **kwargs: `encoding` and `joining`, names with options such as 'shaw(clip=4)' (see `build_position`), and the
-            arguments of the backbone.
+        encoding: names with options, such as 'shaw(clip=4)' (see `build_position`); by default that of the model.
+        joining: a name with options, such as 'lape(layers=6)'; 'default' by default.
+        **kwargs: the arguments of the backbone.
 
     Returns:
         The backbone; with `features_only=True` timm's module of feature maps around it.
@@ -337,6 +356,7 @@ def create_model(
         >>> len(model.position.joining.norms)
         6
     """
+    kwargs |= given_choices(encoding, joining)
     name = known_name("name", name.removeprefix(PREFIX), MODELS)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")

@@ -171,6 +171,18 @@ Crops = list[Crop | None] | tuple[Crop | None, ...]
 Batch = tuple[Tensor, Crop | None]
 
 
+def check_image(image: object, name: str = "x") -> None:
+    """Check that an image, or a batch of images, is a plain tensor."""
+    if not isinstance(image, Tensor):
+        raise ValueError(
+            f"`{name}` must be a tensor of normalized images, got {type(image).__name__}; timm.data.create_transform "
+            "makes one of a picture."
+        )
+    if image.is_nested or image.layout is not torch.strided:
+        kind = "a nested" if image.is_nested else f"one of {image.layout}"
+        raise ValueError(f"`{name}` must be a dense tensor of images, got {kind} tensor.")
+
+
 def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
     """Return the outputs of a model for images (C, height, width), in their order, by batches of one size and crop.
 
@@ -179,6 +191,10 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
         images: of any sizes.
         crop: the part of a larger image that they show, or one for each image.
     """
+    if not isinstance(images, (list, tuple)):
+        raise ValueError(f"`x` must be a list of images (C, height, width), got {type(images).__name__}.")
+    for image in images:
+        check_image(image)
     crops = list(crop) if isinstance(crop, (list, tuple)) else [crop] * len(images)
     if not images or len(crops) != len(images):
         raise ValueError(
@@ -192,6 +208,8 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
         raise ValueError(f"`x` must be a list of {kind} of {wanted}, got one of {wrong[0]}.")
     if len(devices := {image.device for image in images}) > 1:
         raise ValueError(f"`x` must be images on one device, got {' and '.join(sorted(map(str, devices)))}.")
+    if len(dtypes := {image.dtype for image in images}) > 1:
+        raise ValueError(f"`x` must be images of one dtype, got {' and '.join(sorted(map(str, dtypes)))}.")
     groups: dict[tuple[torch.Size, Crop | None], list[int]] = {}
     for index, (image, part) in enumerate(zip(images, crops, strict=True)):
         groups.setdefault((image.shape, part), []).append(index)

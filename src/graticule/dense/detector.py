@@ -16,6 +16,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
+from graticule.backbones.token_model import check_image
 from graticule.dense.features import DenseModel, Features
 from graticule.registry.registry import Registry, options_of
 
@@ -74,6 +75,12 @@ class Detector(DenseModel, ABC):
         Raises:
             ValueError: for targets that are missing or wrong.
         """
+        for image in images if isinstance(images, (list, tuple)) else [images]:
+            check_image(image, "images")
+            if not image.is_floating_point():
+                raise ValueError(f"`images` must be of real numbers, in [0, 1], got {image.dtype}.")
+        if not len(images):
+            raise ValueError("`images` must be at least one image (C, height, width), got none.")
         if not self.training:
             found: list[dict[str, Tensor]] = self.model(list(images))
             return [{**one, "labels": one["labels"] + (1 - self.first_class)} for one in found]

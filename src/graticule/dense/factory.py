@@ -15,7 +15,16 @@ from graticule.checkpoints.load import load_own
 from graticule.dense.detector import HEADS, Detector
 from graticule.dense.features import Features, build_features
 from graticule.dense.segmentation import DECODERS, SegmentationModel
-from graticule.hub.config import PREFIX, Architecture, Preparation, build_backbone, prepare
+from graticule.hub.config import (
+    PREFIX,
+    Architecture,
+    EncodingChoice,
+    JoiningChoice,
+    Preparation,
+    build_backbone,
+    given_choices,
+    prepare,
+)
 from graticule.hub.kinds import HUB, TIMM, from_pretrained, register_kind
 from graticule.registry.checks import Range, checked, is_path, known_name
 from graticule.registry.fields import Count, read_typed
@@ -32,6 +41,9 @@ def create_detector(
     num_classes: int,
     head: str = "retinanet",
     neck: str | None = None,
+    *,
+    encoding: EncodingChoice = None,
+    joining: JoiningChoice = None,
     **arguments: Any,
 ) -> Detector:
     """Create a detector: a backbone with any encoding and joining, a neck and a head.
@@ -43,8 +55,10 @@ def create_detector(
         head: 'retinanet', 'fcos', 'faster_rcnn' or 'mask_rcnn', with options such as 'retinanet(score=0.1)'.
         neck: 'fpn', 'simple_pyramid' or 'adapter', with options, or several in order, such as
             'adapter + fpn(norm=True)'. By default 'fpn' after a pyramid and 'simple_pyramid' after a plain ViT.
-        **arguments: those of `create_model`: `encoding`, `joining`, `img_size`, `pretrained`, ... Class tokens are left
-            out unless `class_token=True`.
+        encoding: as in `create_model`.
+        joining: as in `create_model`.
+        **arguments: others of `create_model`: `img_size`, `pretrained`, ... Class tokens are left out unless
+            `class_token=True`.
 
     Raises:
         ValueError: for an unknown name or option, or parts that do not fit each other.
@@ -57,7 +71,7 @@ def create_detector(
     _CLASSES.check("num_classes", num_classes)
     spec = _one("head", HEADS.specs(head))
     kind = HEADS[spec.name]
-    built = _backbone(backbone, arguments, tokens=False)
+    built = _backbone(backbone, arguments | given_choices(encoding, joining), tokens=False)
     plain = len(built.depths) == 1
     neck = ("simple_pyramid" if plain else "fpn") if neck is None else neck
     features = build_features(built, neck, defaults={"added": "last", "window": 14, **kind.neck_options})
@@ -73,6 +87,9 @@ def create_segmenter(
     decoder: str = "segmenter_mask",
     neck: str | None = None,
     auxiliary: str | None = None,
+    *,
+    encoding: EncodingChoice = None,
+    joining: JoiningChoice = None,
     **arguments: Any,
 ) -> SegmentationModel:
     """Create a model of semantic segmentation: a backbone with any encoding and joining, a neck and a decoder.
@@ -85,7 +102,9 @@ def create_segmenter(
         neck: as in `create_detector`; by default none for Segmenter's decoders and for 'uperhead' after a pyramid,
             'fpn' for 'fpn' after a pyramid, and 'simple_pyramid' for both after a plain ViT.
         auxiliary: a second decoder of the same maps for training, such as 'fcn'; none by default.
-        **arguments: those of `create_model`. Class tokens are left out, unless the decoder is one of Segmenter's or
+        encoding: as in `create_model`.
+        joining: as in `create_model`.
+        **arguments: others of `create_model`. Class tokens are left out, unless the decoder is one of Segmenter's or
             `class_token=True`.
 
     Raises:
@@ -100,7 +119,7 @@ def create_segmenter(
     _CLASSES.check("num_classes", num_classes)
     spec = _one("decoder", DECODERS.specs(decoder))
     kind = DECODERS[spec.name]
-    built = _backbone(backbone, arguments, kind.tokens)
+    built = _backbone(backbone, arguments | given_choices(encoding, joining), kind.tokens)
     if neck is None:
         neck = kind.neck if len(built.depths) > 1 else kind.plain_neck
     features: Features = build_features(built, neck, norm=kind.tokens)

@@ -13,7 +13,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import pad_to
-from graticule.backbones.token_model import init_linear
+from graticule.backbones.token_model import check_image, init_linear
 from graticule.dense.features import DenseModel, Features
 from graticule.layers.block import Block
 from graticule.position.grid import Crop
@@ -349,6 +349,7 @@ class SegmentationModel(DenseModel):
         return self._logits(images, [self.decoder, *([] if self.auxiliary is None else [self.auxiliary])])
 
     def _logits(self, images: Tensor, decoders: list[Decoder], crop: Crop | None = None) -> list[Tensor]:
+        check_image(images, "images")
         height, width = images.shape[-2:]
         padded = pad_to(images, (self.features.divisor,) * 2)
         if crop is not None and padded.shape != images.shape:

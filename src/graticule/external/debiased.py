@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
+from graticule.backbones.token_model import check_image
 from graticule.checkpoints.load import load_own
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
@@ -115,6 +116,7 @@ class Debiased(HubModel):
 
     def grid_of(self, images: Tensor) -> Grid:
         """Return the grid of the features of images (B, C, height, width)."""
+        check_image(images)
         if isinstance(self.backbone, Backbone):
             return Grid(*self.backbone.position_grids(self.backbone.grid_of(images))[-1].shape)
         return Grid.of_image((images.shape[-2], images.shape[-1]), self.patch)
@@ -126,7 +128,8 @@ class Debiased(HubModel):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the model's features of images (B, C, height, width) with position removed from the patches."""
-        return self.clean(unpooled(self.backbone, x), self.grid_of(x))
+        grid = self.grid_of(x)  # checks x
+        return self.clean(unpooled(self.backbone, x), grid)
 
     def clean(self, features: Tensor, grid: Grid) -> Tensor:
         """Return features, as tokens or a map as the model returns them, with position removed from the patches."""

@@ -214,7 +214,6 @@ def set_input_size(model: Any, size: Size) -> None:
 
 def by_image(x: Tensor, batch: int) -> Tensor:
     """Return a tensor (B, ...) as it is, and tokens (1, B * N, D) or (B * N, D) of packed images as (B, N, D)."""
-    if x.ndim == 2 and len(x) > batch and len(x) % batch == 0:
-        return x.reshape(batch, -1, x.shape[-1])
-    packed = batch > 1 and x.ndim == 3 and len(x) == 1 and x.shape[1] % batch == 0
-    return x.reshape(batch, -1, x.shape[-1]) if packed else x
+    rows = x.shape[0]
+    packed = rows > batch if x.ndim == 2 else x.ndim == 3 and rows != batch and rows == 1
+    return x.reshape(batch, -1, x.shape[-1]) if packed and x.shape[-2] % batch == 0 else x

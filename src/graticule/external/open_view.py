@@ -467,15 +467,9 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
 
 
 def convert_stock(model: nn.Module) -> Backbone | None:
-    """Return a model of another library as one of ours; None if it does not convert, or has hooks, which would be lost.
-
-    It is `graticule.convert` for a model of which nothing was changed after it was built.
-    """
+    """Return a model of another library as one of ours; None if it does not convert."""
     from graticule.external.convert.conversion import convert  # of no use for a backbone
 
-    for module in model.modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-            return None
     try:
         return convert(model)
     except ValueError:

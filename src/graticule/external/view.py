@@ -147,6 +147,7 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
     """
     forward = getattr(model, "forward_features", None)
     found = call(model, images) if forward is None else forward(images)
+    batch = images.shape[0]  # `len` would be a constant in an exported program
     if (
         isinstance(found, Mapping)
         and "last_hidden_state" not in found
@@ -155,7 +156,7 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
         found = call(base, images)  # without its head
     found = getattr(found, "last_hidden_state", found)
     if isinstance(found, Tensor):
-        found = by_image(found, len(images))
+        found = by_image(found, batch)
     if not isinstance(found, Tensor) or found.ndim not in (3, 4):
         raise Unavailable(f"{type(model).__name__} returns no features of patches")
     return found
@@ -171,7 +172,7 @@ def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if tuple(features.shape[1:3]) == grid.shape:
             return features[:, 0, :0], features.flatten(1, 2)
         if tuple(features.shape[2:]) == grid.shape:
-            return features.new_empty(len(features), 0, features.shape[1]), features.flatten(2).mT
+            return features.new_empty(features.shape[0], 0, features.shape[1]), features.flatten(2).mT
     elif features.shape[1] >= grid.patches:
         prefix, patches = features.tensor_split([features.shape[1] - grid.patches], 1)
         return prefix, patches

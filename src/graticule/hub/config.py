@@ -43,6 +43,16 @@ def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> 
             )
 
 
+#: The types of the arguments of `CHOICES` (see `build_position`).
+EncodingChoice = str | Spec | tuple[Spec, ...] | None
+JoiningChoice = str | Spec | None
+
+
+def given_choices(encoding: EncodingChoice, joining: JoiningChoice) -> dict[str, Any]:
+    """Return those arguments of `CHOICES` that are given."""
+    return {name: value for name, value in zip(CHOICES, (encoding, joining), strict=True) if value is not None}
+
+
 def take_position(
     kwargs: dict[str, Any], encoding: str = "learnable", defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> PositionBuilder:

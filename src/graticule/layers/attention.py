@@ -252,6 +252,13 @@ class KeyValueCache:
             self._keys, self._values = (
                 new.new_empty(*new.shape[:2], self.capacity, new.shape[-1]) for new in (keys, values)
             )
+        same = (keys.shape[:2], keys.dtype, keys.device) == (self._keys.shape[:2], self._keys.dtype, self._keys.device)
+        if not same:
+            raise ValueError(
+                f"`cache` must be continued with the batch, heads, dtype and device that it has, "
+                f"{tuple(self._keys.shape[:2])} of {self._keys.dtype} on {self._keys.device}, got "
+                f"{tuple(keys.shape[:2])} of {keys.dtype} on {keys.device}."
+            )
         self._keys[:, :, self.length : stop] = keys
         self._values[:, :, self.length : stop] = values
         self.length = stop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -269,7 +268,8 @@ class FoldedSizes(Folded):
         if most < 1:
             raise ValueError(f"`sizes` must be at least 1, got {most}.")
         self.most = most
-        self._kept: OrderedDict[Any, FoldedPosition] = OrderedDict()
+        #: Replaced by another one, never changed: threads may read it at once.
+        self._kept: dict[Any, FoldedPosition] = {}
         nn.Module.register_load_state_dict_post_hook(self, _forget)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -278,18 +278,18 @@ class FoldedSizes(Folded):
         if torch.compiler.is_compiling():
             return cast("list[LayerPosition]", self.original(grid))
         key = grid, grid.windows  # equality of grids ignores windows
-        folded = self._kept.pop(key, None)
+        kept = self._kept
+        folded = kept.get(key)
         if folded is None:
             folded = FoldedPosition(self.original, grid)
             folded.training = False
-        self._kept[key] = folded
-        if len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+        others = [each for each in kept.items() if each[0] != key]
+        self._kept = dict([*others[max(0, len(others) + 1 - self.most) :], (key, folded)])
         return cast("list[LayerPosition]", folded(grid))
 
     def fold(self) -> None:
         """Discard the constants; they are computed again from the current parameters."""
-        self._kept.clear()
+        self._kept = {}
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedSizes:
         self._apply_to_both(fn, recurse)
@@ -297,7 +297,7 @@ class FoldedSizes(Folded):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": OrderedDict()}
+        return {**self.__dict__, "_kept": {}}
 
     def extra_repr(self) -> str:
         return f"sizes={self.most}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled
 from graticule.position.resampling import BICUBIC, Resampler
-from graticule.registry.checks import check_sides
+from graticule.registry.checks import check_sides, shown
 from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling, holds
 
@@ -308,7 +308,11 @@ class Grid(Places):
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; unchanged if None."""
-        return self if crop is None else replace(self, crop=crop)
+        if crop is None:
+            return self
+        if not isinstance(crop, Crop):
+            raise ValueError(f"`crop` must be a graticule.Crop or None, got {shown(crop)}.")
+        return replace(self, crop=crop)
 
     @property
     def whole(self) -> Grid:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.resampling import BICUBIC
+from graticule.registry.checks import shown
 
 Shape = tuple[int, ...]
 
@@ -117,6 +118,8 @@ class Points(Places):
     prefix: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.places, Tensor):
+            raise ValueError(f"`places` must be a tensor of coordinates, (N, axes), got {shown(self.places)}.")
         if self.places.ndim not in (2, 3) or not self.places.shape[-1] or not len(self.places):
             raise ValueError(
                 f"`places` must be (N, axes), one row per token, or (B, N, axes), got {tuple(self.places.shape)}."

@@ -100,6 +100,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("layers", "convs"), Range(most=1000)),
     **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
     **dict.fromkeys(("windows", "sr_ratios", "head_dim", "kernel", "buckets", "max_distance"), _MANY),
+    "batch_size": Range(1, 2**24),
     "num_classes": Range(0, 2**24),
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +138,14 @@ class Ways(NamedTuple):
 _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
 
 
+@dataclass(eq=False)
+class _Call:
+    """The grid of a call of the module, and the position of each layer."""
+
+    grid: Grid
+    layers: list[LayerPosition]
+
+
 class AttachedPosition(PublishedNames):
     """Module that computes the position for the grid of each call, and passes it to the blocks by hooks.
 
@@ -164,13 +174,21 @@ class AttachedPosition(PublishedNames):
         #: Report of what it keeps of the removed embedding; None if it starts as initialized.
         self.certificate: Certificate | None = None
         self._handles: list[Any] = []
-        #: The number of tokens and the position of each layer, for the current call.
-        self._now: tuple[int, list[LayerPosition]] | None = None
+        self._start_calls()
         register_names(self)
 
+    def _start_calls(self) -> None:
+        #: `now` is the current call of each thread; all of those that activation checkpointing may need again.
+        self._thread = threading.local()
+        self._unfinished: WeakSet[_Call] = WeakSet()
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the position of the last call, whose tensors cannot be copied."""
-        return {**self.__dict__, "_now": None}
+        """Return the state without the calls, whose tensors cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_thread", "_unfinished")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start_calls()
 
     def forward(self, x: Any) -> Any:
         """Return x unchanged: if this is attached to a `Sequential`, it is called as its last layer."""
@@ -243,7 +261,7 @@ class AttachedPosition(PublishedNames):
     def _forget(self, module: nn.Module, args: object, output: object) -> None:
         """Release the position, unless activation checkpointing may need it again in the backward pass."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            self._now = None
+            self._thread.now = None
 
     def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply `pre` and `before` to the input tokens of a block."""
@@ -327,23 +345,36 @@ class AttachedPosition(PublishedNames):
         return self._rows(table)
 
     def _set(self, grid: Grid) -> None:
-        """Compute the position of each layer."""
-        self._now = grid.tokens, self.position(grid)
+        """Compute the position of each layer for a call of this thread."""
+        self._thread.now = call = _Call(grid, self.position(grid))
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self._unfinished.add(call)
 
     def _layer(self, layer: int) -> LayerPosition:
-        if self._now is None:
+        call = getattr(self._thread, "now", None)
+        if call is None and torch.is_grad_enabled():  # activation checkpointing, in a thread of the backward pass
+            calls = list(self._unfinished)
+            if len({each.grid for each in calls}) > 1:
+                raise RuntimeError(
+                    "`module` must not be trained with activation checkpointing by several threads on images of "
+                    f"several sizes, got grids of {' and '.join(str(each.grid.shape) for each in calls)}."
+                )
+            call = calls[0] if calls else None
+        if call is None:
             raise RuntimeError(
                 "`module` must be called as a whole, which computes the attached position for its patches, got a call "
                 "of one of its blocks."
             )
-        return self._now[1][layer]
+        layers: list[LayerPosition] = call.layers
+        return layers[layer]
 
     def _check(self, tokens: Tensor) -> None:
         """Check that the tokens (B, N, D) or (N, B, D) are those of the grid."""
         found = tokens.shape[0 if self.sequence_first else 1]
-        if self._now is not None and found != self._now[0]:
+        call = getattr(self._thread, "now", None)
+        if call is not None and found != call.grid.tokens:
             raise ValueError(
-                f"the attached position is for {self._now[0]} tokens, {self.grid.prefix} before the patches, got "
+                f"the attached position is for {call.grid.tokens} tokens, {self.grid.prefix} before the patches, got "
                 f"{found}: no tokens must be dropped or added between the patches and the first block."
             )
 

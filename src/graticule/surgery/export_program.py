@@ -70,7 +70,8 @@ class Exportable:
             return cls(model, first.in_channels, (rows, columns), attached.position)
         raise ValueError(
             f"`model` must be a backbone of images, a model with one, or have an attached position that follows the "
-            f"size of its images, got {type(model).__name__}; graticule.convert turns a model of timm into one."
+            f"size of its images, got {type(model).__name__}; graticule.convert, before `debias`, turns a model of "
+            "timm or transformers into one."
         )
 
     def check(self, size: Size) -> None:

@@ -14,7 +14,7 @@ from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.convert.conversion import Source, convert, fill, source_of
+from graticule.external.convert.conversion import Source, fill, source_of
 from graticule.external.convert.transformers import channels_of, rebuild, sizes_of
 from graticule.position.grid import Grid
 from graticule.position.places import by
@@ -22,20 +22,20 @@ from graticule.registry.checks import checked
 
 
 @checked
-def to_timm(model: Backbone, like: nn.Module | None = None) -> nn.Module:
+def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
     """Return a model of `convert` as timm's, with its present weights; `model` is not changed.
 
     The round trip is bit-equal. A changed image size or number of classes is also set in timm's model.
 
     Args:
         model: a backbone that was converted from timm.
-        like: for a backbone that was saved and opened again: a model of timm that is built as the converted one was;
-            its values are not used.
+        like: for a backbone that was saved and opened again: a model of timm that is built as the converted one was,
+            up to its sizes; its values are not used.
 
     Raises:
         ValueError: if it was not, or if timm's model cannot represent its position.
     """
-    source = source_of(model, "timm") if like is None else _source_like(model, like)
+    source = source_of(model, "timm", like)
     weight = next(model.parameters())
     there = source.empty(weight.device)
     for bias in there.modules():
@@ -43,24 +43,6 @@ def to_timm(model: Backbone, like: nn.Module | None = None) -> nn.Module:
             bias.pretrained_window_size = bias.window_size  # ours keeps the size that its bias is relative to
     _resize(there, model)
     return fill(there, source, model).to(weight.device, weight.dtype)
-
-
-def _source_like(model: Backbone, like: nn.Module) -> Source:
-    """Return the structure of `like`, whose converted model must be built as `model` is."""
-    converted = convert(like)
-    sizes = ("img_size", "num_classes", "global_pool")
-    one, other = (
-        {} if each.created is None else {"name": each.created["name"], **each.created["arguments"]}
-        for each in (converted, model)
-    )
-    differing = sorted(key for key in {*one, *other} - {*sizes} if one.get(key) != other.get(key))
-    if not other or differing:
-        what = f"another {', '.join(differing)}" if other else "no known arguments"
-        raise ValueError(
-            f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
-            f"has {what}."
-        )
-    return source_of(converted, "timm")
 
 
 def _resize(there: Any, model: Backbone) -> None:
@@ -113,7 +95,7 @@ def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, in
 
 
 @checked
-def to_transformers(model: Backbone) -> nn.Module:
+def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
     """Return a model of `convert` as transformers', with its present weights; `model` is not changed.
 
     The round trip is bit-equal. A changed size of images or patches, number of channels or of classes is also set in
@@ -121,11 +103,13 @@ def to_transformers(model: Backbone) -> nn.Module:
 
     Args:
         model: a backbone that was converted from transformers.
+        like: for a backbone that was saved and opened again: a model of transformers of the configuration that the
+            converted one had; of its values only a mask token, which has no counterpart here, is used.
 
     Raises:
         ValueError: if it was not, or if transformers' model cannot represent its position or its sizes.
     """
-    source = source_of(model, "transformers")
+    source = source_of(model, "transformers", like)
     device = next(model.parameters()).device
     return fill(_sized(source, model, device), source, model).to(device)
 

@@ -64,13 +64,37 @@ class Source:
         return deepcopy(self.skeleton, dict[int, Any](zeros))
 
 
-def source_of(model: Backbone, library: str) -> Source:
-    """Return the model of a library that a backbone was converted from."""
-    source: Source | None = model.converted_from
+def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> Source:
+    """Return the model of a library that a backbone was converted from; if it was opened, from one that is `like` it.
+
+    `like` is built as that model was, up to the sizes of images, patches and classes.
+    """
+    kind = type(model).__name__
+    if not isinstance(model, Backbone):
+        has = "; without what is around it, model.backbone is one" if hasattr(model, "backbone") else ""
+        raise ValueError(f"`model` must be a backbone that `convert` made, got {kind}{has}.")
+    converted = model if like is None else convert(like)
+    source: Source | None = converted.converted_from
+    if like is not None and source is not None and source.library != library:
+        raise ValueError(f"`like` must be a model of {library}, got {type(like).__name__} of {source.library}.")
     if source is None or source.library != library:
         raise ValueError(
             f"`model` must come from `convert` of a model of {library} and have the position that it had there, got "
-            f"{type(model).__name__}."
+            f"{kind}; of a model that was saved and opened, `like` gives the model of {library}."
+        )
+    if like is None:
+        return source
+    sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}
+    one, other = (
+        {} if each.created is None else {"name": each.created["name"], **each.created["arguments"]}
+        for each in (converted, model)
+    )
+    differing = sorted(key for key in {*one, *other} - sizes if one.get(key) != other.get(key))
+    if not other or differing:
+        what = f"another {', '.join(differing)}" if other else "no known arguments"
+        raise ValueError(
+            f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
+            f"has {what}."
         )
     return source
 

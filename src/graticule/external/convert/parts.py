@@ -16,6 +16,7 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
+from graticule.registry.checks import shown
 from graticule.registry.registry import Table
 
 Reader = Callable[[Any], "Conversion"]
@@ -81,7 +82,7 @@ def read(model: nn.Module) -> Conversion:
     if isinstance(model, Backbone):
         raise ValueError(
             f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
-            "already; graticule.surgery.change_position gives it another position."
+            "already; graticule.change_position gives it another position."
         )
     reader, kind = _reader(model), type(model)
     if reader is None:
@@ -91,7 +92,27 @@ def read(model: nn.Module) -> Conversion:
             f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
             f"{kind.__module__}; graticule.attach gives a transformer of any library a position."
         )
+    for name, part in model.named_modules():
+        _check_class(model, name, part)
     return reader(model)
+
+
+#: Where the classes and hooks come from that a conversion knows, or that have no effect on outputs.
+_KNOWN = ("torch.", "timm.", "transformers.")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _check_class(model: nn.Module, name: str, part: nn.Module) -> None:
+    """Check that a part of a model computes what its class in its library does."""
+    place = f"{name}." if name else ""
+    if not type(part).__module__.startswith(_KNOWN):
+        raise refuse(model, name, part, f"must be of a class of its library, not of {type(part).__module__},")
+    if "forward" in vars(part):
+        raise refuse(model, f"{place}forward", vars(part)["forward"], "must be that of its class")
+    for kind in _HOOKS:
+        for hook in vars(part)[kind].values():
+            if not getattr(hook, "__module__", "").startswith(_KNOWN):
+                raise refuse(model, f"{place}{kind}", hook, "must be removed")
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
@@ -103,8 +124,8 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
         value: its value; for a module, its class is named.
         rule: the rule that it violates, such as 'must be False'.
     """
-    shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {shown}.")
+    got = type(value).__name__ if isinstance(value, nn.Module) else shown(value)
+    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {got}.")
 
 
 def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:
@@ -185,14 +206,15 @@ def read_mlp(block: nn.Module) -> dict[str, Any]:
     biases = [layer.bias is not None for layer in mlp.modules() if isinstance(layer, nn.Linear)]
     if len(set(biases)) > 1:
         raise refuse(mlp, "fc2.bias", mlp.fc2.bias, "must exist if that of the first layer does")
-    if mlp.drop1.p != mlp.drop2.p:
-        raise refuse(mlp, "drop1.p", mlp.drop1.p, "must be that of drop2")
+    rate = rate_of(mlp, "drop1")
+    if rate != rate_of(mlp, "drop2"):
+        raise refuse(mlp, "drop1.p", rate, "must be that of drop2")
     return {
         "mlp_layer": kinds[type(mlp)],
         "mlp_ratio": ratio_of(mlp.fc2.in_features, first.in_features),
         "act_layer": act_text(mlp, "act"),
         "proj_bias": biases[0],
-        "proj_drop_rate": mlp.drop1.p,
+        "proj_drop_rate": rate,
         "norm": norm_text(mlp, "norm"),
     }
 
@@ -206,16 +228,17 @@ def read_attention(block: nn.Module) -> dict[str, Any]:
         raise refuse(attn, "num_kv_groups", attn.num_kv_groups, "must be 1 (as many heads of keys as of queries)")
     if getattr(attn, "k_bias", None) is not None and torch.any(attn.k_bias != 0):
         raise refuse(attn, "k_bias", "a bias", "must be zero")
-    width = attn.proj.in_features
+    width, default = attn.proj.in_features, (attn.proj.in_features // attn.num_heads) ** -0.5
     if width != attn.proj.out_features:
         raise refuse(attn, "proj.in_features", width, f"must be {attn.proj.out_features}")
     return {
         **_read_projection(attn),
         "num_heads": attn.num_heads,
-        "attn_drop_rate": attn.attn_drop.p,
-        "proj_drop_rate": attn.proj_drop.p,
+        "attn_drop_rate": rate_of(attn, "attn_drop"),
+        "proj_drop_rate": rate_of(attn, "proj_drop"),
         "proj_bias": attn.proj.bias is not None,
-        "qk_scale": None if attn.scale == (width // attn.num_heads) ** -0.5 else attn.scale,
+        # timm's fused attention does not read it
+        "qk_scale": None if attn.scale == default or getattr(attn, "fused_attn", False) else attn.scale,
         "qk": same_norm(attn, [name for name in ("q_norm", "k_norm") if hasattr(attn, name)]),
         "inner": norm_text(attn, "norm") if hasattr(attn, "norm") else None,
     }
@@ -243,6 +266,12 @@ def layer_scale(block: Any) -> tuple[float, float]:
         else:
             values.append(float(module.init_values) or 1.0 if isinstance(module, LayerScale) else 0.0)
     return values[0], values[1]
+
+
+def rate_of(owner: nn.Module, attribute: str) -> float:
+    """Return the rate of a dropout that is an attribute of a module, given as a path."""
+    check_kind(owner, attribute, nn.Dropout)
+    return float(owner.get_submodule(attribute).p)
 
 
 def drop_path(module: nn.Module) -> float:

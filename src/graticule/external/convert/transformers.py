@@ -103,8 +103,6 @@ def check_as_built(model: Any) -> None:
         own, other = parts.get(name), expected.get(name)
         if type(own) is not type(other):
             raise refuse(model, name, own, f"must be {type(other).__name__}, as in its config,")
-        if "forward" in vars(own):
-            raise refuse(model, f"{name}.forward".lstrip("."), vars(own)["forward"], "must be that of its class")
         settings = _settings(own)
         for key, value in _settings(other).items():
             if settings.get(key) != value:

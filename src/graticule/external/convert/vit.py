@@ -21,6 +21,7 @@ from graticule.external.convert.parts import (
     drop_path,
     layer_scale,
     norm_text,
+    rate_of,
     ratio_of,
     read_attention,
     read_mlp,
@@ -66,6 +67,8 @@ def post_norm(*attentions: type[nn.Module]) -> Describe:
 
 def _describe(block: Any, kind: str, attentions: tuple[type[nn.Module], ...]) -> dict[str, Any]:
     check_kind(block, "attn", *attentions)
+    if drop_path(block.drop_path2) != drop_path(block.drop_path1):
+        raise refuse(block, "drop_path2", drop_path(block.drop_path2), "must be that of drop_path1")
     scales = layer_scale(block)
     return {
         "block_layer": kind,
@@ -154,7 +157,7 @@ def describe_scaling(block: nn.Module) -> dict[str, Any]:
         "mlp_ratio": ratio_of(block.in_split[0], dim),
         "qkv_bias": block.in_proj.bias is not None,
         "act_layer": act_text(block, "mlp_act"),
-        "attn_drop_rate": block.attn_drop.p,
+        "attn_drop_rate": rate_of(block, "attn_drop"),
         "norm_layer": norm,
         "qk_norm": not isinstance(block.q_norm, nn.Identity),
     }
@@ -244,8 +247,8 @@ def read_naflex(model: Any) -> Conversion:
         "final_norm": of_norms["norm"] or of_norms["fc_norm"],
         "fc_norm": of_norms["fc_norm"],
         "norm_layer": same_norm(model, norms),
-        "drop_rate": model.head_drop.p,
-        "pos_drop_rate": embeds.pos_drop.p,
+        "drop_rate": rate_of(model, "head_drop"),
+        "pos_drop_rate": rate_of(embeds, "pos_drop"),
         "patch_drop_rate": getattr(model.patch_drop, "prob", 0.0),
         **_read_pool(model),
     }
@@ -291,8 +294,8 @@ def read_trunk(model: Any) -> dict[str, Any]:
         "final_norm": any(ends),
         "fc_norm": ends[1],
         "norm_layer": same_norm(model, norms),
-        "drop_rate": model.head_drop.p,
-        "pos_drop_rate": model.pos_drop.p if hasattr(model, "pos_drop") else 0.0,
+        "drop_rate": rate_of(model, "head_drop"),
+        "pos_drop_rate": rate_of(model, "pos_drop") if hasattr(model, "pos_drop") else 0.0,
         "patch_drop_rate": getattr(getattr(model, "patch_drop", None), "prob", 0.0),
         **_read_pool(model),
     }

@@ -43,6 +43,7 @@ from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
+from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
 from graticule.system.files import held, write_json
 
@@ -90,6 +91,7 @@ _EXPECTED_WARNINGS = (
 )
 
 
+@checked
 def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
     """Train `recipe` in `folder`; returns the run.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from graticule.registry.checks import check
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -23,6 +25,7 @@ class RunFolder:
         Raises:
             FileNotFoundError: if the folder does not exist, or does not contain a run.
         """
+        check("folder", folder, str | Path)
         run = cls(Path(folder))
         if not run.recipe_file.is_file():
             what = "has no recipe.json, so it is not a run" if run.folder.is_dir() else "does not exist"

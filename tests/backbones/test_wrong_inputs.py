@@ -1,0 +1,187 @@
+"""Inputs of a wrong kind are refused in one sentence before any work, and what is right still is."""
+
+import copy
+
+import PIL.Image
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+from graticule import Points, create_detector, create_language_model, create_segmenter, generate
+from tiny import SIZE, draw, images, tiny
+
+SIZES = {name: value for name, value in SIZE.items() if name not in ("num_classes", "depth")}
+PICTURE = PIL.Image.new("RGB", (32, 32))
+
+
+def _vit():
+    return draw(tiny("rope", depth=1)).eval()
+
+
+#: Models of images; a detector takes lists of them alone.
+MODELS = {
+    "backbone": _vit,
+    "converted": lambda: graticule.convert(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "depth": 1}).eval()),
+    "debiased": lambda: graticule.debias(_vit(), images(batch=9), components=1),
+    "segmenter": lambda: create_segmenter("vit_tiny_patch16_224", 3, "segmenter_mask(depth=1)", depth=1, **SIZES),
+    "detector": lambda: create_detector("vit_tiny_patch16_224", 3, "fcos", "simple_pyramid(channels=32)", **SIZES),
+}
+INPUTS = {
+    "an array": lambda x: x.numpy(),
+    "a picture": lambda x: PICTURE,
+    "None": lambda x: None,
+    "a string": lambda x: "x",
+    "a mapping": lambda x: {"x": x},
+    "an array in a list": lambda x: [x[0].numpy()],
+    "a picture in a list": lambda x: [PICTURE],
+    "None in a list": lambda x: [None],
+    "an empty list": lambda x: [],
+    "float64": lambda x: x.double(),
+    "float16": lambda x: x.half(),
+    "bfloat16": lambda x: x.bfloat16(),
+    "float64 in a list": lambda x: [x[0].double()],
+    "several dtypes in a list": lambda x: [x[0], x[1].double()],
+    "bytes": lambda x: (x * 9).byte(),
+    "complex": lambda x: x.to(torch.complex64),
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+}
+#: What torchvision's detectors convert.
+TAKEN = {("detector", "several dtypes in a list")}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_images_of_a_wrong_kind_are_refused_in_one_sentence(name):
+    model, x = MODELS[name]().eval(), images()
+    for kind, change in INPUTS.items():
+        if (name, kind) not in TAKEN:
+            with pytest.raises(ValueError, match=r"`(x|images)` must") as refusal:
+                model(change(x))
+            assert "\n" not in str(refusal.value), kind
+
+
+@torch.no_grad()
+def test_every_method_of_a_backbone_refuses_them():
+    model, x = _vit(), images()
+    for method in (model.forward_features, model.forward_intermediates, model.forward_packed):
+        for kind, change in INPUTS.items():
+            if "list" not in kind and kind != "nested":
+                with pytest.raises(ValueError, match="`x` must"):
+                    method(change(x))
+
+
+@torch.no_grad()
+def test_images_of_another_dtype_are_computed_in_autocast():
+    model, x = _vit(), images()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+        torch.testing.assert_close(model(x.bfloat16()), expected, rtol=0.05, atol=0.05)
+    swapped = {name: value.double() for name, value in model.named_parameters()}
+    found = torch.func.functional_call(model, swapped, (x.double(),))
+    torch.testing.assert_close(found, copy.deepcopy(model).double()(x.double()))
+
+
+OTHERS = {
+    "keep, a list": lambda model, x: model(x, keep=[1, 2]),
+    "keep, one number": lambda model, x: model(x, keep=torch.tensor(1)),
+    "crop": lambda model, x: model(x, crop="a"),
+    "crop of a list": lambda model, x: model([x[0]], crop=["a"]),
+    "grid": lambda model, x: model.position((4, 4)),
+    "places": lambda model, x: Points([[1.0, 2.0]]),
+    "position": lambda model, x: model.replace_position("rope"),
+    "batch_size": lambda model, x: graticule.debias(model, images(batch=9), batch_size=0),
+    "batch_size of shares": lambda model, x: graticule.position_share(model, images(batch=9), batch_size=-1),
+    "recipe": lambda model, x: graticule.train("digits_quick", "runs"),
+    "folder": lambda model, x: graticule.Run.open(None),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_argument_of_a_wrong_kind_is_named(name):
+    with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(',')[0].partition(' ')[0]}` must"):
+        OTHERS[name](_vit(), images())
+
+
+@pytest.mark.parametrize("name", ["pos_drop", "head_drop"])
+def test_a_dropout_that_was_replaced_is_not_converted(name):
+    model = timm.create_model("vit_tiny_patch16_224", **SIZE)
+    setattr(model, name, nn.Identity())
+    with pytest.raises(
+        ValueError, match=f"`{name}` of VisionTransformer must be Dropout to be converted, got Identity"
+    ):
+        graticule.convert(model)
+
+
+TEXT = torch.zeros(2, 4, dtype=torch.long)
+
+
+def _lm(**given):
+    sizes = {"vocab_size": 10, "context": 16, "depth": 1, "encoding": "rope_1d", **given}
+    return create_language_model("lm_nano", **sizes).eval()
+
+
+def _cache(model, batch=2):
+    cache = model.new_cache(12)
+    model(TEXT[:1].expand(batch, -1), cache)
+    return cache
+
+
+def _generate(model, tokens=TEXT, new_tokens=2, **options):
+    return lambda _: list(generate(model, tokens, new_tokens, **options))
+
+
+#: What is done with a language model of 10 tokens, and the argument of the error.
+OF_TEXT = [
+    *(
+        (lambda model, tokens=tokens: model(tokens), "tokens")
+        for tokens in (TEXT + 10, TEXT - 1, TEXT.numpy(), None, [[1]], TEXT.int(), TEXT.to("meta"), TEXT[None])
+    ),
+    (lambda model: model(TEXT, "a"), "cache"),
+    (lambda model: model(TEXT, _cache(model, 1)), "cache"),
+    (lambda model: model(TEXT, _cache(copy.deepcopy(model).double())), "cache"),
+    (lambda model: model(TEXT, _lm(depth=2).new_cache(12)), "cache"),
+    (lambda model: model(TEXT, _cache(_lm(embed_dim=32, num_heads=2))), "cache"),
+    *((lambda model, length=length: model.new_cache(length), "length") for length in ("a", 5.5, None, True)),
+    *((lambda model, value=value: model.set_context(value), "context") for value in ("a", 1.5, None, True, 0)),
+    (_generate(_vit()), "model"),
+    (_generate(None), "model"),
+]
+#: Options of `generate` of a wrong type or out of range.
+OPTIONS = {
+    "tokens": (TEXT + 10, TEXT - 1, TEXT.numpy(), [[1]]),
+    "new_tokens": (None, "a", 1.5, -1, True),
+    "temperature": ("a", None, -1, float("nan")),
+    "top_k": (1.5, "a", 0, 11, True),
+    "generator": ("a", 5),
+    "use_cache": ("a", None, 2),
+}
+
+
+@pytest.mark.parametrize("index", range(len(OF_TEXT)))
+@torch.no_grad()
+def test_a_language_model_refuses_wrong_tokens_caches_and_lengths(index):
+    act, argument = OF_TEXT[index]
+    with pytest.raises((ValueError, TypeError), match=f"^`{argument}` must"):
+        act(_lm())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_generate_refuses_wrong_options_before_any_work(name):
+    model = _lm()
+    for value in OPTIONS[name]:
+        with pytest.raises((ValueError, TypeError), match=f"^`{name}` must"):
+            generate(model, **{"tokens": TEXT, "new_tokens": 2, name: value})
+
+
+@torch.no_grad()
+def test_the_checks_are_part_of_no_compiled_graph():
+    model, lm = _vit(), _lm()
+    x = images()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+    torch.testing.assert_close(torch.compile(lm, fullgraph=True, backend="eager")(TEXT), lm(TEXT))
+    torch.testing.assert_close(torch.export.export(lm, (TEXT,)).module()(TEXT), lm(TEXT))

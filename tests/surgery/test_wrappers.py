@@ -1,0 +1,162 @@
+"""Laws of what is made of a model: opened, converted, attached, folded or debiased, it is exported and called alike."""
+
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import timm
+import torch
+
+import graticule
+from tiny import SIZE, draw, gradients, images, tiny
+
+
+def _own():
+    return draw(tiny("learnable", "lape", depth=1)).eval()
+
+
+def _host():
+    return draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "depth": 1}, dynamic_img_size=True)).eval()
+
+
+def _opened():
+    with tempfile.TemporaryDirectory() as folder:
+        return graticule.from_pretrained(graticule.save_pretrained(_own(), Path(folder) / "model")).eval()
+
+
+def _debiased(model, method="mean", side=32):
+    return graticule.debias(model, images(side, side, batch=9), method, components=2)
+
+
+def _attached():
+    return graticule.attach(_host(), "learnable", "lape")
+
+
+WRAPPERS = {
+    "own": _own,
+    "opened": _opened,
+    "converted": lambda: graticule.convert(_host()),
+    "attached": _attached,
+    "folded": lambda: graticule.fold(_own()),
+    "folded for sizes": lambda: graticule.fold(_own(), sizes=1),
+    "attached, folded": lambda: graticule.fold(_attached(), sizes=1),
+    "debiased": lambda: _debiased(_own()),
+    "debiased of directions": lambda: _debiased(_own(), "leace"),
+    "debiased, folded": lambda: graticule.fold(_debiased(_own())),
+    "debiased, converted": lambda: _debiased(graticule.convert(_host())),
+    "debiased, attached": lambda: _debiased(_attached()),
+    "debiased host": lambda: _debiased(_host()),
+    "host": _host,
+}
+#: Wrapper -> what cannot be exported, and the error.
+_FEATURES = {"features": "`features` must be left out with"}
+_UNKNOWN = "`model` must be a backbone of images, a model with one, or have an attached position"
+REFUSED = {
+    **{name: _FEATURES for name in WRAPPERS if "attached" in name or "debiased" in name},
+    "debiased, attached": {**_FEATURES, "size": "`model` must be of this library or have timm's `set_input_size`"},
+    **{name: {"": _UNKNOWN} for name in ("debiased host", "host")},
+}
+OPTIONS = {
+    "fixed": {},
+    "batch": {"dynamic": ["batch"]},
+    "sides": {"dynamic": ["sides"]},
+    "batch and sides": {"dynamic": ["batch", "sides"]},
+    "size": {"img_size": (24, 40)},
+    "size and batch": {"img_size": (24, 40), "dynamic": ["batch"]},
+    "features": {"features": [0]},
+    "int8": {"int8": True},
+    "timed": {"timed": True},
+    "scored": {"batches": [(images(batch=3), torch.zeros(3, dtype=torch.long))], "dynamic": ["batch"]},
+    "onnx": {"format": "onnx", "dynamic": ["batch"]},
+    "weights": {"format": "safetensors"},
+}
+
+
+@pytest.mark.parametrize("option", ["batch", *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS)])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_wrapper_is_exported_with_every_option_or_refused(name, option, tmp_path):
+    torch.manual_seed(0)
+    model, path = WRAPPERS[name](), tmp_path / "model.pt2"
+    refused = next((rule for word, rule in REFUSED.get(name, {}).items() if option.startswith(word)), None)
+    if refused is not None:
+        with pytest.raises(ValueError, match=refused):
+            graticule.export(model, path, **OPTIONS[option])
+        assert not path.exists()
+        return
+    exported = graticule.export(model, path, **OPTIONS[option])
+    assert exported.error < (0.1 if option == "int8" else 1e-5)
+    if option == "batch":
+        x = images(batch=5)
+        with torch.no_grad():
+            torch.testing.assert_close(torch.export.load(path).module()(x)[0], model(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_debiased_model_of_any_library_is_traced_with_a_free_batch():
+    swin = {"img_size": 32, "depths": (1,), "num_heads": (1,), "embed_dim": 16, "window_size": 4, "patch_size": 4}
+    last = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **swin)
+    first = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=5)
+    for host, side in ((_host(), 32), (last.eval(), 32), (first.eval(), 64)):  # tokens; channels last; channels first
+        model = _debiased(host, side=side)
+        free = ({0: torch.export.Dim("batch", min=1)},)
+        program = torch.export.export(model, (images(side, side),), dynamic_shapes=free).module()
+        for batch in (1, 3):
+            x = images(side, side, batch)
+            torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def frequent_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("name", [name for name in WRAPPERS if name not in ("folded", "debiased, folded")])
+@torch.inference_mode()
+def test_every_wrapper_has_the_same_outputs_in_several_threads(name, frequent_switches):
+    """Images of two sizes with as many patches; a model that is folded for one size refuses the other."""
+    model = WRAPPERS[name]()
+    x = [images(24, 40), images(40, 24)]
+    expected = [model(each) for each in x]
+
+    def run(thread):
+        with torch.inference_mode():
+            return [torch.equal(model(x[thread % 2]), expected[thread % 2]) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(same for each in threads.map(run, range(4)) for same in each)
+
+
+def test_activation_checkpointing_of_an_attached_position_works_in_the_threads_of_the_backward_pass():
+    """The backward pass of a GPU runs in a thread of its own."""
+    model, x = _attached().train(), images()
+    model.set_grad_checkpointing(True)
+    errors = []
+
+    def backward(loss):
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    def run_in_thread(function, *args):
+        thread = Thread(target=function, args=args)
+        thread.start()
+        thread.join()
+
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    run_in_thread(backward, model(x).sum())
+    assert not errors
+    for name, value in gradients(model).items():
+        torch.testing.assert_close(value, expected[name])
+    with ThreadPoolExecutor(1) as other:
+        other.submit(model, images(24, 40)).result()
+        run_in_thread(backward, model(x).sum())
+    assert len(errors) == 1 and "must not be trained with activation checkpointing by several threads" in errors[0]
