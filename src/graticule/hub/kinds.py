@@ -221,5 +221,8 @@ def open_backbone(config: Path, weights: Path) -> nn.Module:
     described = read_typed(config, _BackboneConfig)
     import_module("graticule.backbones")  # which registers them with timm, if nothing has imported it yet
     model = build_backbone(config, described)
+    names = described.pretrained_cfg.label_names or ()
+    if names and model.num_classes not in (0, len(names)):
+        raise ValueError(f"{config} is damaged: it must name {model.num_classes} classes, got {len(names)} names.")
     prepare(model, described.pretrained_cfg)
     return load_checkpoint(model, weights)

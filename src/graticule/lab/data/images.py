@@ -51,7 +51,8 @@ class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
     `size` is the native (height, width) of the images, None if they differ, or (depth, height, width); `mean` and `std`
-    are those of the training images per channel, in [0, 1], by default ImageNet's.
+    are those of the training images per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a
+    native size get that of a model, in timm's words; images of one native size are resized without a crop (squash).
     """
 
     name: str
@@ -60,6 +61,7 @@ class DatasetInfo:
     size: tuple[int, ...] | None = None
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    crop_mode: Literal["center", "squash", "border"] = "center"
 
     @property
     def num_classes(self) -> int:

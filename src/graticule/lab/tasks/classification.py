@@ -6,7 +6,7 @@ PyTorch is imported where it is needed, so that commands that only print options
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
@@ -251,16 +251,16 @@ class Classification(Task[Recipe, "DataModule"]):
         )
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
-            crop, interpolation = recipe.augmentation.crop_pct, recipe.augmentation.interpolation
-            prepare(model, Preparation(mean, std, interpolation, crop, label_names=names))
+            # images of one native size are resized without a crop
+            mode, crop = ("center", recipe.augmentation.crop_pct) if described["size"] is None else ("squash", 1.0)
+            prepare(model, Preparation(mean, std, recipe.augmentation.interpolation, crop, mode, names))
         return model
 
-    def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
-        """Return whether the classes of a run are those of the data, as far as the classes have names."""
+    def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
+        """Return whether classes are those of the data, as far as the classes have names."""
         from graticule.lab.data.images import same_classes
 
-        names = source.described().get("class_names")
-        return names is None or same_classes(names, data.info.class_names)
+        return not names or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
         """Build the mixing and the teacher; check that the model accepts all sizes of the training images."""

@@ -38,7 +38,7 @@ from graticule.lab.training.checkpoints import (
 )
 from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.module import TrainingModule, warmup_of
-from graticule.lab.training.opening import open_backbone
+from graticule.lab.training.opening import label_names, open_backbone
 from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import locked
@@ -54,25 +54,27 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
         FileNotFoundError: if they do not exist.
         ValueError: if they cannot be read or do not fit, or belong to a run whose inputs have another meaning.
     """
-    taken = None
+    taken, same = None, True
     recipe = task.recipe
     source = recipe.start_from
     if source is None and recipe.of_source:
-        taken = task.take_weights(model, open_backbone(recipe.model).state_dict(), same=True)
+        opened = open_backbone(recipe.model)
+        same = task.same_outputs(None, label_names(opened), data)
+        taken = task.take_weights(model, opened.state_dict(), same)
     elif source is not None:
         if not source.exists():
             raise FileNotFoundError(
                 f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which does not exist."
             )
         run = run_of(source)
-        same = run is None or task.same_outputs(run, data)
+        same = task.same_outputs(run, label_names(source), data)
         found: Path | None = run.best if run is not None and run.folder == source else source
         if found is None:
             raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
         taken = task.take_weights(model, found, same)
-        if not same:
-            rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
-            taken = Transfer(tuple(rows))
+    if taken is not None and not same:
+        rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
+        taken = Transfer(tuple(rows))
     if recipe.position_from is not None:
         load_position(getattr(model, "backbone", model), recipe.position_from)
     return taken

@@ -209,6 +209,7 @@ class Run(RunFolder):
 def run_of(source: Path) -> Run | None:
     """Return the run with the folder `source`, or with the checkpoint or file of weights `source` in its folder."""
     folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
+    folders = folders[:1] if source.is_dir() else folders  # a published folder in that of a run has its own weights
     return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
 
 
@@ -231,7 +232,10 @@ def _result(metric: Metric) -> Any:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the machine of this process, as plain values for JSON."""
-    machine: dict[str, Any] = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    machine: dict[str, Any] = {
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     versions = {"python": platform.python_version(), "graticule": __version__}  # read from a checkout, too
