@@ -101,11 +101,12 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
     assert capsys.readouterr().err == ""  # an earlier version recorded nothing
 
 
-def test_a_resumed_run_with_other_examples_warns(trained, tmp_path, capsys):
+def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
     root = write_folder(tmp_path / "other")
     picture(99).save(root / "val" / "cat" / "0.JPEG")
     folder = moved(trained, root, tmp_path / "run")
-    assert run_command(capsys, "train", "--resume", folder)[2].count("test has 6 examples, and had 6 others") == 1
+    code, _, said = run_command(capsys, "train", "--resume", folder)
+    assert code == 1 and said.count("test has 6 examples, and had 6 others") == 1
 
 
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):

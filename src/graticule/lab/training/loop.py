@@ -129,7 +129,8 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
         _check_folder(run, task, resume)
     finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
-    data = run.data(recipe) if run.recipe_file.exists() else task.build_data()
+    data = task.build_data(run if run.recipe_file.exists() else None)
+    run.check_data(data)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     warmup = warmup_of(recipe, batches.steps)
     described = run.described() if run.recipe_file.exists() else task.describe(data)
