@@ -67,7 +67,7 @@ def test_preprocessing_that_does_not_fit_is_refused_when_it_is_written_and_when_
         model.save_pretrained(tmp_path / "new", preprocessing=given)
     assert not (tmp_path / "new").exists()
     if "mean" not in given or given["mean"] == "x":  # one mean is that of every channel, in files of earlier versions
-        with pytest.raises(ValueError, match="config.json is damaged"):
+        with pytest.raises(ValueError, match=r"config\.json is damaged"):
             graticule.from_pretrained(changed(pretrained_cfg=given))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_files import picture, write_folder
 from safetensors.torch import load_file
 
 import graticule
@@ -23,6 +22,7 @@ from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names
 from graticule.lab.training.run import Run
+from image_files import picture, write_folder
 from short_runs import short
 
 
@@ -71,6 +71,33 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
         assert said.startswith("graticule: error: `data_root` must have the classes of") and "\n" not in said.strip()
         assert "only in the data: 'zcat'; " in said and "only in " in said and "/run: 'cat'" in said
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, capsys):
+    """24 x 40 pixels lose 40 % of their width in a square; mixed sizes have no size of their own."""
+    for name, sizes, said in (
+        ("wide", [(24, 40)], "leaves out 40 % of the images (mean of 6); `img_size` 24 40 is theirs"),
+        ("square", [(16, 16)], ""),
+        ("mixed", [(24, 40), (40, 40)], "leaves out 20 % of the images (mean of 6)"),
+    ):
+        root = write_folder(tmp_path / name)
+        for index, path in enumerate(sorted((root / "train").rglob("*.JPEG"))):
+            picture(index, *sizes[index % len(sizes)]).save(path)
+        run = train(recipe(root), tmp_path / f"run {name}", progress=False)
+        err = capsys.readouterr().err
+        assert ("center crop" in err) == bool(said) and said in err
+        assert said in run.log_file.read_text()
+    for size, said in (
+        ((28, 44), "images of 28 x 28 pixels are resized to 28 x 44, another aspect ratio"),
+        ((14, 14), ""),
+    ):
+        train(
+            short(img_size=size, epochs=1, model_kwargs=("depth=1", "patch_size=2")),
+            tmp_path / str(size),
+            progress=False,
+        )
+        err = capsys.readouterr().err
+        assert ("aspect ratio" in err) == bool(said) and said in err
 
 
 def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 import torch
-from image_files import write_folder
 
 import graticule.lab.studies.execution as module
 from graticule.lab.figures.scores import score_plot
@@ -21,6 +20,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
+from image_files import write_folder
 
 
 def small(**kwargs) -> Recipe:

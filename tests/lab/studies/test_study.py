@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import write_folder
 from scipy import stats
 
 from commands import run_command
@@ -38,6 +37,7 @@ from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import build_data, build_model
 from graticule.registry import plugins
 from graticule.registry.checks import known_name
+from image_files import write_folder
 
 STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
 

@@ -262,8 +262,12 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
             if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
                 width, height = image.size
                 raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
+            if getattr(image, "is_animated", False) and image.format != "MPO":  # of which the others are previews
+                raise ValueError(f"it must have one frame, got {image.n_frames}; save the one that is meant")
             turn = _turn(image) if turned else None
             converted = _rgb(image)
+            if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+                raise ValueError("it must be opaque, got transparent pixels; put it on a background")
             return converted if turn is None else converted.transpose(turn)
     except UnidentifiedImageError:  # its message names the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
@@ -290,8 +294,8 @@ def _rgb(image: Image.Image) -> Image.Image:
         converted = image.convert("RGB")
         if ";16" not in stored or "BGR" in stored:  # BGR;16 is a color of 5, 6 and 5 bits
             return converted
-    if np.asarray(converted).max() < 16:
-        raise ValueError("it must use the range of its 16 bits, got no value above 4095, as of 12 bits; scale it")
+    if np.asarray(converted).max() < 64:
+        raise ValueError("it must use the range of its 16 bits, got no value above 16383, as of 14 bits; scale it")
     return converted
 
 

@@ -113,7 +113,7 @@ def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
 def check_choices(
     runs: Sequence[PlannedRun], sizes: Sequence[tuple[int, int]] = (), modes: Sequence[Mode] = ("zoom",)
 ) -> tuple[dict[str, int], int | None]:
-    """Check that every choice can be built, also for further sizes, and that no existing run has another recipe or data.
+    """Check that every choice can be built, also for further sizes, and that existing runs have this recipe and data.
 
     Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
     """

@@ -167,10 +167,12 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             if not run.recipe_file.exists():
                 task.save(data, run.folder)
                 write_json(run.recipe_file, _describe(task, data, model, described))
+            said = [] if run.last else [*task.notes(data), *batches.notes()]
             if warmup < recipe.warmup_steps:
-                said = f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}"
-                print(f"{said}, a tenth of the run", file=sys.stderr)
-                history.say(said)
+                said.append(f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}")
+            for line in said:
+                print(line, file=sys.stderr)
+                history.say(line)
             if taken is not None:
                 print(taken)
                 history.say(f"starts from {recipe.start_from or recipe.model}")

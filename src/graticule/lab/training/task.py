@@ -131,6 +131,10 @@ class Task(ABC, Generic[R, D]):
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
         """Build the untrained model for the facts of `describe`."""
 
+    def notes(self, data: D) -> list[str]:
+        """Return sentences on what the run leaves out of the data; they are printed at its start."""
+        return []
+
     def save(self, data: D, folder: Path) -> None:
         """Write files of the task into the folder of a new run."""
 
