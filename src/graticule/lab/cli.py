@@ -115,7 +115,7 @@ def _run(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from importlib.metadata import version
+        import graticule
 
         print(graticule.__version__)
         return 0
