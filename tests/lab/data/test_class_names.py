@@ -318,11 +318,13 @@ def test_weights_of_a_model_by_name_have_the_names_beside_them(tmp_path, capsys)
         assert run_command(capsys, *words, "--images", images)[0] == code
 
 
-def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources):
-    before, after = (graticule.load(sources[name]) for name in ("published", "adapted"))
-    for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
-        assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
-    assert after.img_size == before.img_size == (8, 8)
+def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):
+    assert run_command(capsys, "publish", sources["adapted run"], tmp_path / "again")[0] == 0
+    before = graticule.load(sources["published"])
+    for after in map(graticule.load, (sources["adapted"], sources["adapted run"], tmp_path / "again")):
+        for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
+            assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
+        assert after.img_size == before.img_size == (8, 8)
 
 
 def test_a_teacher_of_other_classes_is_refused_by_name(trained, renamed, tmp_path):

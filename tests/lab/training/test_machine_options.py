@@ -269,6 +269,7 @@ def test_a_broken_image_in_evaluation_is_reported_in_one_line(tmp_path, capsys, 
     assert code == 1 and said.strip().splitlines()[-1].startswith("graticule: error:") and "dog/2.png" in said
     broken.write_bytes(whole_image)
     assert command(capsys, "train", "--resume", run.folder)[0] == 0
+    assert run.changes(run.data()) == []
 
 
 # Computation

@@ -252,7 +252,7 @@ class Classification(Task[Recipe, "DataModule"]):
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
             # images of one native size are resized without a crop
-            mode, crop = ("center", recipe.augmentation.crop_pct) if described["size"] is None else ("squash", 1.0)
+            mode, crop = ("center", recipe.augmentation.crop_pct) if described.get("size") is None else ("squash", 1.0)
             prepare(model, Preparation(mean, std, recipe.augmentation.interpolation, crop, mode, names))
         return model
 

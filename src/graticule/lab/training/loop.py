@@ -44,7 +44,7 @@ from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.surgery.freeze import freeze
-from graticule.system.files import held, write_json
+from graticule.system.files import held, read_json, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -167,6 +167,8 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             if not run.recipe_file.exists():
                 task.save(data, run.folder)
                 write_json(run.recipe_file, _describe(task, data, model, described))
+            elif run.changes(data):  # test images were repaired, and none was scored before
+                write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})  # type: ignore[attr-defined]
             said = [] if run.last else [*task.notes(data), *batches.notes()]
             if warmup < recipe.warmup_steps:
                 said.append(f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}")

@@ -132,8 +132,14 @@ class Run(RunFolder):
             )
 
     def check_data(self, data: Any) -> None:
-        """Check that a run in this folder was trained on `data`, as far as it recorded that."""
-        if changed := self._changes(data) if self.recipe_file.exists() else []:
+        """Check that a run in this folder was trained on `data`, as far as it recorded that.
+
+        Before its first epoch ends, nothing was scored: then a broken test image may have been repaired.
+        """
+        changed = self.changes(data) if self.recipe_file.exists() else []
+        if not self.metrics_file.exists():
+            changed = [line for line in changed if line.startswith("train ")]
+        if changed:
             raise ValueError(
                 f"`data_root` must be of the data that the run in {str(self.folder)!r} was trained on, "
                 f"{self.recipe().data_root or self.recipe().dataset}, got {getattr(data, 'root', None) or 'others'}: "
@@ -170,7 +176,7 @@ class Run(RunFolder):
         """
         own = self.recipe()
         data = task_of(own if recipe is None else recipe).build_data(self)
-        if (recipe is None or not own.differences(recipe)) and (changed := self._changes(data)):
+        if (recipe is None or not own.differences(recipe)) and (changed := self.changes(data)):
             log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
         return data
 
@@ -179,7 +185,7 @@ class Run(RunFolder):
         recorded = self._described().get("data", {}).get(split)
         return None if recorded is None else recorded["examples"]
 
-    def _changes(self, data: Any) -> list[str]:
+    def changes(self, data: Any) -> list[str]:
         """List the splits whose examples are not those that the run recorded; earlier versions recorded none."""
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
