@@ -1,6 +1,8 @@
 """Folders of transformers and names on the hub are opened as backbones, with the preprocessing of their images."""
 
 import json
+import shutil
+from random import Random
 
 import pytest
 import timm
@@ -14,6 +16,7 @@ from commands import refused, run_command
 from evidence.models_page import configured
 from graticule.external.images import call, image_size
 from graticule.lab.commands.opening import NamedModels, open_model, open_source
+from graticule.lab.data.transforms import evaluation_transform
 
 PREPROCESSOR = {
     "image_mean": [0.5, 0.4, 0.3],
@@ -57,6 +60,54 @@ def test_preprocessing_is_that_of_the_folder(saved):
     assert resolved["crop_pct"] == 0.8 and resolved["crop_mode"] == "center" and resolved["interpolation"] == "bicubic"
     opened = open_model(str(saved[1]))
     assert opened.img_size == (32, 32) and opened.info.mean == (0.5, 0.4, 0.3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        PREPROCESSOR,
+        {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
+        {"image_processor_type": "ViTImageProcessor", "size": 32, "do_normalize": False},
+        {"image_processor_type": "ViTImageProcessor", "size": 32, "do_rescale": False, "image_std": [9.0, 8.0, 7.0]},
+        {"image_processor_type": "ViTImageProcessor", "size": 32, "rescale_factor": 1 / 127.5, "resample": 3},
+        {"image_processor_type": "ViTImageProcessor", "size": 32, "image_mean": [0.1, 0.2, 0.3], "resample": 0},
+        {"image_processor_type": "DeiTImageProcessor", "size": 40, "crop_size": 32},
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 32}, "crop_size": 32},
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 37}, "crop_size": 32},
+        {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 48}},
+        {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
+    ],
+    ids=str,
+)
+def test_images_are_prepared_as_by_the_image_processor(saved, tmp_path, given):
+    folder = shutil.copytree(saved[1], tmp_path / "model")
+    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    opened = open_model(str(folder))
+    size = opened.size if given.get("size") != {"height": 32, "width": 48} else (32, 48)
+    ours = evaluation_transform(opened.info, size, opened.augmentation)
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    for shape in ((160, 64), (64, 160), (96, 96)):
+        image = Image.frombytes("RGB", shape, Random(1).randbytes(3 * shape[0] * shape[1]))
+        expected = torch.as_tensor(theirs(image, return_tensors="pt")["pixel_values"][0])
+        torch.testing.assert_close(ours(image), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"image_processor_type": "SamImageProcessor"},
+        {"image_processor_type": "NoSuchProcessor"},
+        {"image_processor_type": "ViTImageProcessor", "do_resize": False},
+        {"image_processor_type": "ViTImageProcessor", "image_std": [0.5, 0.5, float("nan")]},
+        {"image_processor_type": "ViTImageProcessor", "size": "large"},
+    ],
+    ids=str,
+)
+def test_preprocessing_that_cannot_be_read_is_a_warning(saved, tmp_path, given):
+    folder = shutil.copytree(saved[1], tmp_path / "model")
+    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    with pytest.warns(UserWarning, match="the preprocessing of .*preprocessor_config.json is not known"):
+        graticule.load(folder)
 
 
 def test_the_encoder_of_a_larger_model_is_opened(tmp_path):

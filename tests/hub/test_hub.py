@@ -47,6 +47,30 @@ def changed(folder, tmp_path):
     return change
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mean": "x"}, "`preprocessing`: `mean` must be a valid list"),
+        ({"mean": [0.5]}, "`preprocessing` must have 3 values of `mean`"),
+        ({"std": [0.2, 0.2, float("nan")]}, r"`std\[2\]` must be"),
+        ({"std": [0.2, 0.2, 0.0]}, r"`std\[2\]` must be greater than 0"),
+        ({"crop_pct": 7.0}, "`crop_pct` must be at most 2"),
+        ({"crop_mode": "middle"}, "`crop_mode` must be 'center'"),
+        ({"label_names": ["a"]}, "values of `label_names`, as the model, got 1"),
+    ],
+    ids=str,
+)
+def test_preprocessing_that_does_not_fit_is_refused_when_it_is_written_and_when_it_is_read(
+    model, changed, tmp_path, given, said
+):
+    with pytest.raises(ValueError, match=said):
+        model.save_pretrained(tmp_path / "new", preprocessing=given)
+    assert not (tmp_path / "new").exists()
+    if "mean" not in given or given["mean"] == "x":  # one mean is that of every channel, in files of earlier versions
+        with pytest.raises(ValueError, match=r"config\.json is damaged"):
+            graticule.from_pretrained(changed(pretrained_cfg=given))
+
+
 @torch.no_grad()
 def assert_same(one, other):
     x = images(24, 40)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from timm.layers import trunc_normal_
 from timm.models import register_notrace_module
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from graticule.checkpoints.load import PublishedNames, register_names
@@ -96,7 +99,7 @@ class TokenModel(Checked, PublishedNames, ABC):
             if index == 0:
                 x = self.start(x)
             if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, position, *where, use_reentrant=False)
+                x = self.recompute(block, x, position, *where)
             else:
                 x = block(x, position, *where)
             x = position.leave(x)
@@ -129,6 +132,17 @@ class TokenModel(Checked, PublishedNames, ABC):
             "stem": rf"^(?:{self.stem_pattern})|^position\.(?!(?:{lists})\.\d)",
             "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
         }
+
+    def recompute(self, block: nn.Module, *inputs: Any) -> Tensor:
+        """Return the output of a block, whose activations are computed again in the backward pass.
+
+        Statistics of BatchNorm are not updated again.
+        """
+        norms = [one for one in self.modules() if isinstance(one, _BatchNorm)]
+        # the compiler computes again what has no side effects
+        once = {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}
+        outputs: Tensor = checkpoint(block, *inputs, use_reentrant=False, **once)
+        return outputs
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""
@@ -224,3 +238,21 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
     if isinstance(found[0], tuple):  # of a model with two classifiers in training
         return tuple(torch.cat(part)[back] for part in zip(*found, strict=True))
     return torch.cat(found)[back]
+
+
+def _contexts(norms: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of the first computation of a block and of its recomputation."""
+    return nullcontext(), _without_statistics(norms)
+
+
+@contextmanager
+def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
+    """Keep the statistics of BatchNorm as they are, which in training uses those of the batch."""
+    tracked = [(one, one.momentum, one.num_batches_tracked) for one in norms if one.num_batches_tracked is not None]
+    for one, _, count in tracked:
+        one.momentum, one.num_batches_tracked = 0.0, count.clone()
+    try:
+        yield
+    finally:
+        for one, momentum, count in tracked:
+            one.momentum, one.num_batches_tracked = momentum, count

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from graticule.backbones.base import Backbone
 from graticule.dense.deformable import DeformableAttention, WindowedAttention, cell_centers, check_windowed
@@ -308,7 +307,7 @@ class Adapter(Reader):
                     prefix, patches = grid.split(x)
                     x = torch.cat([prefix, interaction.injector(patches, at, spatial, shapes)], 1)
                 block, where = backbone.block(0, index), (positions[index], *places[index])
-                x = checkpoint(block, x, *where, use_reentrant=False) if recompute else block(x, *where)
+                x = backbone.recompute(block, x, *where) if recompute else block(x, *where)
                 x = positions[index].leave(x)
             spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], plane, shapes)
             after.append(x)

@@ -12,7 +12,6 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.places import by, letters
 from graticule.position.position import register_encoding
-from graticule.system.memory import check_memory
 
 
 @register_encoding("bucketed_bias")
@@ -81,8 +80,7 @@ class BucketedBias(BiasEncoding):
         """Return the bias for `grid`, (num_heads, N, N)."""
         self._check(grid)
         displacements = grid.displacements(self.relative_attention_bias.device)
-        pairs = f"a bias for every pair of its {grid.patches} patches"
-        check_memory("grid", pairs, 4 * self.num_heads * grid.patches**2)
+        grid.check_pairs(4 * self.num_heads, self.relative_attention_bias.device)
         first, *others = (
             self._of_axis(getattr(self, name), displacements[axis])
             for name, axis in zip(self.names, self.axes[::-1], strict=True)

@@ -35,6 +35,7 @@ class Causal(BiasEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (heads, N, N)."""
+        grid.check_pairs(self.like.element_size(), self.like.device)
         time = grid.coordinates(self.like.device)[:, 0]
         ahead = torch.zeros(1, grid.tokens, grid.tokens, dtype=self.like.dtype, device=self.like.device)
         ahead[:, grid.prefix :, : grid.prefix].fill_(-torch.inf)

@@ -17,6 +17,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Axis, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling
 
 #: The letters of rows and columns in MViTv2 and SAM.
@@ -84,6 +85,8 @@ class Decomposed(BiasEncoding):
         first = max(start - grid.prefix, 0)
         last = max(start + queries.shape[-2] - grid.prefix, first)
         own = queries[..., queries.shape[-2] - (last - first) :, :]  # (B, h, n, d)
+        size = queries.element_size() * math.prod(queries.shape[:-1]) * stop
+        check_memory("grid", "the values of all pairs of its patches", size, queries.device)
         places = Grid(*grid.shape).coordinates(queries.device)[first:last]
         bias = self._between(own, places, grid)[..., : max(stop - grid.prefix, 0)]
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -67,6 +68,7 @@ class ShawBias(BiasEncoding):
         stop = grid.tokens if stop is None else stop
         if (queries.shape[-2], stop) != (grid.tokens, grid.tokens):
             return self._part(queries, grid, start, stop)
+        grid.check_pairs(queries.element_size() * math.prod(queries.shape[:-2]), queries.device)
         patches = grid.split(queries)[1].unflatten(-2, grid.shape)  # (B, h, H, W, d)
         displacements = _whole_displacements(grid, queries.device)
         bias: Tensor | None = None

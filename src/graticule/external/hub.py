@@ -22,7 +22,7 @@ from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
 from graticule.hub.kinds import SOURCES, HubModel, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name, printable
-from graticule.registry.fields import Count, read_typed
+from graticule.registry.fields import Count, check_value, read_typed
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition
 from graticule.system.memory import build_within_memory
@@ -268,6 +268,7 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
             f"`host` must be the name and the options that the module was built with, got {host!r}, which computes "
             "something else with the same weights."
         )
+    check_value(Preparation, dict(preprocessing), "`preprocessing`")
     known = {key: value for key, value in (getattr(module, "pretrained_cfg", None) or {}).items() if key in _KEPT}
     return {
         "num_classes": int(getattr(module, "num_classes", 0)),

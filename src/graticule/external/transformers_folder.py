@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors import safe_open
+from timm.data import create_transform
 from torch import nn
 
 from graticule.external.convert.conversion import convert
@@ -20,7 +24,7 @@ from graticule.hub.config import Preparation, prepare
 from graticule.hub.files import PREPROCESSOR, shards
 from graticule.hub.kinds import register_kind
 from graticule.registry.checks import install, printable
-from graticule.registry.fields import read_typed
+from graticule.registry.fields import check_value, read_typed
 
 #: Classes of checkpoints that have more than an encoder of images -> the class of the encoder.
 _ENCODERS = {
@@ -43,7 +47,9 @@ _ENCODERS = {
 #: Patterns of names of tensors of such a checkpoint -> names in the encoder, if transformers does not know them.
 _WITHIN = {r"^(?:model\.)?visual\.": ""}
 #: PIL's numbers of interpolations -> timm's names.
-_INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+_INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+#: Height and width of the images on which the preprocessing that was read is compared with that of transformers.
+_COMPARED = ((64, 160), (160, 64), (96, 96))
 
 
 @dataclass(frozen=True)
@@ -52,18 +58,6 @@ class _Described:
 
     architectures: list[str] = field(default_factory=list)
     quantization_config: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Preprocessor:
-    """Entries that are read from preprocessor_config.json."""
-
-    image_mean: list[float] | None = None
-    image_std: list[float] | None = None
-    resample: int | None = None
-    size: dict[str, int | None] | int | None = None
-    crop_size: dict[str, int | None] | int | None = None
-    do_center_crop: bool | None = None
 
 
 @register_kind("transformers")
@@ -85,7 +79,7 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
     model = converted_or_itself(with_weights(transformers, kind, weights), config.parent)
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
-        prepare(model, _preparation(read_typed(preprocessor, _Preprocessor)))
+        prepare(model, _preparation(transformers, preprocessor))
     return model
 
 
@@ -179,22 +173,41 @@ def _silent(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _preparation(given: _Preprocessor) -> Preparation:
-    """Return the preprocessing of images in timm's words; one side is resized and cropped, or both are resized."""
-    resized, cropped = _shortest(given.size), _shortest(given.crop_size)
-    crops = bool(given.do_center_crop and resized and cropped)
-    return Preparation(
-        mean=given.image_mean,
-        std=given.image_std,
-        interpolation=_INTERPOLATIONS.get(given.resample) if given.resample is not None else None,
-        crop_pct=(cropped or 1) / (resized or 1) if crops else 1.0,
-        crop_mode="center" if crops else "squash",
-    )
+def _preparation(transformers: Any, file: Path) -> Preparation:
+    """Return the preprocessing of images in timm's words; what these cannot say is a warning."""
+    try:
+        given = transformers.AutoImageProcessor.from_pretrained(
+            file.parent, local_files_only=True, trust_remote_code=False
+        )
+        # x / 255 is normalized to the value that rescaling by the factor and normalizing give
+        scale = 255 * (given.rescale_factor if given.do_rescale else 1)
+        mean, std = (given.image_mean, given.image_std) if given.do_normalize else ([0.0] * 3, [1.0] * 3)
+        shortest, crop = given.size.shortest_edge, given.crop_size if given.do_center_crop else None
+        resized = (given.size.height, given.size.width) if shortest is None else (shortest, shortest)
+        size = resized if crop is None else (crop.height, crop.width)
+        words = {
+            "mean": [value / scale for value in mean],
+            "std": [value / scale for value in std],
+            "interpolation": _INTERPOLATIONS[given.resample],
+            "crop_pct": _share(size[0], resized[0]),
+            "crop_mode": "squash" if shortest is None else "center",
+        }
+        found: Preparation = check_value(Preparation, words, str(file))
+        for height, width in _COMPARED:
+            image = Image.frombytes("RGB", (width, height), Random(0).randbytes(3 * height * width))
+            ours = create_transform(size, **words)(image)
+            theirs = given(image, return_tensors="pt")["pixel_values"][0]
+            # bytes are rounded after each of two resized axes here, and at most once there
+            if ours.shape != theirs.shape or (ours - theirs).abs().max() > 2 / 255 / min(found.std or [1.0]):
+                raise ValueError("it is not a resize, a crop and a normalization")
+    except Exception as error:  # it has many kinds for a damaged file
+        reason = printable(" ".join(str(error).split())[:200])
+        warnings.warn(f"the preprocessing of {file} is not known: {reason}; give your own.", stacklevel=2)
+        return Preparation()
+    return found
 
 
-def _shortest(size: dict[str, int | None] | int | None) -> int | None:
-    """Return the side, or the shorter one, of a size."""
-    if not isinstance(size, dict):
-        return size
-    sides = [side for side in (size.get("shortest_edge"), size.get("height"), size.get("width")) if side]
-    return min(sides, default=None)
+def _share(cropped: int, resized: int) -> float:
+    """Return the share of the resized side that is cropped, so that timm's division returns that side."""
+    share = cropped / resized
+    return share if math.floor(cropped / share) == resized else math.nextafter(share, 0)

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import timm
+from pydantic import Field
 from torch import nn
 
 from graticule.encodings.build import build_position
 from graticule.position.position import ENCODINGS, PositionBuilder
 from graticule.position.resampling import Resampler
 from graticule.registry.checks import known_name
+from graticule.registry.fields import Finite, Positive, check_value
 from graticule.registry.plugins import plugins_of
 from graticule.registry.registry import parameters_of
 from graticule.registry.specs import Spec
@@ -105,11 +107,11 @@ _FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
 class Preparation:
     """Preprocessing of images and names of the classes, as in timm's configuration; None if they are not known."""
 
-    mean: list[float] | None = None
-    std: list[float] | None = None
+    mean: list[Finite] | None = None
+    std: list[Positive] | None = None
     interpolation: str | None = None
-    crop_pct: float | None = None
-    crop_mode: str | None = None
+    crop_pct: Annotated[Positive, Field(le=2)] | None = None
+    crop_mode: Literal["center", "squash", "border"] | None = None
     label_names: list[str] | None = None
 
 
@@ -198,7 +200,14 @@ def architecture_of(model: Any) -> Architecture:
 
 def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return timm's configuration of a model, without the locations of pretrained weights."""
-    known = getattr(backbone, "pretrained_cfg", None) or {}
+    known = dict(getattr(backbone, "pretrained_cfg", None) or {})
+    given = check_value(Preparation, dict(preprocessing), "`preprocessing`")
+    for name, count in (("mean", backbone.in_chans), ("std", backbone.in_chans), ("label_names", num_classes)):
+        values = getattr(given, name)
+        if values is not None and len(values) != count:
+            raise ValueError(f"`preprocessing` must have {count} values of `{name}`, as the model, got {len(values)}.")
+        if len(known.get(name) or ()) != count:  # of a stem or a classifier that was replaced
+            known.pop(name, None)
     return {
         **{key: value for key, value in known.items() if key not in ("hf_hub_id", "url", "file", "source")},
         "input_size": [backbone.in_chans, *backbone.img_size],

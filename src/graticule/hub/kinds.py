@@ -228,5 +228,8 @@ def open_backbone(config: Path, weights: Path) -> nn.Module:
             raise ValueError(
                 f"{config} must name one {word}, got {here!r} in `model_args` and {there!r} in `graticule`."
             )
+    names = described.pretrained_cfg.label_names or ()
+    if names and model.num_classes not in (0, len(names)):
+        raise ValueError(f"{config} is damaged: it must name {model.num_classes} classes, got {len(names)} names.")
     prepare(model, described.pretrained_cfg)
     return load_checkpoint(model, weights)

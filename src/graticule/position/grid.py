@@ -371,7 +371,7 @@ class Grid(Places):
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), as (dy, dx): int64, or float64 if scaled."""
         patch = self._lattice(self._spaced([Axis(0, axis.step) for axis in self.axes]), device)
-        self._check_pairs()
+        self.check_pairs(8 * len(self.shape), device)
         return patch[:, None] - patch[None, :]
 
     @property
@@ -389,7 +389,7 @@ class Grid(Places):
 
     def offset_index(self, device: torch.device | str | None = None) -> Tensor:
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
-        self._check_pairs()
+        self.check_pairs(8 * len(self.shape), device)
         row, middle = self.table_rows(device)
         index: Tensor = (row + middle)[:, None] - row
         return index
@@ -405,10 +405,9 @@ class Grid(Places):
         pairs: Tensor = values.index_select(1, index.flatten()).unflatten(1, index.shape)
         return pairs
 
-    def _check_pairs(self) -> None:
-        """Check that the values of each pair of patches fit into memory."""
-        size = 8 * len(self.shape) * self.patches**2
-        check_memory("grid", f"the values of all pairs of its {self.patches} patches", size)
+    def check_pairs(self, size: int, device: torch.device | str | None = None) -> None:
+        """Check that values of `size` bytes for each pair of patches fit into the memory of a device."""
+        check_memory("grid", f"the values of all pairs of its {self.patches} patches", size * self.patches**2, device)
 
     def to_map(self, tokens: Tensor) -> Tensor:
         """Return the patches of tokens (B, N, D) as a feature map, (B, D, H, W); prefix tokens are left out."""

@@ -26,29 +26,53 @@ Model = TypeVar("Model", bound=nn.Module)
 _SMALL = 2**30
 
 
-def machine_memory() -> int | None:
-    """Return the memory of the machine, or of the container of the process, in bytes; None if it is unknown."""
+def free_memory(device: torch.device | str | None = None) -> int | None:
+    """Return the bytes that this process can still allocate on a device, by default the CPU; None if unknown."""
+    if device is not None and torch.device(device).type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     found = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else ""
-    if text.isdecimal():
-        found.append(int(text))
+    if available := _numbers("/proc/meminfo").get("MemAvailable:"):
+        found.append(available * 1024)
+    group = "/sys/fs/cgroup/memory."
+    if limit := _numbers(f"{group}max").get(""):
+        files = _numbers(f"{group}stat").get("inactive_file", 0)  # are given back
+        found.append(limit - _numbers(f"{group}current").get("", 0) + files)
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            found.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    except (ImportError, OSError):  # another system than Linux
+        pass
     return min(found, default=None)
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """Read lines of a name, or none, and a number; none of a file that does not exist."""
+    try:
+        lines = [line.split() for line in Path(path).read_text().splitlines()]
+    except OSError:
+        return {}
+    pairs = [("", *line) if len(line) == 1 else line for line in lines]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
 
 
 #: The number of parameters that a model may have.
 _PARAMETERS: ContextVar[float] = ContextVar("parameters", default=math.inf)
-#: Computed once, because it is also used in code that is compiled.
-_MEMORY = machine_memory()
 
 
-def check_memory(argument: str, what: str, size: float) -> None:
-    """Check that `size` bytes fit into the machine's memory."""
-    if _MEMORY is not None and holds(size > _MEMORY):
+def check_memory(argument: str, what: str, size: float, device: torch.device | str | None = None) -> None:
+    """Check that `size` bytes fit into the free memory of a device; in code that is compiled, nothing is checked."""
+    if torch.compiler.is_compiling() or not holds(size > _SMALL):
+        return
+    free = free_memory(device)
+    if free is not None and size > free:
         raise ValueError(
-            f"`{argument}` must be such that {what} fits into memory, {_MEMORY / 2**30:,.1f} GiB, got a size of "
+            f"`{argument}` must be such that {what} fit into the free memory, {free / 2**30:,.1f} GiB, got a size of "
             f"{size / 2**30:,.1f} GiB."
         )
 
@@ -85,7 +109,7 @@ def build_within_memory(build: Callable[[], Model], argument: str = "model") -> 
     count, most = sum(parameter.numel() for parameter in model.parameters()), _PARAMETERS.get()
     if count > most:
         raise ValueError(f"`{argument}` must fit its weights, of {most:,} values at most, got {count:,} parameters.")
-    check_memory(argument, "it", sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    check_memory(argument, "its tensors", sum(tensor.numel() * tensor.element_size() for tensor in tensors))
     return build()
 
 

@@ -3,21 +3,27 @@
 import dataclasses
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from image_files import picture, write_folder
+import torch
 from safetensors.torch import load_file
 
 import graticule
 from commands import run_command
 from graticule.lab import cli
+from graticule.lab.commands.opening import named_data, open_model
 from graticule.lab.data.images import check_class_names, class_labels, same_classes
 from graticule.lab.data.text_module import TextModule
+from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Recipe, class_names, images_of
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.training.loop import train
+from graticule.lab.training.opening import label_names
 from graticule.lab.training.run import Run
+from image_files import picture, write_folder
+from short_runs import short
 
 
 def recipe(root, **options):
@@ -67,6 +73,33 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, capsys):
+    """24 x 40 pixels lose 40 % of their width in a square; mixed sizes have no size of their own."""
+    for name, sizes, said in (
+        ("wide", [(24, 40)], "leaves out 40 % of the images (mean of 6); `img_size` 24 40 is theirs"),
+        ("square", [(16, 16)], ""),
+        ("mixed", [(24, 40), (40, 40)], "leaves out 20 % of the images (mean of 6)"),
+    ):
+        root = write_folder(tmp_path / name)
+        for index, path in enumerate(sorted((root / "train").rglob("*.JPEG"))):
+            picture(index, *sizes[index % len(sizes)]).save(path)
+        run = train(recipe(root), tmp_path / f"run {name}", progress=False)
+        err = capsys.readouterr().err
+        assert ("center crop" in err) == bool(said) and said in err
+        assert said in run.log_file.read_text()
+    for size, said in (
+        ((28, 44), "images of 28 x 28 pixels are resized to 28 x 44, another aspect ratio"),
+        ((14, 14), ""),
+    ):
+        train(
+            short(img_size=size, epochs=1, model_kwargs=("depth=1", "patch_size=2")),
+            tmp_path / str(size),
+            progress=False,
+        )
+        err = capsys.readouterr().err
+        assert ("aspect ratio" in err) == bool(said) and said in err
+
+
 def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatch):
     write_folder(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
@@ -95,11 +128,12 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
     assert capsys.readouterr().err == ""  # an earlier version recorded nothing
 
 
-def test_a_resumed_run_with_other_examples_warns(trained, tmp_path, capsys):
+def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
     root = write_folder(tmp_path / "other")
     picture(99).save(root / "val" / "cat" / "0.JPEG")
     folder = moved(trained, root, tmp_path / "run")
-    assert run_command(capsys, "train", "--resume", folder)[2].count("test has 6 examples, and had 6 others") == 1
+    code, _, said = run_command(capsys, "train", "--resume", folder)
+    assert code == 1 and said.count("test has 6 examples, and had 6 others") == 1
 
 
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
@@ -153,7 +187,7 @@ def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_pa
         for data in ways(write_folder(tmp_path / classes, tuple(classes))):
             code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
             if len(classes) == 2:
-                assert code == 0 and "does not name its classes: those of" in said
+                assert code == 0 and "does not name its classes: those of" in said, said
             else:
                 assert code == 1 and "`images` must have the 2 classes of" in said and f"got {len(classes)}" in said
 
@@ -167,6 +201,19 @@ def test_a_model_normalizes_and_resizes_the_images_of_a_data_set_and_of_a_folder
             assert run_command(capsys, "evaluate", published, *data, "--output", tmp_path)[0] == 0
             found.append(json.loads((tmp_path / "evaluation.json").read_text())[0]["loss"])
     assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_path):
+    """By the name of the data set and as files, with sides that are not equal."""
+    run = train(short(img_size=(28, 44), epochs=1, limit_test=None), tmp_path / "run", progress=False)
+    opened = open_model(str(graticule.save_pretrained(run.model(), tmp_path / "published")))
+    expected = run.data().test_images((28, 44), range(5))[0]
+    assert torch.equal(named_data(opened, "digits").test_images((28, 44), range(5))[0], expected)
+    for index in range(5):
+        (tmp_path / "images" / str(index)).mkdir(parents=True)
+        run.data()._images["test"][index][0].save(tmp_path / "images" / str(index) / "0.png")
+    pictures = named_data(opened, str(tmp_path / "images"))
+    assert torch.equal(pictures.test_images((28, 44), range(5))[0], expected)
 
 
 def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained, tmp_path):
@@ -207,6 +254,77 @@ def test_a_run_that_starts_from_one_with_other_classes_gets_a_new_classifier(tra
         assert (same[name] - theirs[name]).abs().max() < 1e-6
     assert (other["blocks.0.attn.qkv.weight"] - theirs["blocks.0.attn.qkv.weight"]).abs().max() < 1e-6
     assert (other["head.weight"] - theirs["head.weight"]).abs().max() > 1e-4
+
+
+@pytest.fixture(scope="module")
+def sources(trained, tmp_path_factory):
+    """Return the weights of a classifier of cats and dogs in every form."""
+    folder = tmp_path_factory.mktemp("sources")
+    published = graticule.save_pretrained(trained.model(), folder / "published")
+    given = {"model": str(published), "data_root": trained.recipe().data_root, "joining": "lape", "anyway": True}
+    adapted = train(dataclasses.replace(load_recipe("adapt").quick(), **given), folder / "adapted", progress=False)
+    files = {"weights": trained.weights, "checkpoint": trained.best, "file": published / "model.safetensors"}
+    folders = {"run": trained.folder, "adapted run": adapted.folder, "adapted": adapted.folder / "published"}
+    return {**files, **folders, "published": published}
+
+
+#: Commands and the forms of weights that they take.
+WAYS = [
+    *(("start_from", one) for one in ("run", "weights", "checkpoint", "published file", "adapted run")),
+    *(("model", one) for one in ("run", "published", "adapted")),
+    *(("evaluate", one) for one in ("published", "adapted")),
+    *(("export", one) for one in ("published", "adapted")),
+    *(("teacher", one) for one in ("run", "published file")),
+]
+
+
+@pytest.mark.parametrize(("command", "source"), WAYS)
+def test_every_command_knows_the_classes_of_weights(sources, trained, renamed, tmp_path, capsys, command, source):
+    path = sources[source.removeprefix("published ")]
+    head = graticule.load(sources["adapted"] if "adapted" in source else trained.folder).head.weight
+    for data, same in ((trained.recipe().data_root, True), (renamed, False)):
+        folder = tmp_path / str(same)
+        if command in ("evaluate", "export"):
+            words = ("--int8",) if command == "export" else ()
+            output = folder / "m.onnx" if words else folder
+            code, _, said = run_command(capsys, command, path, *words, "--images", data, "--output", output)
+            assert code == (not same) and same == ("only in the data: 'zcat'" not in said), said
+        elif command == "teacher":
+            by_file = {"teacher": "vit_nano_patch4_28", "teacher_checkpoint": path}
+            options = Distillation(**(by_file if path.is_file() else {"teacher": str(path)}))
+            if same and path.is_file():  # of another architecture than the name
+                continue
+            with nullcontext() if same else pytest.raises(ValueError, match=r"`distillation\.teacher.*'zcat'.*'cat'"):
+                train(recipe(data, distillation=options), folder, progress=False)
+        else:
+            given = {command: path if command == "start_from" else str(path), "lr": 1e-9, "min_lr": 0.0}
+            given |= {"model_kwargs": ()} if command == "model" else {}
+            run = train(recipe(data, **given), folder, progress=False)
+            assert ((load_file(run.weights)["head.weight"] - head).abs().max() < 1e-6) == same
+            assert label_names(run.folder) == (("cat", "dog") if same else ("dog", "zcat"))
+
+
+def test_weights_in_every_form_have_the_same_names(sources):
+    assert {form: label_names(path) for form, path in sources.items()} == dict.fromkeys(sources, ("cat", "dog"))
+
+
+def test_weights_of_a_model_by_name_have_the_names_beside_them(tmp_path, capsys):
+    names = [f"class {index}" for index in range(10)]
+    model = graticule.create_model("vit_nano_patch4_28")
+    folder = graticule.save_pretrained(model, tmp_path / "published", preprocessing={"label_names": names})
+    words = ["evaluate", "vit_nano_patch4_28", "--weights", folder / "model.safetensors", "--output", tmp_path]
+    for classes, code in ((names, 0), ([*names[:9], "other"], 1)):
+        images = write_folder(tmp_path / str(code), classes, each=1)
+        assert run_command(capsys, *words, "--images", images)[0] == code
+
+
+def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):
+    assert run_command(capsys, "publish", sources["adapted run"], tmp_path / "again")[0] == 0
+    before = graticule.load(sources["published"])
+    for after in map(graticule.load, (sources["adapted"], sources["adapted run"], tmp_path / "again")):
+        for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
+            assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
+        assert after.img_size == before.img_size == (8, 8)
 
 
 def test_a_teacher_of_other_classes_is_refused_by_name(trained, renamed, tmp_path):

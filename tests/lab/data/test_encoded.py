@@ -6,10 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
-from image_files import picture
 from PIL import Image, ImageOps
 
 from graticule.lab.data.images import decode
+from image_files import picture
 
 GRAY = np.arange(256).reshape(16, 16)
 
@@ -47,17 +47,46 @@ def test_every_type_of_number_has_the_scale_of_8_bits(content):
     np.testing.assert_array_equal(np.asarray(decode(content)), np.repeat(GRAY[..., None], 3, -1))
 
 
+#: Bits of the values of an image of 16 bits, and its format.
+DARK = ((14, " in PNG"), (12, " in PNG"), (12, " in TIFF"), (12, " in color"))
+
+
+def test_transparent_and_animated_images_are_refused():
+    opaque, half = picture(1).convert("RGBA"), picture(2).convert("RGBA")
+    half.putpixel((0, 0), (255, 0, 0, 127))
+    palette = picture(3).quantize(8)
+    for image, options, said in (
+        (opaque, {"format": "PNG"}, None),
+        (half, {"format": "PNG"}, "opaque, got transparent pixels"),
+        (half, {"format": "WEBP"}, "opaque, got transparent pixels"),
+        (half.convert("LA"), {"format": "PNG"}, "opaque, got transparent pixels"),
+        (palette, {"format": "PNG", "transparency": palette.getpixel((0, 0))}, "opaque, got transparent pixels"),
+        *(
+            (picture(1), {"format": kind, "save_all": True, "append_images": [picture(2)]}, "one frame, got 2")
+            for kind in ("PNG", "WEBP", "TIFF")
+        ),
+    ):
+        content = io.BytesIO()
+        image.save(content, **options)
+        if said is None:
+            np.testing.assert_array_equal(np.asarray(decode(content.getvalue())), np.asarray(picture(1)))
+        else:
+            with pytest.raises(ValueError, match=said):
+                decode(content.getvalue())
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (encoded(GRAY.astype(np.float32), "TIFF"), "floats must be from 0 to 1, got 0 to 255"),
         (encoded(np.full((4, 4), np.nan, np.float32), "TIFF"), "floats must be from 0 to 1, got nan"),
         (encoded(GRAY.astype(np.int32), "TIFF"), "must not have integers of 32 bits"),
-        (encoded((GRAY * 16).astype(np.uint16), "PNG"), "no value above 4095, as of 12 bits"),
-        (encoded((GRAY * 16).astype(np.uint16), "TIFF"), "no value above 4095"),
-        (color_png(np.repeat(GRAY[..., None] * 16, 3, -1)), "no value above 4095"),
+        (encoded((GRAY * 64).astype(np.uint16), "PNG"), "no value above 16383, as of 14 bits"),
+        (encoded((GRAY * 16).astype(np.uint16), "PNG"), "no value above 16383, as of 14 bits"),
+        (encoded((GRAY * 16).astype(np.uint16), "TIFF"), "no value above 16383"),
+        (color_png(np.repeat(GRAY[..., None] * 16, 3, -1)), "no value above 16383"),
     ],
-    ids=["float of 8 bits", "nan", "32 bits", "12 bits in PNG", "12 bits in TIFF", "12 bits in color"],
+    ids=["float of 8 bits", "nan", "32 bits", *(f"{n} bits{where}" for n, where in DARK)],
 )
 def test_an_image_that_would_become_black_is_refused(content, said):
     with pytest.raises(ValueError, match=said):

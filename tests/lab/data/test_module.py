@@ -2,11 +2,12 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from image_files import write_folder
 from torch import nn
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule, build_mixup
+from graticule.lab.data.transforms import TensorImages, evaluation_transform
+from image_files import write_folder
 
 
 def module(**options):
@@ -60,6 +61,29 @@ def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():
         DataModule("digits", size=(28, 28), batch_size=15, drop_last=True)
     with pytest.raises(ValueError, match=r"`batch_size`.*40.*64"):
         module(drop_last=True, batch_size=64)
+
+
+@pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2, hflip=0.5)])
+@pytest.mark.parametrize("size", [(28, 28), (32, 24)])
+def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentation, size):
+    """The device is simulated: whatever `to` does not move, or is made elsewhere, fails on the meta device."""
+    here = module(size=size, augmentation=augmentation)
+    expected = [*here.train_dataloader(), *here.val_dataloader()]
+    moved, to = [], TensorImages.to
+    monkeypatch.setattr(TensorImages, "to", lambda images, device: (moved.append(device), to(images, device))[1])
+    there = module(size=size, augmentation=augmentation)
+    there.train_dataloader()  # of images that were made before the device is known
+    there.to(torch.device("meta"))
+    for loader in (there.train_dataloader(), there.val_dataloader()):
+        for images, labels in loader:
+            assert images.device.type == labels.device.type == "meta"
+    assert moved.count(torch.device("meta")) == 2
+    there.to(torch.device("cpu"))
+    for ours, theirs in zip([*there.train_dataloader(), *there.val_dataloader()], expected, strict=True):
+        assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    transform = evaluation_transform(here.info, size, Augmentation())
+    one_by_one = torch.stack([transform(image) for image, _ in here._images["test"]])
+    assert torch.equal(torch.cat([images for images, _ in there.val_dataloader()]), one_by_one)
 
 
 def test_an_unknown_data_set_is_an_error_at_once():

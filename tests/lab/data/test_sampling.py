@@ -234,3 +234,13 @@ class _Indices(torch.utils.data.Dataset):
     def __getitem__(self, key):
         assert self.images[key][0].shape == (3, 16, 16)
         return key[1]
+
+
+def test_examples_that_no_process_gets_are_said():
+    for count, world_size, parts, left in ((21, 2, 1, 1), (21, 1, 1, 0), (22, 2, 1, 0), (23, 2, 2, 3), (24, 2, 2, 0)):
+        said = BatchOrder(EpochSampler(count, 0), 4, world_size=world_size, parts=parts).notes()
+        assert said == (
+            [f"the last {left} examples of each epoch are left out, fewer than its {world_size * parts} micro-batches"]
+            if left
+            else []
+        )

@@ -5,9 +5,12 @@ import pytest
 import torch
 from image_files import picture
 from PIL import Image
-from timm.data import create_transform
+from timm.data import create_transform, resolve_model_data_config
+from timm.models import get_pretrained_cfg, list_pretrained
 from torchvision.transforms import InterpolationMode
 
+from graticule import create_model
+from graticule.lab.commands.opening import describe_model
 from graticule.lab.data.augmentation import INTERPOLATIONS, Augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.transforms import evaluation_transform, training_transform
@@ -82,6 +85,26 @@ def test_a_large_image_is_resized_and_cropped_as_timm_does_it(size):
     ours = evaluation_transform(FOLDER, size, Augmentation(crop_pct=0.875))(image)
     timms = create_transform(size, crop_pct=0.875, interpolation="bicubic", mean=FOLDER.mean, std=FOLDER.std)
     torch.testing.assert_close(ours, timms(image), rtol=0, atol=0)
+
+
+def test_the_preprocessing_of_every_pretrained_model_of_timm_equals_timms():
+    model, names = create_model("vit_nano_patch4_28", in_chans=3, img_size=32, depth=1), list_pretrained()
+    keys = ("crop_mode", "crop_pct", "interpolation")
+    configurations = {tuple(getattr(get_pretrained_cfg(name), key) for key in keys) for name in names}
+    assert {mode for mode, *_ in configurations} == {"center", "squash", "border"} and len(configurations) > 40
+    images = [picture(1, *size) for size in ((64, 160), (160, 64), (96, 96))]
+    for values in configurations:
+        model.pretrained_cfg = {
+            **dict(zip(keys, values, strict=True)),
+            "mean": FOLDER.mean,
+            "std": FOLDER.std,
+            "input_size": (3, 32, 32),
+        }
+        opened = describe_model("a model", model, "")
+        ours = evaluation_transform(opened.info, opened.size, opened.augmentation)
+        timms = create_transform(**resolve_model_data_config(model))
+        for image in images:
+            assert torch.equal(ours(image), timms(image)), values
 
 
 def test_a_flip_that_is_certain_is_a_mirror_image():

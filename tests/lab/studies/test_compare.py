@@ -1,6 +1,7 @@
 """A comparison draws only conclusions that the numbers support."""
 
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
+from image_files import write_folder
 
 
 def small(**kwargs) -> Recipe:
@@ -99,6 +101,25 @@ def test_a_run_that_another_recipe_made_is_not_taken_for_ours(tmp_path):
     train(small(lr=0.5), tmp_path / "default" / "seed-0", progress=False)
     with pytest.raises(ValueError, match="whose recipe differs"):
         compare({"default": small()}, [0], tmp_path, progress=False)
+
+
+def test_a_run_of_other_data_is_not_taken_for_ours(tmp_path):
+    roots = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", each=4)
+    fixed = {"dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "epochs": 1, "model_kwargs": ("depth=1",)}
+    one, other = (
+        dataclasses.replace(small(), **fixed, data_root=root, limit_train=None, limit_test=None) for root in roots
+    )
+    compare({"a": one}, [0], tmp_path / "runs", progress=False)
+    for seeds in ([0], [0, 1]):
+        with pytest.raises(
+            ValueError, match=rf"`data_root` must be of .*{roots[0]}, got {roots[1]}: train has 8 examples, and had 6"
+        ):
+            compare({"a": other}, seeds, tmp_path / "runs", progress=False, replace=True)
+    for resume in (True, False):
+        with pytest.raises((ValueError, FileExistsError), match=r"`data_root` must be of|must not contain a run"):
+            train(other, tmp_path / "runs" / "a" / "seed-0", resume=resume, progress=False)
+    again = compare({"a": one}, [0, 1], tmp_path / "runs", progress=False, replace=True)
+    assert len(again.scores["a"]) == 2
 
 
 def test_seeds_must_differ(tmp_path):

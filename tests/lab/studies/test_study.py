@@ -28,14 +28,16 @@ from graticule.lab.studies.study import (
     load_study,
     read_table,
     recipe_hash,
+    run_hash,
     write_table,
 )
 from graticule.lab.studies.study_runs import _at_sizes, run_study
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import locked
-from graticule.lab.training.task import build_model
+from graticule.lab.training.task import build_data, build_model
 from graticule.registry import plugins
 from graticule.registry.checks import known_name
+from image_files import write_folder
 
 STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
 
@@ -110,7 +112,8 @@ def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_f
     assert [(row.choice, row.seed, row.metric, row.at) for row in found] == expected
     recipes = SMALL.recipes()
     for row in found:
-        assert row.recipe == recipe_hash(recipes[row.choice]) and row.torch and row.timm and row.date > "2026"
+        assert row.recipe == run_hash(recipes[row.choice], build_data(recipes[row.choice]).fingerprint())
+        assert row.torch and row.timm and row.date > "2026"
         if row.at == "canvas 28":  # nothing changes at the training size
             here = next(r for r in found if r.cell == row.cell and r.at == "trained")
             assert row.metric == "loss" or row.value == here.value
@@ -159,6 +162,29 @@ def test_scores_of_another_recipe_are_not_mixed_with_new_ones(done, tmp_path):
     other = dataclasses.replace(SMALL, base={**TINY, "lr": 0.5})
     with pytest.raises(ValueError, match=r"`study` must have the recipes of its table, got another one for 'none'"):
         run_study(other, tmp_path, table, progress=False)
+
+
+def test_scores_of_other_data_are_not_mixed_with_new_ones(tmp_path):
+    """In one table, and in one folder of runs; a table without hashes of data is taken as it is."""
+    first, other = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", ("cat", "dog", "emu"))
+    base = {**TINY, "dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "epochs": 1}
+    one = dataclasses.replace(SMALL, base=base, sizes=(), endpoint=Endpoint(), seeds=(0,))
+    both, table = dataclasses.replace(one, seeds=(0, 1)), tmp_path / "study_small.csv"
+    run_study(one, tmp_path / "runs", table, data_root=first, progress=False)
+    for folder in ("runs", "elsewhere"):
+        with pytest.raises(ValueError, match=r"`data_root` must be of the data of the table, .*-[0-9a-f]{12}, not"):
+            run_study(both, tmp_path / folder, table, data_root=other, progress=False)
+    with pytest.raises(
+        ValueError, match=rf"`data_root` must be of .*none.seed-0' was trained on, {first}, got {other}"
+    ):
+        run_study(one, tmp_path / "runs", tmp_path / "new.csv", data_root=other, progress=False)
+    (first / "val" / "cat" / "0.JPEG").unlink()  # of the same folder, changed meanwhile
+    with pytest.raises(ValueError, match="`data_root` must be of the data of the table"):
+        run_study(both, tmp_path / "runs", table, data_root=first, progress=False)
+    old = [dataclasses.replace(row, recipe=row.recipe.partition("-")[0]) for row in read_table(table)]
+    write_table(table, old)
+    run_study(one, tmp_path / "runs", table, data_root=other, progress=False)
+    assert read_table(table) == old
 
 
 def test_parts_train_every_run_once_and_leave_the_table_to_the_last(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import zipfile
 
 import pytest
 import torch
@@ -92,6 +93,21 @@ def test_a_damaged_pointer_is_named(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
     with pytest.raises(ValueError, match=r"best\.json (is damaged|must be JSON)"):
         best_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("at", [0.3, 0.6, 0.9])
+def test_one_changed_byte_of_a_checkpoint_is_named(tmp_path, halfway, capsys, at):
+    run = copied(halfway, tmp_path / "run")
+    content = bytearray(run.last.read_bytes())
+    with zipfile.ZipFile(run.last) as file:  # a byte of the contents, which the check sums cover
+        entries = sorted(file.infolist(), key=lambda one: one.file_size)
+    start = content.index(b"data/", entries[-1].header_offset) + 200
+    content[start + int(at * (entries[-1].file_size - 400))] ^= 1
+    run.last.write_bytes(content)
+    code, _, said = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and "its check sums do not fit its contents" in said and "remove it to resume from" in said
+    with pytest.raises(ValueError, match="check sums do not fit"):
+        run.model(checkpoint="last")
 
 
 def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway):

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import graticule
 from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
@@ -268,6 +269,7 @@ def test_a_broken_image_in_evaluation_is_reported_in_one_line(tmp_path, capsys, 
     assert code == 1 and said.strip().splitlines()[-1].startswith("graticule: error:") and "dog/2.png" in said
     broken.write_bytes(whole_image)
     assert command(capsys, "train", "--resume", run.folder)[0] == 0
+    assert run.changes(run.data()) == []
 
 
 # Computation
@@ -282,6 +284,22 @@ def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, who
         for again in (True, False)
     )
     assert_same_end(ours, theirs)
+
+
+def test_statistics_of_batch_norm_are_updated_once_with_activations_that_are_computed_again():
+    found = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = graticule.create_model("ceit_tiny_patch16_224", img_size=64, depth=2, num_classes=3).train()
+        model.set_grad_checkpointing(again)
+        torch.manual_seed(1)
+        model(torch.randn(4, 3, 64, 64)).square().sum().backward()
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        found.append({**model.state_dict(), **{f"grad {name}": one for name, one in gradients.items()}})
+    counts = [value for name, value in found[1].items() if name.endswith("num_batches_tracked")]
+    assert len(counts) > 2 and set(map(int, counts)) == {1}
+    for name, value in found[0].items():
+        assert (value is None and found[1][name] is None) or torch.equal(value, found[1][name]), name
 
 
 def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_path, monkeypatch, whole):

@@ -113,7 +113,7 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     in_folder = opened.folder != path
     model = load(path) if in_folder else opened.model(checkpoint=options.checkpoint)
-    size = getattr(recipe, "img_size", None)
+    size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
     augmentation = getattr(recipe, "augmentation", None)
     return Opened(target, title, model, size, None, augmentation, opened.folder, opened)
 
@@ -190,8 +190,9 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
             f"`images` must have {opened.info.channels} channels, as {opened.target} takes, got "
             f"{name!r} with {data.info.channels}."
         )
-    if opened.states_info:
-        data.info = replace(data.info, mean=opened.info.mean, std=opened.info.std)
+    if opened.states_info and len(data.size) == 2:  # as for a folder of these images
+        classes = {"name": data.info.name, "class_names": data.info.class_names}
+        data.info = replace(opened.info, **classes)
     return data
 
 
@@ -253,6 +254,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     from graticule.backbones.registry import create_model, list_models
     from graticule.checkpoints.load import load_checkpoint, load_own
     from graticule.hub.files import quick_hub
+    from graticule.lab.training.opening import label_names
 
     chosen = {name: value for name in ("encoding", "joining") if (value := getattr(options, name)) is not None}
     name = target.removeprefix(TIMM)
@@ -286,6 +288,8 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     position = "".join(f", {what} {value}" for what, value in chosen.items())
     weights = "published weights" if options.weights is None and published else options.weights or RANDOM
     opened = describe_model(target, model, f"{target}{position}, weights: {weights}")
+    if options.weights not in (None, RANDOM) and opened.info is not None and (names := label_names(options.weights)):
+        opened = replace(opened, info=replace(opened.info, class_names=names))
     return replace(opened, states_info=opened.states_info and (sourced or not own))
 
 
@@ -297,6 +301,7 @@ def describe_model(target: str, model: nn.Module, title: str) -> Opened:
     from graticule.external.open_view import view_of
     from graticule.lab.data.augmentation import Augmentation
     from graticule.lab.data.images import DatasetInfo
+    from graticule.lab.training.opening import label_names
 
     model = model.eval()
     configured = getattr(model, "pretrained_cfg", None) or {}
@@ -307,12 +312,8 @@ def describe_model(target: str, model: nn.Module, title: str) -> Opened:
         (tuple(configured.get(key) or known) * channels)[:channels]
         for key, known in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
     )
-    interpolation = configured.get("interpolation")
-    crop = configured.get("crop_pct")
-    given = {"interpolation": interpolation, "crop_pct": crop}
-    augmentation = Augmentation(**{name: value for name, value in given.items() if value})
-    names = tuple(configured.get("label_names") or ())
-    info = DatasetInfo(
-        "images", names if len(names) == int(getattr(model, "num_classes", 0)) else (), channels, None, mean, std
-    )
+    given = {name: value for name in ("interpolation", "crop_pct") if (value := configured.get(name))}
+    mode = configured.get("crop_mode") or "center"
+    info = DatasetInfo("images", label_names(model), channels, None, mean, std, mode)
+    augmentation = Augmentation(**given)
     return Opened(target, title, model, size, info, augmentation, states_info="mean" in configured)

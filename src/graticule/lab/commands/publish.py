@@ -89,7 +89,8 @@ def _publish_run(run: Run, model: Any, folder: Path, figure_format: str) -> None
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
     figures = _figures(getattr(model, "backbone", model), title, folder, figure_format)
     card = Card(data, _results(run, recipe), _measured(run), figures)
-    model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, "label_names": names}, card=card)
+    known = {"label_names": names} if names else {}  # a model without classes can be adapted
+    model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, **known}, card=card)
 
 
 def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:

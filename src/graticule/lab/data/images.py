@@ -51,7 +51,8 @@ class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
     `size` is the native (height, width) of the images, None if they differ, or (depth, height, width); `mean` and `std`
-    are those of the training images per channel, in [0, 1], by default ImageNet's.
+    are those of the training images per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a
+    native size get that of a model, in timm's words; images of one native size are resized without a crop (squash).
     """
 
     name: str
@@ -60,6 +61,7 @@ class DatasetInfo:
     size: tuple[int, ...] | None = None
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    crop_mode: Literal["center", "squash", "border"] = "center"
 
     @property
     def num_classes(self) -> int:
@@ -260,8 +262,12 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
             if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
                 width, height = image.size
                 raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
+            if getattr(image, "is_animated", False) and image.format != "MPO":  # of which the others are previews
+                raise ValueError(f"it must have one frame, got {image.n_frames}; save the one that is meant")
             turn = _turn(image) if turned else None
             converted = _rgb(image)
+            if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+                raise ValueError("it must be opaque, got transparent pixels; put it on a background")
             return converted if turn is None else converted.transpose(turn)
     except UnidentifiedImageError:  # its message names the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
@@ -288,8 +294,8 @@ def _rgb(image: Image.Image) -> Image.Image:
         converted = image.convert("RGB")
         if ";16" not in stored or "BGR" in stored:  # BGR;16 is a color of 5, 6 and 5 bits
             return converted
-    if np.asarray(converted).max() < 16:
-        raise ValueError("it must use the range of its 16 bits, got no value above 4095, as of 12 bits; scale it")
+    if np.asarray(converted).max() < 64:
+        raise ValueError("it must use the range of its 16 bits, got no value above 16383, as of 14 bits; scale it")
     return converted
 
 

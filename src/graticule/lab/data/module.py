@@ -263,6 +263,11 @@ class DataModule(Loading, L.LightningDataModule):
         pairs = [shown[index] for index in indices]
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
 
+    def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
+        """Return (height, width) of at most `most` images of a split, as stored, evenly spaced."""
+        images = self._images[split]
+        return [images[index][0].size[::-1] for index in spread(len(images), most)]
+
     def spread_images(self, split: Split, size: tuple[int, ...], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
         return self._prepared(split, size, spread(len(self._images[split]), most))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ class Pictures(DataModule):
         #: The index of the folder of each image, (n,), for models without classes; None if images are in one folder.
         self.groups = np.array([self.folders.index(place.parts[0]) for place in places]) if several else None
         names = info.class_names or tuple(str(index) for index in range(num_classes))
-        self.info = DatasetInfo("images", names, info.channels, info.size, info.mean, info.std)
+        self.info = replace(info, name="images", class_names=names)
         pairs = list(zip(kept, [0] * len(kept) if given is None else given, strict=True))
         self._images = {"test": _Pictures(pairs, info.channels)}
 

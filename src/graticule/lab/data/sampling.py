@@ -140,6 +140,13 @@ class BatchOrder(Sampler[list[Key]]):
     def __len__(self) -> int:
         return self.steps * self.parts
 
+    def notes(self) -> list[str]:
+        """Return a sentence on the examples of a last batch that is too small for all micro-batches."""
+        left, shares = len(self.sampler) - self._step(self.steps - 1)[1], self.world_size * self.parts
+        if not left or left >= shares:
+            return []
+        return [f"the last {left} examples of each epoch are left out, fewer than its {shares} micro-batches"]
+
     def skip(self, batches: int) -> None:
         """Skip `batches` in the next pass, for a run that is resumed in the middle of an epoch."""
         self._first = batches

@@ -29,18 +29,11 @@ _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
     """Resize and crop the center to `size` = (height, width), then normalize; (C, height, width), float32.
 
-    Large images are transformed as in DeiT: the shorter side is resized to size / crop_pct, then cropped. For a data
-    set of images of one small native size, any image is resized to `size` without a crop.
+    Large images are transformed by timm: by default the shorter side is resized to size / crop_pct, then cropped. For a
+    data set of images of one small native size, any image is resized to `size` without a crop.
     """
     if info.size is None:
-        evaluation: Transform = create_transform(
-            (info.channels, *size),
-            interpolation=augmentation.interpolation,
-            crop_pct=augmentation.crop_pct,
-            mean=info.mean,
-            std=info.std,
-        )
-        return evaluation
+        return _timms_transform(info, size, augmentation)
     if len(info.size) > 2:
         if augmentation.random:
             raise ValueError(f"`augmentation` must be off for films and volumes, got {augmentation}.")
@@ -52,15 +45,22 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
 def byte_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
     """Resize and crop an image as `evaluation_transform`, without the normalization; (C, height, width), uint8."""
     if info.size is None:
-        pixels: Transform = create_transform(
-            (info.channels, *size),
-            interpolation=augmentation.interpolation,
-            crop_pct=augmentation.crop_pct,
-            normalize=False,
-        )
-        return pixels
+        return _timms_transform(info, size, augmentation, normalize=False)
     resized: Transform = T.Compose([_resize(size, augmentation), T.PILToTensor()])
     return resized
+
+
+def _timms_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
+    transform: Transform = create_transform(
+        (info.channels, *size),
+        interpolation=augmentation.interpolation,
+        crop_pct=augmentation.crop_pct,
+        crop_mode=info.crop_mode,
+        mean=info.mean,
+        std=info.std,
+        normalize=normalize,
+    )
+    return transform
 
 
 def byte_values(info: DatasetInfo) -> Tensor:

@@ -113,7 +113,7 @@ def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
 def check_choices(
     runs: Sequence[PlannedRun], sizes: Sequence[tuple[int, int]] = (), modes: Sequence[Mode] = ("zoom",)
 ) -> tuple[dict[str, int], int | None]:
-    """Check that every choice can be built, also for further sizes, and that no existing run has another recipe.
+    """Check that every choice can be built, also for further sizes, and that existing runs have this recipe and data.
 
     Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
     """
@@ -123,10 +123,10 @@ def check_choices(
     from graticule.lab.training.run import Run
     from graticule.lab.training.task import task_of
 
-    parameters, examples = {}, set()
+    parameters, examples, data_of = {}, set(), {}
     for name, recipe in {one.choice: one.recipe for one in runs}.items():
         task = task_of(recipe)
-        data = task.build_data()
+        data = data_of[name] = task.build_data()
         warmup_of(recipe, data.train_order().steps)
         with torch.device("meta"):
             model = task.build_model(task.describe(data))
@@ -143,6 +143,7 @@ def check_choices(
         if run.recipe_file.exists():
             run.check_plugins()
         run.check_recipe(one.recipe)
+        run.check_data(data_of[one.choice])
     return parameters, examples.pop() if len(examples) == 1 else None
 
 

@@ -209,7 +209,7 @@ def load_study(file: str | Path) -> Study:
 class Row:
     """A score of a run.
 
-    recipe: the hash of its recipe, `recipe_hash`.
+    recipe: the hash of its recipe, and that of its data, `run_hash`; earlier versions recorded the first alone.
     date: of the end of the training.
     seconds: wall time of the training.
     """
@@ -256,12 +256,20 @@ def recipe_hash(recipe: Any) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def run_hash(recipe: Any, data: Mapping[str, Any] | None) -> str:
+    """Return the hash of a recipe, and after a hyphen that of the fingerprint of its data, if it is known."""
+    if not data:
+        return recipe_hash(recipe)
+    text = json.dumps(data, sort_keys=True)
+    return f"{recipe_hash(recipe)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 def origin(run: Any) -> dict[str, Any]:
     """Return the columns of a finished run that describe its origin: recipe, date, versions, machine."""
     described = read_json(run.recipe_file)
     versions, machine = described.get("versions", {}), described.get("machine", {})
     return {
-        "recipe": recipe_hash(run.recipe()),
+        "recipe": run_hash(run.recipe(), described.get("data")),
         "date": datetime.fromtimestamp(run.result_file.stat().st_mtime).date().isoformat(),
         **{name: str(versions.get(name, "")) for name in ("graticule", "torch", "timm")},
         "machine": str(machine.get("gpu", machine.get("processor", ""))),

@@ -19,6 +19,7 @@ from graticule.lab.studies.study import (
     place,
     read_table,
     recipe_hash,
+    run_hash,
     write_table,
 )
 from graticule.lab.training.run_folder import locked
@@ -42,7 +43,7 @@ def missing_runs(
     hashes = {study.cells[name]: recipe_hash(recipe) for name, recipe in recipes.items()}
     for row in rows:
         now = hashes.get((row.choice, row.variant))
-        if now is not None and now != row.recipe:
+        if now is not None and now != row.recipe.partition("-")[0]:
             raise ValueError(
                 f"`study` must have the recipes of its table, got another one for {row.choice!r}"
                 f"{f', {row.variant}' if row.variant else ''}, seed {row.seed}: recipe {now}, not {row.recipe}; move "
@@ -85,9 +86,12 @@ def run_study(
         progress: whether progress is printed.
 
     Raises:
-        ValueError: if a choice cannot be built, or the table has scores of another recipe; before any work.
+        ValueError: if a choice cannot be built, or the table has scores of another recipe or of other data; before any
+            work.
     """
-    missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
+    rows = read_table(table)
+    missing = missing_runs(study, rows, folder, quick=quick, data_root=data_root)
+    _check_data(study, rows, quick=quick, data_root=data_root)
     parameters, _ = check_choices(missing, study.sizes, study.modes)
     if part is not None and (left := train_runs(missing, executor, part=part, progress=progress)):
         return left
@@ -107,6 +111,26 @@ def run_study(
             if one.recipe.seed == seed:  # trained earlier, and not measured
                 measure(one)
     return 0
+
+
+def _check_data(study: Study, rows: Sequence[Row], *, quick: bool, data_root: Path | None) -> None:
+    """Check that the scores of a table are of the data of the study, as far as the table has their hashes."""
+    from graticule.lab.training.task import build_data
+
+    recipes = {study.cells[name]: recipe for name, recipe in study.recipes(quick=quick, data_root=data_root).items()}
+    hashes: dict[tuple[str, str], str] = {}
+    for row in rows:
+        cell = row.choice, row.variant
+        if "-" not in row.recipe or cell not in recipes:
+            continue
+        if cell not in hashes:
+            hashes[cell] = run_hash(recipes[cell], build_data(recipes[cell]).fingerprint())
+        if hashes[cell] != row.recipe:
+            raise ValueError(
+                f"`data_root` must be of the data of the table, got others for {row.choice!r}, seed {row.seed}: "
+                f"{hashes[cell]}, not {row.recipe} (recipe-data); restore the data, move the table away, or remove "
+                "these rows."
+            )
 
 
 def _add_rows(table: Path, rows: Sequence[Row], folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -60,8 +60,8 @@ class AdaptRecipe(TrainingRecipe):
     """data set; pictures are the images of a folder at any depth, every tenth of which is held out"""
     data_root: Path | None = None
     """folder of the data set"""
-    img_size: Usual[tuple[Side, Side]] = (224, 224)
-    """height and width that the new position is built and fitted for, multiples of the patch"""
+    img_size: Usual[tuple[Side, Side] | None] = None
+    """height and width that the new position is built and fitted for, multiples of the patch (default: the model's)"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, one per step at random (default: `img_size`)"""
     fit_images: Count = 16
@@ -103,6 +103,10 @@ class _Pictures(TypedDict):
 
     mean: tuple[Finite, ...]
     std: tuple[Finite, ...]
+    interpolation: NotRequired[str]
+    crop_pct: NotRequired[float]
+    crop_mode: NotRequired[str]
+    class_names: NotRequired[tuple[str, ...]]
     backbone: SourceModel
 
 
@@ -141,18 +145,29 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
             transfer(model, recipe.start_from)
         return model.requires_grad_(False).eval()
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The (height, width) of the images in pixels."""
+        return self.recipe.img_size or self.original.img_size
+
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
-        """Build the data, normalized as for the original."""
+        """Build the data, resized, cropped and normalized as for the original."""
         from graticule.lab.data.module import DataModule
 
         recipe, original = self.recipe, self.original
         if recipe.encoding is None and recipe.joining == "default":
             raise ValueError("`encoding` or `joining` must be given: the new position of the model, got none.")
+        known = {key: value for key, value in (original.pretrained_cfg or {}).items() if value is not None}
+        usual = {name: getattr(Augmentation(), name) for name in ("interpolation", "crop_pct")}
+        open_values = {name: known.get(name, value) for name, value in usual.items()}
+        taken = {
+            name: value for name, value in open_values.items() if getattr(recipe.augmentation, name) == usual[name]
+        }
         data = DataModule(
             **recipe.data_arguments(),
-            size=recipe.img_size,
+            size=self.size,
             workers=recipe.workers,
-            augmentation=recipe.augmentation,
+            augmentation=dataclasses.replace(recipe.augmentation, **taken),
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
         data.setup()
@@ -161,22 +176,28 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
                 f"`model` must take images of {data.info.channels} channels, as in {recipe.dataset}, got one of "
                 f"{original.in_chans}."
             )
-        for size in (recipe.img_size, *data.train_sizes):
+        for size in (self.size, *data.train_sizes):
             original.grid_at(size)
         depth = sum(original.depths)
         if beyond := [layer for layer in recipe.layers if layer >= depth]:
             raise ValueError(f"`layers` must be from 0 to {depth - 1}, got {beyond[0]}.")
-        known = getattr(original, "pretrained_cfg", None) or {}
         mean, std = (tuple(known.get(name) or getattr(data.info, name)) for name in ("mean", "std"))
-        data.info = dataclasses.replace(data.info, mean=mean, std=std)
+        mode = known.get("crop_mode", data.info.crop_mode)
+        data.info = dataclasses.replace(data.info, mean=mean, std=std, crop_mode=mode)
         self._data = data
         return data
 
     def describe(self, data: DataModule) -> dict[str, Any]:
-        """Return the preprocessing and the architecture of the original, with its own position."""
+        """Return preprocessing, names of classes and architecture of the original, with its own position."""
         from graticule.lab.tasks.parts.models import describe_backbone
+        from graticule.lab.training.opening import label_names
 
-        return {"mean": data.info.mean, "std": data.info.std, "backbone": describe_backbone(self.original)}
+        return {
+            **{name: getattr(data.info, name) for name in ("mean", "std", "crop_mode")},
+            **{name: getattr(data.augmentation, name) for name in ("interpolation", "crop_pct")},
+            "class_names": label_names(self.original),
+            "backbone": describe_backbone(self.original),
+        }
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the model with the new position and the head of the original."""
@@ -185,8 +206,11 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
         source = described["backbone"]
         classes, channels = (source["model_args"][name] for name in ("num_classes", "in_chans"))
-        model = build_backbone(self.recipe, classes, channels, self.recipe.img_size, source=source)
-        prepare(model, Preparation(list(described["mean"]), list(described["std"])))
+        size = self.recipe.img_size or source["model_args"]["img_size"]
+        model = build_backbone(self.recipe, classes, channels, size, source=source)
+        crop = {name: described.get(name) for name in ("interpolation", "crop_pct", "crop_mode")}
+        names = list(described.get("class_names", ())) or None
+        prepare(model, Preparation(list(described["mean"]), list(described["std"]), label_names=names, **crop))
         return model.eval()
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
@@ -197,11 +221,11 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
         recipe, data = self.recipe, self._data
         assert data is not None
-        changed = resize(copy.deepcopy(self.original), recipe.img_size)
+        changed = resize(copy.deepcopy(self.original), self.size)
         created: Any = changed.created  # known, as the architecture was described
         words = {name: created["arguments"][name] for name in ("encoding", "joining")}
         encoding = recipe.encoding or words["encoding"]
-        images = data.spread_images("train", recipe.img_size, recipe.fit_images)
+        images = data.spread_images("train", self.size, recipe.fit_images)
         if float(images.std(0).max()) == 0:
             raise ValueError(f"`data_root` must have different pictures, got {len(images)} that are all alike.")
         change_position(changed, encoding, recipe.joining, images, least=None if recipe.anyway else 0.0)
@@ -221,7 +245,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
         from graticule.surgery.change import drift_of, features
 
-        images = data.spread_images("test", self.recipe.img_size, _PICTURES)
+        images = data.spread_images("test", self.size, _PICTURES)
         with torch.no_grad():
             return drift_of(features(self.original.cpu(), images), features(model, images))
 

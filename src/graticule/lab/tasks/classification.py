@@ -6,7 +6,7 @@ PyTorch is imported where it is needed, so that commands that only print options
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
@@ -223,16 +223,36 @@ class Classification(Task[Recipe, "DataModule"]):
         )
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
-            crop, interpolation = recipe.augmentation.crop_pct, recipe.augmentation.interpolation
-            prepare(model, Preparation(mean, std, interpolation, crop, label_names=names))
+            # images of one native size are resized without a crop
+            mode, crop = ("center", recipe.augmentation.crop_pct) if described.get("size") is None else ("squash", 1.0)
+            prepare(model, Preparation(mean, std, recipe.augmentation.interpolation, crop, mode, names))
         return model
 
-    def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
-        """Return whether the classes of a run are those of the data, as far as the classes have names."""
+    def notes(self, data: DataModule) -> list[str]:
+        """Say which part of images of another aspect ratio a center crop leaves out, or that they are squashed."""
+        import numpy as np
+
+        size = self.recipe.img_size
+        if len(size) > 2:
+            return []
+        if data.info.size is not None:
+            height, width = data.info.size
+            changed = height * size[1] != width * size[0]
+            how = f"images of {height} x {width} pixels are resized to {size[0]} x {size[1]}, another aspect ratio"
+            return [f"{how}; `img_size` {height} {width} is theirs"] if changed else []
+        height, width = np.array(data.stored_sizes("train")).T
+        seen = size[0] / size[1] * height / width  # the aspect ratio of the crop by that of the image
+        lost = round(100 * (1 - self.recipe.augmentation.crop_pct**2 * np.minimum(seen, 1 / seen)).mean())
+        one = (height == height[0]).all() and (width == width[0]).all()
+        theirs = f"; `img_size` {height[0]} {width[0]} is theirs" if one else ""
+        crop = f"in evaluation, the center crop of {size[0]} x {size[1]} leaves out {lost} % of the images"
+        return [f"{crop} (mean of {len(height)}){theirs}"] if lost >= 1 else []
+
+    def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
+        """Return whether classes are those of the data, as far as the classes have names."""
         from graticule.lab.data.images import same_classes
 
-        names = source.described().get("class_names")
-        return names is None or same_classes(names, data.info.class_names)
+        return not names or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
         """Build the mixing and the teacher; check that the model accepts all sizes of the training images."""

@@ -204,9 +204,9 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         arguments = model_arguments(recipe, list_language_arguments(), given)
         return built(partial(create_language_model, recipe.model, **arguments), recipe)
 
-    def same_outputs(self, source: TrainedRun, data: TextModule) -> bool:
+    def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: TextModule) -> bool:
         """Return True; a run that is not on text is refused, since its inputs mean something else."""
-        if "vocabulary" not in source.described():
+        if source is not None and "vocabulary" not in source.described():
             raise ValueError(f"`start_from` must be a run on text, got {str(source.folder)!r}, which is not.")
         return True
 

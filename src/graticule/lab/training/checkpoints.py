@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,8 +97,24 @@ class Rest(TypedDict):
     callbacks: _Callbacks
 
 
+def check_sums(path: Path) -> None:
+    """Check the check sums of the contents of a checkpoint, which PyTorch writes and does not read."""
+    if not zipfile.is_zipfile(path):
+        return  # named as damaged when it is read
+    try:
+        with zipfile.ZipFile(path) as file:
+            compressed = any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist())
+            damaged = "a compressed entry" if compressed else file.testzip()
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        damaged = str(error)
+    if damaged:
+        raise ValueError(f"{path} is damaged: its check sums do not fit its contents ({damaged}).")
+
+
 def read_rest(path: Path) -> Rest:
     """Read a checkpoint's progress, history and best score."""
+    if path.is_file():
+        check_sums(path)
     rest: Rest = check_value(Rest, read_checkpoint(path), f"{path} is damaged")
     return rest
 
@@ -113,6 +130,8 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
         raise FileNotFoundError(
             f"{path} does not exist; if the run is being trained, a newer one may have replaced it."
         )
+    if path.suffix == ".ckpt":
+        check_sums(path)
     return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
 
 

@@ -38,14 +38,14 @@ from graticule.lab.training.checkpoints import (
 )
 from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.module import TrainingModule, warmup_of
-from graticule.lab.training.opening import open_backbone
+from graticule.lab.training.opening import label_names, open_backbone
 from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
-from graticule.system.files import held, write_json
+from graticule.system.files import held, read_json, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -55,25 +55,27 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
         FileNotFoundError: if they do not exist.
         ValueError: if they cannot be read or do not fit, or belong to a run whose inputs have another meaning.
     """
-    taken = None
+    taken, same = None, True
     recipe = task.recipe
     source = recipe.start_from
     if source is None and recipe.of_source:
-        taken = task.take_weights(model, open_backbone(recipe.model).state_dict(), same=True)
+        opened = open_backbone(recipe.model)
+        same = task.same_outputs(None, label_names(opened), data)
+        taken = task.take_weights(model, opened.state_dict(), same)
     elif source is not None:
         if not source.exists():
             raise FileNotFoundError(
                 f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which does not exist."
             )
         run = run_of(source)
-        same = run is None or task.same_outputs(run, data)
+        same = task.same_outputs(run, label_names(source), data)
         found: Path | None = run.best if run is not None and run.folder == source else source
         if found is None:
             raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
         taken = task.take_weights(model, found, same)
-        if not same:
-            rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
-            taken = Transfer(tuple(rows))
+    if taken is not None and not same:
+        rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
+        taken = Transfer(tuple(rows))
     if recipe.position_from is not None:
         load_position(getattr(model, "backbone", model), recipe.position_from)
     return taken
@@ -129,7 +131,8 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
         _check_folder(run, task, resume)
     finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
-    data = run.data(recipe) if run.recipe_file.exists() else task.build_data()
+    data = task.build_data(run if run.recipe_file.exists() else None)
+    run.check_data(data)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     warmup = warmup_of(recipe, batches.steps)
     described = run.described() if run.recipe_file.exists() else task.describe(data)
@@ -166,10 +169,14 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             if not run.recipe_file.exists():
                 task.save(data, run.folder)
                 write_json(run.recipe_file, _describe(task, data, model, described))
+            elif run.changes(data):  # test images were repaired, and none was scored before
+                write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})  # type: ignore[attr-defined]
+            said = [] if run.last else [*task.notes(data), *batches.notes()]
             if warmup < recipe.warmup_steps:
-                said = f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}"
-                print(f"{said}, a tenth of the run", file=sys.stderr)
-                history.say(said)
+                said.append(f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}")
+            for line in said:
+                print(line, file=sys.stderr)
+                history.say(line)
             if taken is not None:
                 print(taken)
                 history.say(f"starts from {recipe.start_from or recipe.model}")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import timm
 from torch import nn
+from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
+from graticule.hub.config import Preparation
 from graticule.hub.files import CONFIG
 from graticule.hub.kinds import HUB, TIMM, from_pretrained
 from graticule.lab.training.checkpoints import load_weights
 from graticule.lab.training.run import Run, run_of
 from graticule.registry.checks import checked, known_name
+from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugin, load_plugins, module_name
 
 
@@ -101,6 +104,36 @@ def open_backbone(source: str, weights: bool = True) -> Backbone:
         raise ValueError(
             f"`model` must be a backbone, or a model of timm or transformers that converts, got {source!r}: {error}"
         ) from error
+
+
+class _Named(TypedDict):
+    """The entries of a config.json of this library, timm or transformers that name classes."""
+
+    pretrained_cfg: NotRequired[Preparation]
+    label_names: NotRequired[list[str] | None]
+    id2label: NotRequired[dict[int, str]]
+
+
+def label_names(source: str | Path | nn.Module) -> tuple[str, ...]:
+    """Return the names of the classes of weights, in the order of the outputs; empty if they are not known.
+
+    Args:
+        source: a model, a run, a published folder, or a file in one of these folders.
+    """
+    if isinstance(source, nn.Module):
+        known = (getattr(source, "pretrained_cfg", None) or {}).get("label_names") or ()
+        return tuple(known) if len(known) == getattr(source, "num_classes", 0) else ()
+    path = Path(source)
+    if (run := run_of(path)) is not None:
+        return tuple(run.described().get("class_names") or ())
+    config = (path if path.is_dir() else path.parent) / CONFIG
+    if not config.is_file():
+        return ()
+    found: _Named = read_typed(config, _Named)
+    names = found.get("pretrained_cfg", Preparation()).label_names or found.get("label_names") or ()
+    labels = found.get("id2label", {})
+    generic = all(name == f"LABEL_{index}" for index, name in labels.items())
+    return tuple(names or ([] if generic else [labels[index] for index in sorted(labels)]))
 
 
 def module_of_file(file: str, name: str, *others: type) -> Any:

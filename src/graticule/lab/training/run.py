@@ -130,6 +130,21 @@ class Run(RunFolder):
                 f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
             )
 
+    def check_data(self, data: Any) -> None:
+        """Check that a run in this folder was trained on `data`, as far as it recorded that.
+
+        Before its first epoch ends, nothing was scored: then a broken test image may have been repaired.
+        """
+        changed = self.changes(data) if self.recipe_file.exists() else []
+        if not self.metrics_file.exists():
+            changed = [line for line in changed if line.startswith("train ")]
+        if changed:
+            raise ValueError(
+                f"`data_root` must be of the data that the run in {str(self.folder)!r} was trained on, "
+                f"{self.recipe().data_root or self.recipe().dataset}, got {getattr(data, 'root', None) or 'others'}: "
+                f"{'; '.join(changed)}. Restore the data, or name another folder for the run."
+            )
+
     def result(self) -> dict[str, Any]:
         """Read the results of a finished run.
 
@@ -160,8 +175,8 @@ class Run(RunFolder):
         """
         own = self.recipe()
         data = task_of(own if recipe is None else recipe).build_data(self)
-        if recipe is None or not own.differences(recipe):
-            self._say_changes(data)
+        if (recipe is None or not own.differences(recipe)) and (changed := self.changes(data)):
+            log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
         return data
 
     def examples(self, split: str) -> int | None:
@@ -169,20 +184,18 @@ class Run(RunFolder):
         recorded = self._described().get("data", {}).get(split)
         return None if recorded is None else recorded["examples"]
 
-    def _say_changes(self, data: Any) -> None:
-        """Log a line if the examples are not those that the run recorded; earlier versions recorded none."""
+    def changes(self, data: Any) -> list[str]:
+        """List the splits whose examples are not those that the run recorded; earlier versions recorded none."""
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
-            return
+            return []
         found = data.fingerprint()
-        changed = [
+        return [
             f"{split} has {found.get(split, {}).get('examples', 0):,} examples, and had {known['examples']:,}"
             + ("" if found.get(split, {}).get("examples") != known["examples"] else " others")
             for split, known in recorded.items()
             if found.get(split) != known
         ]
-        if changed:
-            log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
 
     def _described(self) -> _Described:
         described: _Described = read_typed(self.recipe_file, _Described)
@@ -208,6 +221,7 @@ class Run(RunFolder):
 def run_of(source: Path) -> Run | None:
     """Return the run with the folder `source`, or with the checkpoint or file of weights `source` in its folder."""
     folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
+    folders = folders[:1] if source.is_dir() else folders  # a published folder in that of a run has its own weights
     return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
 
 

@@ -131,14 +131,23 @@ class Task(ABC, Generic[R, D]):
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
         """Build the untrained model for the facts of `describe`."""
 
+    def notes(self, data: D) -> list[str]:
+        """Return sentences on what the run leaves out of the data; they are printed at its start."""
+        return []
+
     def save(self, data: D, folder: Path) -> None:
         """Write files of the task into the folder of a new run."""
 
-    def same_outputs(self, source: TrainedRun, data: D) -> bool:
-        """Return whether the outputs of the run `source` mean the same as ours, so that its head can be loaded.
+    def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: D) -> bool:
+        """Return whether the outputs of weights mean the same as ours, so that their head can be loaded.
+
+        Args:
+            source: the run that the weights are from; None for others.
+            names: the names of their classes; empty if they are not known.
+            data: our data.
 
         Raises:
-            ValueError: if its inputs have another meaning, so that its weights cannot be used.
+            ValueError: if the inputs of the run have another meaning, so that its weights cannot be used.
         """
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class _Annotation(TypedDict):
     bbox: tuple[Pixels, Pixels, Pixels, Pixels]  # left, top, width, height
     id: NotRequired[Any]
     area: NotRequired[Finite]
-    iscrowd: NotRequired[bool]
+    iscrowd: NotRequired[Literal[0, 1]]
     segmentation: NotRequired[Any]  # a list of polygons or `_Runs`, checked when it is decoded
 
 
@@ -85,6 +85,8 @@ class CocoImages(DenseImages):
         names = {one["id"]: one["name"] for one in values["categories"]}
         if not 1 <= len(names) <= MOST_CLASSES or len(names) < len(values["categories"]):
             raise ValueError(f"{file} must have 1 to {MOST_CLASSES:,} categories with different ids, got {len(names)}.")
+        if len(set(names.values())) < len(names):
+            raise ValueError(f"{file} must have categories of different names, got {len(names)} of fewer names.")
         self.category_ids = tuple(sorted(names))
         self.class_names = tuple(names[number] for number in self.category_ids)
         images = {one["id"]: one for one in values["images"]}

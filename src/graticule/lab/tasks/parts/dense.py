@@ -237,7 +237,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         prepared: Tensor = plain(transform(tv_tensors.Image(image), {})[0])
         return prepared
 
-    def same_outputs(self, source: TrainedRun, data: DenseModule) -> bool:
+    def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DenseModule) -> bool:
         """Return False: only the backbone takes weights, whatever the task of the run."""
         return False
 

@@ -16,6 +16,7 @@ from graticule.checkpoints.load import load_checkpoint, misfits
 from graticule.checkpoints.read import read_state
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
 from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.training.opening import label_names
 from graticule.lab.training.run import Run
 from graticule.position.position import Position
 from graticule.registry.checks import is_path
@@ -216,6 +217,9 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
                 f"`distillation.teacher_checkpoint` must not be part of a run, which is more than its weights, got "
                 f"{str(path)!r}; give `distillation.teacher` the folder {folder}."
             )
+    names = label_names(path)
+    if names and not same_classes(names, info.class_names):
+        check_class_names(info.class_names, names, f"`distillation.teacher_checkpoint` {path}")
     model: Any = timm.create_model(known[name], num_classes=info.num_classes)
     _load(model, name, path, info)
     given: dict[str, Any] = model.pretrained_cfg
