@@ -7,7 +7,15 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
-from graticule.position.position import register_encoding
+from graticule.position.position import init_table, register_encoding
+
+
+def _init_linear(module: nn.Module) -> None:
+    """Draw the weights of a linear layer from a normal of std 0.02, cut at 2, as all others in timm and Swin V2."""
+    if isinstance(module, nn.Linear):
+        init_table(module.weight, 0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 @register_encoding("mlp_bias")
@@ -32,6 +40,7 @@ class MlpBias(PatchBias):
         super().__init__(grid, num_heads)
         self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
+        self.apply(_init_linear)
 
     def coordinates(self, grid: Grid) -> Tensor:
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
@@ -86,6 +95,7 @@ class ContinuousBias(PatchBias):
         self.cpb_mlp = nn.Sequential(
             nn.Linear(len(grid.shape), hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
+        self.apply(_init_linear)
 
     def coordinates(self, grid: Grid) -> Tensor:
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
