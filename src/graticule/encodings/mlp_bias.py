@@ -10,14 +10,6 @@ from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 
 
-def _init_linear(module: nn.Module) -> None:
-    """Draw the weights of a linear layer from a normal of std 0.02, cut at 2, as all others in timm and Swin V2."""
-    if isinstance(module, nn.Linear):
-        init_table(module.weight, 0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
 @register_encoding("mlp_bias")
 class MlpBias(PatchBias):
     r"""Adds a bias that a small MLP computes from the logarithm of the displacement, in patches.
@@ -40,7 +32,6 @@ class MlpBias(PatchBias):
         super().__init__(grid, num_heads)
         self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
-        self.apply(_init_linear)
 
     def coordinates(self, grid: Grid) -> Tensor:
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
@@ -95,7 +86,10 @@ class ContinuousBias(PatchBias):
         self.cpb_mlp = nn.Sequential(
             nn.Linear(len(grid.shape), hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
-        self.apply(_init_linear)
+        first, _, last = self.cpb_mlp
+        for layer in (first, last):  # as all linear layers of Swin V2's code
+            init_table(layer.weight, 0.02)
+        nn.init.zeros_(first.bias)
 
     def coordinates(self, grid: Grid) -> Tensor:
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""

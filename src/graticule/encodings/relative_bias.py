@@ -29,13 +29,13 @@ class RelativeBias(PatchBias):
     (heads, 2H-1, 2W-1) by key minus query, are converted to this form when they are loaded.
 
     Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE), where the table
-    starts at 0 (`std=0`); with `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
+    starts at 0 (`std=0`), as in BEiT's; with `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
 
     Args:
         prefix_rows: whether prefix tokens have a learned bias; `grid` must have at least one.
         resampler: resampler of the table for another grid; BEiT's code uses 'geometric'.
-        std: standard deviation of the initial values; Swin has 0.02, LaPE's released code 0. LaPE's norm enlarges any
-            other start to a spread of about 1.
+        std: standard deviation of the initial values; Swin has 0.02, and LaPE's released code 0. LaPE's norm turns
+            any other start into noise of a spread of about 1.
     """
 
     resampled = True
