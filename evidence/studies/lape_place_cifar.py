@@ -39,7 +39,8 @@ def study() -> Study:
         controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
         "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
         limits="A model of two layers on a tenth of the images, for 10 epochs, with crops and flips alone, tested on "
-        "2,000 images. The recorded runs used JPEG copies of the published images.",
+        "2,000 images. The recorded runs used JPEG copies of the published images, and patches at PyTorch's "
+        "initial values; these now start as in the authors' code.",
         folder="CIFAR10",
         seconds=50,
     )

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graticule import create_model, Grid, published_state_dict
+from graticule import Grid, create_model, published_state_dict
 from graticule.analysis.attention import attention_maps
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.window_attention import WindowAttention

@@ -36,7 +36,10 @@ def test_lapes_norm_leaves_a_bias_that_starts_at_zero_at_zero():
         assert all(values.grad.isfinite().all() for values in position.parameters())
 
 
-@pytest.mark.parametrize("encoding", ["learnable", "relative_bias", "factorized", "lrpe", "glrpe", "sgu", "global_filter"])
+TABLES = ["learnable", "relative_bias", "factorized", "lrpe", "glrpe", "sgu", "global_filter"]
+
+
+@pytest.mark.parametrize("encoding", TABLES)
 def test_a_table_of_std_zero_starts_at_zero(encoding):
     position = build_position(Grid(4, 5), dim=8, depth=2, num_heads=2, encoding=f"{encoding}(std=0)")
     tables = {name: values for name, values in position.named_parameters() if "biases" not in name}

@@ -191,7 +191,7 @@ class PyramidVisionTransformer(Pyramid):
         self.finish()
 
     def init_weights(self, mode: str = "") -> None:
-        """Initialize the weights; with PEGs, convolutions as well, PEGs included, by their fan-out, as in Twins' code."""
+        """Initialize the weights; with PEGs, all convolutions by their fan-out, as in Twins' code."""
         super().init_weights(mode)
         if any(isinstance(module, Peg) for module in self.position.modules()):
             for module in self.modules():

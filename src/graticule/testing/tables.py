@@ -130,7 +130,8 @@ def reflection(code: TableCode) -> str:
     expected = code.map(grid).flip(0, 1)
     mirrored = rows[code.prefix :].unflatten(0, code.native).flip(0, 1).flatten(0, 1)
     with _changed(code, torch.cat([rows[: code.prefix], mirrored])):
-        check_same(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored", code.tolerance)
+        law = f"{by(grid)} patches of the mirrored table must be mirrored"
+        check_same(code.map(grid), expected, law, code.tolerance)
     return f"{by(grid)} patches, mirrored"
 
 

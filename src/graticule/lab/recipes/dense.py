@@ -250,7 +250,8 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
     are those of segm/config.yml, segm/train.py and segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's
     momentum that of timm, which it uses as this library does; tables are resampled bilinearly, as there. Its backbones
     of these sizes are ViTs of ImageNet-21k; LaPE starts from DeiT. Its loss is the mean over the pixels of a batch that
-    are not ignored, here over all of them.
+    are not ignored, here over all of them. LaPE runs Segmenter in mmsegmentation, with "the same settings introduced in
+    the original papers"; the configurations of mmsegmentation have other values (docs/recipe_sources.md).
     """
     return _ade20k(
         model=model,
