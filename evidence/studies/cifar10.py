@@ -22,7 +22,8 @@ def study() -> Study:
         follows="LaPE (Yu et al., 2023), Table 2",
         limits="ViT-Lite-2/4 on a tenth of the data for 20 epochs, tested on 2,000 images; ViT-Lite, CVT and CCT on a "
         "fifth of the data were planned too, and not run. On a CPU the recipe's 16-mixed is "
-        "replaced by bf16-mixed. The recorded runs used JPEG copies of the published images.",
+        "replaced by bf16-mixed. The recorded runs used JPEG copies of the published images, and "
+        "patches at PyTorch's initial values; these now start as in the authors' code.",
         folder="CIFAR10",
         seconds=450,
     )

@@ -28,6 +28,6 @@ def study() -> Study:
         "starts at zero, and no norm in the gating unit, as GGQPE; only what is learned differs.",
         follows="PosMLP (Wang et al., 2022), Table 1 and Figure 1 (f)",
         limits="One window covers a whole stage, and the convolutions of the stem and between the stages give position "
-        "to both.",
+        "to both. The runs have convolutions at PyTorch's initial values; they now start as in the authors' code.",
         seconds=50,
     )

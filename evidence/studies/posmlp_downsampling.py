@@ -28,6 +28,7 @@ def study() -> Study:
         controls="All have a dense gating unit. A choice is named by its patch embedding and its patch merging. 'one "
         "stage' is a gMLP with about twice the parameters.",
         follows="PosMLP (Wang et al., 2022), Table 10",
-        limits="After 8 epochs this measures the speed of learning as much as the final accuracy.",
+        limits="After 8 epochs this measures the speed of learning as much as the final accuracy. The runs "
+        "have convolutions at PyTorch's initial values; they now start as in the authors' code.",
         seconds=40,
     )

@@ -33,6 +33,7 @@ def study() -> Study:
         "unit. The stages have 8 x 8 and 4 x 4 patches, so windows of 4 x 4 are smaller than the first stage only.",
         follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6",
         limits="Convolutions of the stem and between the stages carry content between windows. LRPE and GLRPE have "
-        "tables without a width, which cannot start as Gaussians of this form, and are left out.",
+        "tables without a width, which cannot start as Gaussians of this form, and are left out. The "
+        "runs have convolutions at PyTorch's initial values; they now start as in the authors' code.",
         seconds=45,
     )

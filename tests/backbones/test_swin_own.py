@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import graticule
-from graticule import Grid, published_state_dict
+from graticule import Grid, create_model, published_state_dict
 from graticule.analysis.attention import attention_maps
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.window_attention import WindowAttention
@@ -100,6 +100,22 @@ def resampled(table, old, new):
     maps = table.T.unflatten(1, [2 * side - 1 for side in old])
     maps = F.interpolate(maps[None], [2 * side - 1 for side in new], mode="bicubic", antialias=True)[0]
     return maps.flatten(1).T
+
+
+@torch.no_grad()
+def test_tables_of_window_7_are_resampled_for_window_12_as_in_microsofts_code():
+    sizes = {"depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16}
+    small = draw(create_model("swin_tiny_patch4_window7_224", img_size=56, **sizes))
+    large = create_model("swin_tiny_patch4_window7_224", img_size=96, window_size=12, **sizes)
+    state = published_state_dict(small)
+    large.load_state_dict(state)
+    small.set_input_size(96, 12)
+    for model in (small, large):
+        for name, table in published_state_dict(model).items():
+            if name.endswith("relative_position_bias_table"):
+                maps = state[name].T.reshape(1, -1, 13, 13)
+                expected = F.interpolate(maps, (23, 23), mode="bicubic").view(-1, 23 * 23).T
+                torch.testing.assert_close(table, expected, rtol=0, atol=1e-6)
 
 
 @in_turn(

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from graticule import Grid
+from graticule.encodings.build import build_position
 from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
 from graticule.encodings.mlp_bias import ContinuousBias
 from graticule.encodings.relative_bias import RelativeBias
@@ -21,6 +22,33 @@ def test_the_bias_depends_only_on_the_offset_and_on_nothing_less(grid):
         assert torch.equal(found.setdefault(tuple(offset), value), value)
     assert len(found) == (2 * grid.height - 1) * (2 * grid.width - 1)
     assert len({tuple(value.tolist()) for value in found.values()}) == len(found)
+
+
+def test_lapes_norm_leaves_a_bias_that_starts_at_zero_at_zero():
+    """As in LaPE's released code; another start is noise of a spread of 1 after the norm."""
+    for std, spread in ((0, 0), (0.02, 1)):
+        encoding = f"relative_bias(std={std})"
+        position = build_position(Grid(4, 5, prefix=1), dim=8, depth=2, num_heads=2, encoding=encoding, joining="lape")
+        for layer in position(Grid(4, 5, prefix=1)):
+            bias = layer.bias[:, 1:, 1:]
+            assert float(bias.detach().std()) == pytest.approx(spread, abs=0.05)
+            bias.square().sum().backward()
+        assert all(values.grad.isfinite().all() for values in position.parameters())
+
+
+TABLES = ["learnable", "relative_bias", "factorized", "lrpe", "glrpe", "sgu", "global_filter"]
+
+
+@pytest.mark.parametrize("encoding", TABLES)
+def test_a_table_of_std_zero_starts_at_zero(encoding):
+    position = build_position(Grid(4, 5), dim=8, depth=2, num_heads=2, encoding=f"{encoding}(std=0)")
+    tables = {name: values for name, values in position.named_parameters() if "biases" not in name}
+    assert tables and not any(values.any() for values in tables.values())
+
+
+def test_random_features_without_a_spread_are_refused():
+    with pytest.raises(ValueError, match="`std` must be positive, as features of no direction are constant, got 0"):
+        build_position(Grid(4, 5), dim=8, depth=2, num_heads=2, encoding="fourier(std=0)")
 
 
 def test_the_bias_of_a_row_of_three_by_hand():

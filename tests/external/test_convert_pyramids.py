@@ -115,6 +115,19 @@ def test_a_converted_swin_at_another_size_is_timms_set_to_it(name):
     assert_same(exact(graticule.to_timm(ours))(x), theirs(x))
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # of timm's resampling
+@pytest.mark.parametrize(("size", "window"), [((64, 64), (7, 7)), ((96, 64), (6, 5)), ((64, 64), (2, 2))])
+@torch.no_grad()
+def test_other_windows_of_a_converted_swin_are_those_of_timm(size, window):
+    theirs = timms("swin_tiny_patch4_window7_224")
+    ours = graticule.convert(theirs)
+    theirs.set_input_size(img_size=size, window_size=window)
+    ours.set_input_size(size, window_size=(window,) * len(ours.depths))
+    x = images(*size, dtype=torch.float64)
+    assert ours.windows[0] == theirs.layers[0].blocks[0].window_size
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)  # timm resamples in float32
+
+
 @torch.no_grad()
 def test_a_swin_with_other_windows_in_every_stage_goes_back_at_another_size():
     sizes = {**SWIN, "depths": (2, 2, 2), "num_heads": (2, 4, 8), "window_size": (4, 2, 4)}

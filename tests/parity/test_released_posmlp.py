@@ -18,6 +18,7 @@ from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing
 from graticule.encodings.sgu import DenseMixing
+from graticule.lab.commands.models import Models
 from graticule.position.grid import Grid
 from tiny import count, draw, holds, without_memory
 
@@ -127,6 +128,11 @@ def test_multiply_adds_with_those_of_the_logits_are_the_codes_and_the_papers(row
     assert reported == pytest.approx(COUNTS[row]["fvcore_gmacs"], rel=2e-5)  # fvcore counts einsum by a different path
     for printed in PRINTED.get(row, ()):  # to half a unit of the last digit, or two units of the second
         assert abs(reported - float(printed)) < (0.05 if len(printed.partition(".")[2]) == 1 else 0.02)
+
+
+def test_the_help_of_models_names_the_multiply_adds_of_the_logits_which_it_leaves_out():
+    left_out = {f"{of_logits(on_meta(row)) / 1e9:.2f} G" for row in ("posmlp_t", "posmlp_s", "posmlp_b")}
+    assert left_out == {"0.12 G"} and "0.12 G in T, S and B" in " ".join(Models.__doc__.split())
 
 
 @pytest.mark.parametrize(("encoding", "extra"), [("sgu", 0), ("glrpe", 1), ("ggqpe", 5)])

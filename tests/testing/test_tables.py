@@ -37,6 +37,15 @@ def test_correct_code_passes(native, options):
     assert failures(lambda *given: resampled(*given, **options), native=native, prefix=0) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_correct_code_with_weights_of_float32_passes(dtype):
+    """Rounding moves a ramp of 0 to 15 by more than 1e-5."""
+    torch.manual_seed(0)
+    table = torch.randn(256, 6, dtype=dtype)
+    position = TableCode(lambda grid: resampled(table.float(), (16, 16), grid, 0).to(dtype), table, (16, 16))
+    assert [one for one in inspect_code(position) if one.outcome == "failed"] == []
+
+
 def test_the_table_has_its_values_again_afterwards():
     position = code(resampled)
     before = position.table.clone()

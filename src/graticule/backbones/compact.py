@@ -83,6 +83,14 @@ class CompactTransformer(VisionTransformer):
             },
         )
 
+    def init_weights(self, mode: str = "") -> None:
+        """Initialize the weights as in the authors' code: the class token at zero, patches by Kaiming's normal."""
+        super().init_weights(mode)
+        for token in self._prefix_tokens():
+            nn.init.zeros_(token)
+        if isinstance(self.patch_embed, Patches):
+            nn.init.kaiming_normal_(self.patch_embed.proj.weight)
+
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of the authors' code."""
         if found := re.match(r"classifier\.blocks\.(\d+)\.(pre_norm|self_attn|norm1|linear1|linear2)\.(.+)", published):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
+from graticule.backbones.token_model import TokenModel
 from graticule.layers.gating import mix_tokens
 from graticule.layers.parts import norm_layer_of
 from graticule.layers.tokenizers import Patches
@@ -193,8 +194,8 @@ class ResMlp(Mixer):
     """ResMLP with any mixing encoding instead of its linear layer over the tokens.
 
     With 'sgu', a dense matrix, it is ResMLP as published, and as in timm: affine maps instead of norms, and a scale
-    after both parts of a block. The matrix starts with std 0.02, as in the authors' code. `load_state_dict` accepts
-    timm's weights and those of the authors.
+    after both parts of a block. Weights and scales start as in the authors' code. `load_state_dict` accepts timm's
+    weights and those of the authors.
 
     Reference: ResMLP: Feedforward networks for image classification with data-efficient training (Touvron et al.,
     2021).
@@ -205,6 +206,7 @@ class ResMlp(Mixer):
         others: as `Mixer`.
     """
 
+    init_module = TokenModel.init_module  # as in the authors' code
     default_encoding = "sgu"
     encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}
     published_parts = ((".mlp_channels.gate.proj.", ".linear_tokens."),)  # of the matrix, in timm's gMLP and ResMLP
@@ -214,7 +216,7 @@ class ResMlp(Mixer):
         position: PositionBuilder,
         embed_dim: int = 384,
         num_blocks: int = 12,
-        layer_scale: float | None = 1e-4,
+        layer_scale: float | None = 0.1,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -275,6 +277,7 @@ class GfNet(Mixer):
         others: as `Mixer`, except `layer_scale`.
     """
 
+    init_module = TokenModel.init_module  # as in the authors' code
     default_encoding = "learnable + global_filter"
     published_parts = (("stem.", "patch_embed."), (".mlp_channels.", ".mlp."))  # in the authors' code
     encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
+from graticule.backbones.token_model import init_weights
 from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
@@ -188,6 +189,10 @@ class PosMlp(Pyramid):
         if self.shift == "released":
             kinds[1] = Windows(grid, window, (window.height // 2, window.width // 2), rolled=True)
         return [(kinds[(earlier + index) % 2],) for index in range(self.depths[stage])]
+
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Initialize linear and convolutional weights from a normal of std 0.02, cut at 2; biases are zero."""
+        init_weights(module, (nn.Linear, nn.Conv2d))
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn images, or the map of the previous stage, into tokens (B, H * W, D)."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
+from graticule.encodings.conditional import Peg
 from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid
@@ -188,6 +189,17 @@ class PyramidVisionTransformer(Pyramid):
             )
         )
         self.finish()
+
+    def init_weights(self, mode: str = "") -> None:
+        """Initialize the weights; with PEGs, all convolutions by their fan-out, as in Twins' code."""
+        super().init_weights(mode)
+        if any(isinstance(module, Peg) for module in self.position.modules()):
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d):
+                    fan_out = module.weight[:, 0].numel() // module.groups
+                    nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
 
     def attention_kind(self, index: int, reduction: int) -> Callable[..., nn.Module]:
         """Return the constructor of the attention of block `index` of a stage whose keys are reduced by `reduction`."""

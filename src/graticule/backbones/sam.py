@@ -13,6 +13,7 @@ from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints.load import renamed_state_dict
+from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.pyramid import keep_layers, some_parts
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
@@ -106,6 +107,17 @@ class SamVisionTransformer(VisionTransformer):
                 nn.Conv2d(neck_dim, neck_dim, 3, padding=1, bias=False),
                 LayerNorm2d(neck_dim),
             )
+
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Leave the layers as PyTorch initializes them, as in the released code."""
+
+    def init_weights(self, mode: str = "") -> None:
+        """Initialize the weights as in the released code, where tables of displacements start at zero."""
+        super().init_weights(mode)
+        for module in self.position.modules():
+            if isinstance(module, Decomposed):
+                for table in module.parameters():
+                    nn.init.zeros_(table)
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
         """Build the position of the whole grid and that of a window."""

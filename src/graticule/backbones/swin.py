@@ -45,7 +45,8 @@ class SwinTransformer(MergingPyramid):
     from the grid of the image, so the forward pass at a size is that after `set_input_size`, as timm's after its own;
     timm's models that accept any size keep the windows and shifts that they were built with. Where one window covers
     only one axis of a stage, timm shifts the windows along the other one and Microsoft's code along neither (`shift`).
-    Weights of Microsoft's code load under their names.
+    Weights of Microsoft's code load under their names. Bias tables are resampled for other windows as in that code,
+    bicubically; models that are converted from timm have its way, "geometric(mode='linear')".
 
     Films and volumes have windows and shifts on three axes, as in Video Swin, whose patch merging keeps the frames
     apart; `merge_frames` merges them, too, as in SwinUNETR. Video Swin's code pads before it rolls the map, so it
@@ -73,6 +74,7 @@ class SwinTransformer(MergingPyramid):
     )
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
     default_encoding = "relative_bias"
+    encoding_options: ClassVar = {"relative_bias": {"resampler": "bicubic(antialias=False)"}}  # as in Microsoft's code
     axes = (2, 3)
 
     def __init__(

@@ -170,7 +170,12 @@ def _with_part(name: str, part: str, other: str) -> str:
 
 def init_linear(module: nn.Module) -> None:
     """Initialize the weights of a linear layer as in DeiT; other modules are unchanged."""
-    if isinstance(module, nn.Linear):
+    init_weights(module, nn.Linear)
+
+
+def init_weights(module: nn.Module, kinds: Any) -> None:
+    """Initialize the weights of a layer of one of `kinds` from a normal of std 0.02, cut at 2; its bias is zero."""
+    if isinstance(module, kinds):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -157,8 +157,8 @@ class Peg(Encoding):
     - "Without zero paddings" (Table 11) a convolution returns fewer tokens than it gets. Here 'none' keeps the grid:
       tokens with an incomplete neighborhood get no encoding. So the border still differs from the interior;
       'circular' has no border at all.
-    - Weights are initialized as in PyTorch's convolutions, as in DeiT's code, on which CPVT builds; Twins draws them
-      from a normal of variance 2 / k^2.
+    - Weights are initialized as in PyTorch's convolutions, as in DeiT's code, on which CPVT builds; in PVT and Twins
+      from a normal of variance 2 / k^2, as in Twins' code.
 
     Args:
         kernel: k, odd.

@@ -117,6 +117,8 @@ class Fourier(ComputedEncoding):
         learned: bool = True,
         coordinates: Literal["separate", "max", "patches"] = "separate",
     ) -> None:
+        if not std:
+            raise ValueError("`std` must be positive, as features of no direction are constant, got 0.")
         super().__init__(grid, dim)
         self.std = std
         self.coordinates = Coordinates(coordinates)

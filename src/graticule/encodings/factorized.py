@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, letters
-from graticule.position.position import register_encoding
+from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.system.symbolic import holds
 
@@ -57,7 +56,7 @@ class Factorized(AbsoluteEncoding):
     def reset_parameters(self) -> None:
         """Initialize the tables."""
         for table in self._tables():
-            trunc_normal_(table, std=self.std)
+            init_table(table, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
         """Return w for `grid`, (N, D)."""

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.position.grid import Grid
-from graticule.position.position import register_encoding
+from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
 
 
@@ -52,7 +51,7 @@ class Learnable(AbsoluteEncoding):
 
     def reset_parameters(self) -> None:
         """Initialize the table."""
-        trunc_normal_(self.pos_embed, std=self.std)
+        init_table(self.pos_embed, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
         """Return w for `grid`, (N, D)."""

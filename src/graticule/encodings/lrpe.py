@@ -6,14 +6,13 @@ import math
 from typing import cast
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.encodings.sgu import DenseMixing
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
-from graticule.position.position import register_encoding
+from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler
 
 
@@ -48,7 +47,7 @@ class LearnableMixing(MixingEncoding):
 
     def reset_parameters(self) -> None:
         """Initialize the tables: a normal, truncated at 2 (absolute)."""
-        trunc_normal_(self.relative_position_table, std=self.std)
+        init_table(self.relative_position_table, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N)."""

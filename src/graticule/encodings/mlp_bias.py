@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
-from graticule.position.position import register_encoding
+from graticule.position.position import init_table, register_encoding
 
 
 @register_encoding("mlp_bias")
@@ -86,6 +86,10 @@ class ContinuousBias(PatchBias):
         self.cpb_mlp = nn.Sequential(
             nn.Linear(len(grid.shape), hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
+        first, _, last = self.cpb_mlp
+        for layer in (first, last):  # as all linear layers of Swin V2's code
+            init_table(layer.weight, 0.02)
+        nn.init.zeros_(first.bias)
 
     def coordinates(self, grid: Grid) -> Tensor:
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""

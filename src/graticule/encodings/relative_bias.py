@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.places import Shape
-from graticule.position.position import register_encoding
+from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
 
 #: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
@@ -29,13 +28,14 @@ class RelativeBias(PatchBias):
     grid the table is resampled over the offsets by `resampler`; these rows are unchanged. Tables of MaxViT and CoAtNet,
     (heads, 2H-1, 2W-1) by key minus query, are converted to this form when they are loaded.
 
-    Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE); with
-    `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
+    Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE), where the table
+    starts at 0 (`std=0`), as in BEiT's; with `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
 
     Args:
         prefix_rows: whether prefix tokens have a learned bias; `grid` must have at least one.
         resampler: resampler of the table for another grid; BEiT's code uses 'geometric'.
-        std: standard deviation of the initial values.
+        std: standard deviation of the initial values; Swin has 0.02, and LaPE's released code 0. LaPE's norm turns
+            any other start into noise of a spread of about 1.
     """
 
     resampled = True
@@ -58,8 +58,8 @@ class RelativeBias(PatchBias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the table, as Swin does: a normal of `std`, truncated at 2 (absolute)."""
-        trunc_normal_(self.relative_position_bias_table, std=self.std)
+        """Initialize the table: a normal of `std`, truncated at 2 (absolute)."""
+        init_table(self.relative_position_bias_table, self.std)
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""

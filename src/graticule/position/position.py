@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.position.grid import Grid
@@ -239,6 +240,14 @@ class Encoding(Checked, nn.Module, ABC):
 
 
 @cache
+def init_table(table: Tensor, std: float) -> None:
+    """Draw a table from a normal of `std`, truncated at 2 (absolute); it is zero if `std` is."""
+    if std:
+        trunc_normal_(table, std=std)
+    else:
+        nn.init.zeros_(table)
+
+
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the parameters of a function, in order, with their defaults."""
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}

@@ -108,7 +108,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale", "ratios"), _POSITIVE),
     **dict.fromkeys(("locality", "lowest"), _POSITIVE),
     **dict.fromkeys(("local_shift", "slopes"), Range(0)),
-    "std": _POSITIVE,
+    "std": Range(0, 1e9),
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     "patch_drop_rate": _SHARE,
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path", "zeros"), _SHARE),

@@ -19,7 +19,7 @@ from graticule.encodings.build import build_position
 from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.testing.order import COLUMNS, OPPOSITE, RIGHT, Relative
-from graticule.testing.subject import SAME, Failed, NotApplicable, check_same
+from graticule.testing.subject import SAME, Failed, NotApplicable, check_same, is_same
 from graticule.testing.tables import PositionCode, Shape
 
 #: Grids of the laws: a square, one of twice its sides, one of as many patches, and two transposed ones.
@@ -173,7 +173,7 @@ def transposition(code: PairCode) -> str:
 
     def mirrors(grid: Shape) -> bool:
         there, back = (code.attention(at, plain=True).by_displacement() for at in (grid, grid[::-1]))
-        return all((there[y, x].sum() - back[x, y].sum()).abs() <= SAME for y, x in there)
+        return all(is_same(there[y, x].sum(), back[x, y].sum()) for y, x in there)
 
     pairs = [grid for grid in code.grids if grid[0] != grid[1] and grid[::-1] in code.grids]
     if not pairs or not mirrors(code.grids[0]):
@@ -256,7 +256,7 @@ def _coordinates(code: PairCode, axis: int) -> str:
         ("relative to the size, from the first patch to the last", side - 1, 2 * side - 1),
     ):
         one, other = (at[(count, 0) if axis == 0 else (0, count)] for at, count in ((small, first), (large, second)))
-        if (one - other).abs().max() <= SAME:
+        if is_same(one, other):
             return kind
     raise NotApplicable("coordinates depend on the size in another way")
 
@@ -266,7 +266,7 @@ def expected(code: PairCode) -> str:
     if code.expected is None:
         raise NotApplicable("none is declared")
     for grid in code.grids:
-        if (code.at(grid) - code.expected.at(grid)).abs().max() > SAME:
+        if not is_same(code.at(grid), code.expected.at(grid)):
             named = _difference_of_biases if isinstance(code, BiasCode) else _difference_of_rotations
             raise Failed(f"{by(grid)} patches must have the expected position, got {named(code, code.expected)}")
     return f"equal on {', '.join(map(by, code.grids))} patches"

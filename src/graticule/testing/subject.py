@@ -359,10 +359,18 @@ def check_same(found: Tensor, expected: Tensor, law: str, tolerance: float = EXA
     """Raise `Failed` with `law` unless two outputs are the same, up to `tolerance` of the largest."""
     if found.shape != expected.shape:
         raise Failed(f"{law}, got a shape of {tuple(found.shape)} instead of {tuple(expected.shape)}")
-    difference = torch.where(found == expected, 0, found - expected)  # 0 for infinities, of a mask, too
-    error = float(difference.abs().max())
-    if not error <= tolerance * max(float(torch.where(expected.isfinite(), expected, 0).abs().max()), 1e-3):
-        raise Failed(f"{law}, got a difference of {error:.1e}")
+    if not is_same(found, expected, tolerance):
+        raise Failed(f"{law}, got a difference of {_difference(found, expected):.1e}")
+
+
+def is_same(found: Tensor, expected: Tensor, tolerance: float = SAME) -> bool:
+    """Return whether two outputs of one shape are the same, up to `tolerance` of the largest."""
+    largest = float(torch.where(expected.isfinite(), expected, 0).abs().max())
+    return _difference(found, expected) <= tolerance * max(largest, 1e-3)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float(torch.where(found == expected, 0, found - expected).abs().max())  # 0 for infinities, of a mask, too
 
 
 def any_of(*laws: Callable[[], str]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from graticule.position.places import by
 from graticule.position.resampling import build_resampler
 from graticule.testing.models import Finding
-from graticule.testing.subject import SAME, Failed, NotApplicable, check_same
+from graticule.testing.subject import SAME, Failed, NotApplicable, check_same, is_same
 
 #: (height, width) of a grid.
 Shape = tuple[int, int]
@@ -59,6 +59,11 @@ class TableCode(PositionCode):
     prefix: int = 0
     resampler: str | None = None
 
+    @property
+    def tolerance(self) -> float:
+        """The largest difference of equal values, relative to the largest one; weights are float32 or the dtype's."""
+        return max(SAME, 8 * torch.finfo(self.table.dtype).eps)
+
     def rows(self) -> Tensor:
         """Return the rows of the table, (prefix + N, D)."""
         return self.table.detach().reshape(-1, self.table.shape[-1])
@@ -81,7 +86,7 @@ class TableCode(PositionCode):
 def native(code: TableCode) -> str:
     """At its own grid, the table is not changed."""
     law = f"{by(code.native)} patches, its own grid, must have the table itself"
-    check_same(code.at(code.native), code.rows(), law, SAME)
+    check_same(code.at(code.native), code.rows(), law, code.tolerance)
     return f"{by(code.native)} patches have the table itself"
 
 
@@ -101,7 +106,7 @@ def constant(code: TableCode) -> str:
     with _changed(code, torch.ones_like(code.rows())):
         for grid in _others(code):
             found = code.map(grid)
-            check_same(found, torch.ones_like(found), f"{by(grid)} patches of equal rows must be equal", SAME)
+            check_same(found, torch.ones_like(found), f"{by(grid)} patches of equal rows must be equal", code.tolerance)
     return "equal rows stay equal"
 
 
@@ -115,7 +120,7 @@ def transposition(code: TableCode) -> str:
     turned = rows[code.prefix :].unflatten(0, code.native).transpose(0, 1).flatten(0, 1)
     with _changed(code, torch.cat([rows[: code.prefix], turned])):
         law = f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed"
-        check_same(code.map(grid[::-1]), expected, law, SAME)
+        check_same(code.map(grid[::-1]), expected, law, code.tolerance)
     return f"{by(grid)} patches, transposed"
 
 
@@ -125,7 +130,8 @@ def reflection(code: TableCode) -> str:
     expected = code.map(grid).flip(0, 1)
     mirrored = rows[code.prefix :].unflatten(0, code.native).flip(0, 1).flatten(0, 1)
     with _changed(code, torch.cat([rows[: code.prefix], mirrored])):
-        check_same(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored", SAME)
+        law = f"{by(grid)} patches of the mirrored table must be mirrored"
+        check_same(code.map(grid), expected, law, code.tolerance)
     return f"{by(grid)} patches, mirrored"
 
 
@@ -139,7 +145,7 @@ def separation(code: TableCode) -> str:
                 found = code.map(grid)
                 across = found - found.narrow(1 - axis, 0, 1)
                 grows = found.select(axis, -1) > found.select(axis, 0)
-                if across.abs().max() > SAME or not grows.all():
+                if across.abs().max() > code.tolerance * ramp.max() or not grows.all():
                     name = ("rows", "columns")[axis]
                     raise Failed(f"{by(grid)} patches of a table that grows along {name} must grow along {name} alone")
     return "rows stay rows, columns stay columns"
@@ -151,7 +157,7 @@ def prefix(code: TableCode) -> str:
         raise NotApplicable("there are no such rows")
     for grid in _others(code):
         found, rows = code.at(grid)[: code.prefix], code.rows()[: code.prefix]
-        check_same(found, rows, f"{by(grid)} patches must keep the rows before", SAME)
+        check_same(found, rows, f"{by(grid)} patches must keep the rows before", code.tolerance)
     return f"{code.prefix} rows before those of patches are kept"
 
 
@@ -161,7 +167,7 @@ def repetition(code: TableCode) -> str:
     for grid in _others(code):
         code.at(grid)
         law = f"{by(code.native)} patches must have the same after {by(grid)}"
-        check_same(code.at(code.native), before, law, SAME)
+        check_same(code.at(code.native), before, law, code.tolerance)
     return "the same after other grids"
 
 
@@ -181,7 +187,7 @@ def resampling(code: TableCode) -> str:
     def follows(name: str) -> bool:
         resample = build_resampler(name)
         expected = {grid: resample(table, grid).flatten(1).mT for grid in found}
-        return all((rows[code.prefix :] - expected[grid]).abs().max() <= SAME for grid, rows in found.items())
+        return all(is_same(rows[code.prefix :], expected[grid], code.tolerance) for grid, rows in found.items())
 
     options = itertools.product(("bicubic", "bilinear"), (False, True), (False, True))
     names = [f"{kind}(antialias={wide}, align_corners={ends})" for kind, wide, ends in options]

@@ -459,6 +459,18 @@ def test_segmenter_starts_from_a_table_that_is_resampled_bilinearly():
     torch.testing.assert_close(new, expected.flatten(2)[0].T)
 
 
+@pytest.mark.parametrize("name", ["vit_adapter_tiny_mask_rcnn_coco", "vit_adapter_small_upernet_ade20k"])
+def test_vit_adapters_resample_their_table_as_in_its_code(name):
+    small = ("depth=4", "embed_dim=24", "num_heads=2", "init_values=1.0")
+    backbone = model_of(dataclasses.replace(load_recipe(name), model_kwargs=small)).backbone
+    encoding = backbone.position.encodings[0]
+    table = encoding.pos_embed[0].T.reshape(1, -1, 14, 14)
+    for grid in ((50, 83), (32, 32), (10, 12)):
+        found = encoding(graticule.Grid(*grid))
+        expected = F.interpolate(table, grid, mode="bicubic", align_corners=False).flatten(2)[0].T
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
     for name in [name for name in NAMES if name.startswith("posmlp_") and name.endswith("_coco")]:
         backbone = model_of(load_recipe(name)).backbone

@@ -54,7 +54,7 @@ from graticule.external.convert.vit import post_norm, pre_norm, read_blocks, rea
 from graticule.registry.specs import Spec
 
 #: Resampler that timm uses for tables at other sizes: linear between knots in a geometric series.
-_RESAMPLER = "geometric(mode='linear')"
+RESAMPLER = "geometric(mode='linear')"
 
 
 @register_conversion(Beit)
@@ -65,7 +65,7 @@ def read_beit(model: Any) -> Conversion:
     own = [block.attn.relative_position_bias_table is not None for block in model.blocks]
     if any(own) and not all(own):
         raise refuse(model, "blocks", own, "must all have a table, or none,")
-    options = {"prefix_rows": True, "resampler": _RESAMPLER}
+    options = {"prefix_rows": True, "resampler": RESAMPLER}
     encodings += [str(Spec("relative_bias", options))] * all(own)
     encodings += [str(Spec("shared_relative_bias", options))] * (model.rel_pos_bias is not None)
     return Conversion(VisionTransformer, arguments, " + ".join(encodings) or "none")
@@ -99,7 +99,7 @@ def _read_bias(bias: Any) -> Spec:
     """Return the encoding of a bias module of timm."""
     if isinstance(bias, RelPosBias):
         rows = {"prefix_rows": True} if bias.prefix_tokens else {}
-        return Spec("relative_bias", {**rows, "resampler": _RESAMPLER})
+        return Spec("relative_bias", {**rows, "resampler": RESAMPLER})
     hidden = bias.mlp.fc1.out_features
     if bias.mode == "cr":
         return Spec("mlp_bias", {"hidden": hidden})

@@ -22,7 +22,9 @@ from graticule.external.convert.parts import (
     refuse,
     register_conversion,
 )
+from graticule.external.convert.plain import RESAMPLER
 from graticule.external.convert.vit import read_rates
+from graticule.registry.specs import Spec
 
 
 @register_conversion(SwinTransformer, SwinTransformerV2)
@@ -65,7 +67,7 @@ def read_swin(model: Any) -> Conversion:
         "norm_layer": layer_norm_text(model),
     }
     if not second:
-        return Conversion(backbones.SwinTransformer, arguments, "relative_bias")
+        return Conversion(backbones.SwinTransformer, arguments, str(Spec("relative_bias", {"resampler": RESAMPLER})))
     trained = [block.attn.pretrained_window_size if any(block.attn.pretrained_window_size) else None for block in first]
     arguments["pretrained_window_sizes"] = tuple(
         tuple(block.attn.window_size if one is None else one) for block, one in zip(first, trained, strict=True)

@@ -41,6 +41,8 @@ import graticule
 ONE, THREE = (12, (8, 11)), (36, (27, 33))
 #: The sizes of multi-scale training: shorter sides, and the longest.
 SCALES = tuple(f"{side}x1333" for side in range(480, 801, 32))
+#: The table of ViT-Adapter's code, which resamples it without antialias.
+_ADAPTED_TABLE = "learnable(resampler='bicubic(antialias=False)')"
 
 
 def _coco(epochs: tuple[int, tuple[int, ...]], **others: Any) -> graticule.DetectionRecipe:
@@ -89,6 +91,7 @@ def adapter_detection(model: str, drop_path_rate: float, precision: Any = "32-tr
         THREE,
         model=model,
         model_kwargs=("init_values=1.0",),
+        encoding=_ADAPTED_TABLE,
         neck=f"adapter(added='last', window=14, drop_path={drop_path_rate}) + fpn",
         head="mask_rcnn",
         drop_path_rate=drop_path_rate,
@@ -212,6 +215,7 @@ def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> gratic
     return _ade20k(
         model=model,
         model_kwargs=("init_values=1.0",),
+        encoding=_ADAPTED_TABLE,
         neck=f"adapter(added='each', drop_path={drop_path_rate})",
         decoder="uperhead",
         auxiliary="fcn",
@@ -249,7 +253,8 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
     are those of segm/config.yml, segm/train.py and segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's
     momentum that of timm, which it uses as this library does; tables are resampled bilinearly, as there. Its backbones
     of these sizes are ViTs of ImageNet-21k; LaPE starts from DeiT. Its loss is the mean over the pixels of a batch that
-    are not ignored, here over all of them.
+    are not ignored, here over all of them. LaPE runs Segmenter in mmsegmentation, with "the same settings introduced in
+    the original papers"; the configurations of mmsegmentation have other values (docs/recipe_sources.md).
     """
     return _ade20k(
         model=model,

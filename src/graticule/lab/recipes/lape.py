@@ -2,19 +2,24 @@
 
 Reproduces: LaPE (Yu et al., 2023), Tables 1 and 2, with the settings of Table 7 of its first version (2022); the mean
     of seeds 121 to 125 on CIFAR. What that table leaves out is from the code or the tables that each function names.
+    The chain of norms, `lape`, is that of 2023; in the first version all layers share w, `lape_sharing`.
 Command: graticule train deit_tiny_imagenet --data-root IMAGENET [--joining lape]; also ceit_tiny_imagenet
     [--model ceit_small_patch16_224]
     graticule train deit_tiny_distilled_imagenet --data-root IMAGENET [--joining lape]
     [--distillation.teacher-checkpoint FILE]
-    graticule train t2t_vit_7_imagenet --data-root IMAGENET [--joining "lape(layers=3)"]
+    graticule train t2t_vit_7_imagenet --data-root IMAGENET [--joining lape] [--joining "lape_sharing(layers=3)"]
     graticule train swin_tiny_imagenet --data-root IMAGENET [--encoding learnable] [--encoding learnable
     --joining lape] [--encoding learnable+relative_bias --joining lape]; also swin_small_imagenet
     graticule train swin_tiny_peg_imagenet --data-root IMAGENET [--encoding peg]
     [--model swin_tiny_patch4_window7_224]
     graticule train cct_cifar10 --data-root FOLDER --seed 121
-    Table 5 of LaPE: graticule compare vit_lite_cifar100 --seeds 121 122 123 124 125 --choices joining=default
-    "joining=lape(decomposition='w')" "joining=lape(decomposition='scalar_w')" ... (graticule models lists the eight).
-    Table 6: the same with --choices joining=default "joining=lape(layers=1)" ... "joining=lape(layers=7)"
+    Table 7 of LaPE: graticule train deit_tiny_imagenet --data-root IMAGENET [--encoding "relative_bias(std=0)"]
+    [--encoding sinusoidal_2d] [--joining shared] [--joining unshared] [--joining lape]; its Table 8 with --joining
+    "lape(decomposition='w')" ... (graticule models lists the eight).
+    Table 5 of the first version: graticule compare vit_lite_cifar100 --seeds 121 122 123 124 125 --choices
+    joining=default "joining=lape_sharing(decomposition='w')" "joining=lape_sharing(decomposition='scalar_w')" ...
+    Its Table 6: the same with --choices joining=default "joining=lape_sharing(layers=1)" ...
+    "joining=lape_sharing(layers=7)"
 Cost: LaPE reports 410 s per epoch on four V100s for DeiT-Ti, 34 h in all; the others are not reported. A teacher adds
     its forward pass to every step.
 Result: not measured.
@@ -50,7 +55,8 @@ def deit(model: str, distilled: bool = False) -> graticule.Recipe:
     The learning rate of LaPE's table, 5e-4 at a batch of 1024, is read as DeiT's option before scaling: the code of
     DeiT and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore also has repeated
     augmentation. LaPE's released code is DeiT's, too, but evaluates without a margin: its images are resized to 224
-    pixels (--augmentation.crop-pct 1), where DeiT, and so these recipes, crop them from 256.
+    pixels (--augmentation.crop-pct 1), where DeiT, and so these recipes, crop them from 256. There the tables of
+    relative biases, and those of `unshared`, decay; here no position does.
 
     The distilled model is that of DeiT's Table 3, row class+distillation, repeated in CPVT's Table 4. The teacher's
     weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth (82.9 as reported there). LaPE
@@ -67,9 +73,10 @@ def deit(model: str, distilled: bool = False) -> graticule.Recipe:
 def t2t_vit() -> graticule.Recipe:
     """Train with the settings of T2T-ViT's code (Yuan et al., 2021).
 
-    The encoding is the fixed sinusoidal one; LaPE joins the first three layers. LaPE's table has a batch of 1024; the
-    code's command has 512 with the same rate. The 10 warm-up epochs count within the 300; the 10 of cool-down come
-    after. As in that code, the moving average of the weights is evaluated, at a crop of 0.9.
+    The encoding is the fixed sinusoidal one. The first version of LaPE joins the first three layers (71.88 with
+    "lape_sharing(layers=3)"); that of 2023 names no number of layers. LaPE's table has a batch of 1024; the code's
+    command has 512 with the same rate. The 10 warm-up epochs count within the 300; the 10 of cool-down come after. As
+    in that code, the moving average of the weights is evaluated, at a crop of 0.9.
     """
     batch_size = 1024
     return imagenet(
