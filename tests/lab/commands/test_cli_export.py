@@ -38,7 +38,11 @@ def test_export_knows_every_free_axis_before_it_opens_a_model(tmp_path, capsys):
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command(capsys, "export", "vit_nano_patch4_28", "--format", "safetensors", "--joining", "lape")
-    assert code == 0 and "wrote runs/vit_nano_patch4_28/model.safetensors" in out and "the weights of its initialization" in err
+    assert (
+        code == 0
+        and "wrote runs/vit_nano_patch4_28/model.safetensors" in out
+        and "the weights of its initialization" in err
+    )
     assert "blocks.0.pe_norm.weight" in load_file("runs/vit_nano_patch4_28/model.safetensors")
 
 
