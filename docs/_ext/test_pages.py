@@ -24,17 +24,6 @@ def block(name, word):
     return compile(code, f"{name}.md", "exec")
 
 
-def test_the_first_five_minutes_go_as_the_page_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^    (graticule .*)$", page("start"), flags=re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["train", "evaluate", "look", "explore", "compare"]
-    for command in commands:
-        short = {"train": " --quick", "compare": " --quick", "explore": " --no-open"}.get(command.split()[1], "")
-        assert main(shlex.split(command.replace("--epochs 3", "") + short)[1:]) == 0, capsys.readouterr().err
-    exec(block("start", "start"), {})
-    assert "(6, 7, 7)" in capsys.readouterr().out
-
-
 def test_the_example_of_an_audit_runs_from_the_images_to_the_findings(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(block("audit", "audit"), {})

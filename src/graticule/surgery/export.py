@@ -7,9 +7,7 @@ import copy
 import importlib
 import logging
 import shutil
-import statistics
 import tempfile
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -200,8 +198,6 @@ def quantize_onnx(source: Path, path: Path) -> None:
 
 #: Largest accepted difference from PyTorch, relative to the largest output.
 TOLERANCE = 1e-4
-#: Seconds for which a file is timed, and the minimum number of passes.
-_SECONDS, _PASSES = 0.5, 5
 
 
 @dataclass(frozen=True)
@@ -253,19 +249,6 @@ def accuracy(runs: Sequence[Runner], batches: Iterable[tuple[Tensor, Tensor]], f
     return before, after
 
 
-def milliseconds(runs: Sequence[Runner], images: Tensor) -> list[float]:
-    """Return the median time of each in milliseconds, with interleaved measurements."""
-    times: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run(images)
-    while len(times[0]) < _PASSES or sum(map(sum, times)) < _SECONDS * len(runs):
-        for run, taken in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run(images)
-            taken.append(1000 * (time.perf_counter() - start))
-    return [statistics.median(taken) for taken in times]
-
-
 WEIGHTS = "safetensors"
 
 
@@ -279,8 +262,6 @@ class Exported:
     size: bytes on disk.
     operators: their counts by name; empty for weights alone.
     compared: the differences from PyTorch.
-    milliseconds, unfolded_milliseconds: of one image at the first compared size, of this file and of the same model
-        without folding; None if it is not timed, or nothing is folded.
     accuracy: top-1 in percent on the given images, of the model in PyTorch and of the file; None without images.
     """
 
@@ -290,8 +271,6 @@ class Exported:
     size: int
     operators: dict[str, int]
     compared: tuple[Comparison, ...]
-    milliseconds: float | None = None
-    unfolded_milliseconds: float | None = None
     accuracy: tuple[float, float] | None = None
 
     @property
@@ -310,7 +289,6 @@ def export(
     dynamic: Sequence[str] = (),
     features: Sequence[int] = (),
     int8: bool = False,
-    timed: bool = False,
     batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Exported:
     """Write a model to a file, run the file, and compare it with the model.
@@ -331,7 +309,6 @@ def export(
             these but the batch.
         features: indices of blocks, or of stages if there are several, whose maps are also outputs.
         int8: whether the weights of linear layers are in 8 bits; `Exported` then has the difference of the outputs.
-        timed: whether to time the file, and the same model without folding.
         batches: pairs of images and labels (B,), on which the model and the file are scored.
 
     Raises:
@@ -361,7 +338,7 @@ def export(
     sizes = Sizes.of(subject, size, dynamic)
     if sizes.free - {"batch"}:
         kind.check_position(subject.position)
-    return _write_program(subject, path, named, kind, sizes, features, int8, timed, batches)
+    return _write_program(subject, path, named, kind, sizes, features, int8, batches)
 
 
 def _format(path: Path, given: str | None) -> str:
@@ -401,7 +378,6 @@ def _write_program(
     sizes: Sizes,
     features: Sequence[int],
     int8: bool,
-    timed: bool,
     batches: Iterable[tuple[Tensor, Tensor]] | None,
 ) -> Exported:
     program = Program(prepared(subject, sizes), features)
@@ -419,16 +395,6 @@ def _write_program(
             images = random_images(subject.channels, batch, size)
             error = difference(run(images), expected(images))
             compared.append(Comparison(batch, size, error if int8 else checked_error(error, path, size)))
-        time_of_one, unfolded_time = None, None
-        if timed:
-            runs = [run]
-            if not sizes.free - {"batch"}:
-                other = Path(folder) / f"unfolded{kind.suffix}"
-                unfolded = Program(prepared(subject, sizes, folded=False), features)
-                _write(kind, other, unfolded, sizes, int8)
-                runs.append(kind.open(other))
-            time_of_one, *others = milliseconds(runs, random_images(subject.channels, *sizes.checked()[0]))
-            unfolded_time = others[0] if others else None
         scores = None if batches is None else accuracy([expected, run], batches, "batch" in sizes.free)
         operators = dict(kind.operators(file).most_common())
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
@@ -439,8 +405,6 @@ def _write_program(
         path.stat().st_size,
         operators,
         tuple(compared),
-        time_of_one,
-        unfolded_time,
         scores,
     )
 

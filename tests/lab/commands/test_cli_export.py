@@ -12,6 +12,7 @@ from commands import refused, run_command
 from graticule.checkpoints.read import save_weights
 from graticule.dense.factory import create_segmenter
 from graticule.lab.data.registry import load_dataset
+from graticule.surgery.export_program import SIDES
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -24,16 +25,25 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path
     assert code == 0 and f"wrote {file}" in out
     said = {line.split()[0]: line for line in out.splitlines()}
     assert "batch of any size, height 28, width 28" in said["takes"]
-    assert "layer_norm" in said["operators"] and "without folding" in said["latency"]
+    assert "layer_norm" in said["operators"] and "latency" not in said
     assert "top-1; in PyTorch" in said["accuracy"]
     assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
+
+
+def test_export_knows_every_free_axis_before_it_opens_a_model(tmp_path, capsys):
+    for name in ("batch", *SIDES, "sides"):
+        assert "`run` must be" in refused(capsys, "export", tmp_path / "nothing", "--dynamic", name)
 
 
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command(capsys, "export", "vit_nano_patch4_28", "--format", "safetensors", "--joining", "lape")
-    assert code == 0 and "wrote model.safetensors" in out and "the weights of its initialization" in err
-    assert "blocks.0.pe_norm.weight" in load_file("model.safetensors")
+    assert (
+        code == 0
+        and "wrote runs/vit_nano_patch4_28/model.safetensors" in out
+        and "the weights of its initialization" in err
+    )
+    assert "blocks.0.pe_norm.weight" in load_file("runs/vit_nano_patch4_28/model.safetensors")
 
 
 def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path, capsys):

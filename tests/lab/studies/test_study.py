@@ -346,13 +346,9 @@ def test_a_choice_may_be_left_out_of_a_variant_that_cannot_have_it():
 
 
 def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
-    assert (
-        StudyReport("x", study(), [])
-        .markdown()
-        .endswith("`graticule study x.py`: not run. It takes about 15 min 0 s on one core.")
-    )
+    assert StudyReport("x", study(), []).markdown().endswith("`x.py`: not run. It takes about 15 min 0 s on one core.")
     text = StudyReport("x", study(seeds=(0, 1)), rows({"a": [70.0, 71.0], "b": [71.0, 73.0]})).markdown("a.png")
-    assert "`graticule study x.py`: 4 of 6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
+    assert "`x.py`: 4 of 6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
     assert "![top-1 (%) after the last epoch of every choice and seed](a.png)" in text
 
 

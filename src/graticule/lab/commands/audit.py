@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import Opened, open_models, pictures_of, test_data, with_images
@@ -59,7 +60,7 @@ class Audit(NamedModels, JsonOutput, OnDevice):
     batch_size: Rare[Annotated[int, Range(1)]] = 16
     """images per forward pass"""
     output: Path | None = None
-    """folder for audit.html and audit.json (default: the run's, or this one)"""
+    """folder for audit.html and audit.json (default: the run's, or runs/NAME)"""
 
 
 def run(arguments: list[str]) -> int:
@@ -78,9 +79,10 @@ def run(arguments: list[str]) -> int:
     opened = with_images(*open_models([options.model], options, "audit"))
     import torch
 
-    from graticule.analysis.audit import audit, audit_json
+    from graticule.analysis.audit import audit, audit_json, time_in_turns
     from graticule.external.open_view import view_of
     from graticule.lab.pages.audit import audit_page, findings
+    from graticule.lab.studies.plan import format_seconds
     from graticule.lab.terminal import bar
     from graticule.system.files import write_json
 
@@ -107,7 +109,16 @@ def run(arguments: list[str]) -> int:
         images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
         known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
         labels = None if known is None else torch.from_numpy(known)
-    found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size, progress=bar)
+    model = opened.model.to(device)
+
+    def announced_bar(total: int, unit: str) -> Any:
+        """Print how long as many passes take, by the time of one, and return their bar."""
+        seconds = float(time_in_turns({"model": view.run}, images[size][:1], 1).seconds["model"][0])
+        about = f"as much as {total:,} forward passes of one image: about {format_seconds(total * seconds)}"
+        print(about, file=sys.stderr, flush=True)
+        return bar(total=total, unit=unit)
+
+    found = audit(model, images, size, labels, batch_size=options.batch_size, progress=announced_bar)
     about = _about(opened, options, device, command_line("audit", arguments))
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(found, opened.title, list(about.items()))

@@ -42,7 +42,7 @@ class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
     precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
     """precision of the computation (default: that of the run)"""
     output: Path | None = None
-    """folder for the table and the plot (default: the first run's, or this one)"""
+    """folder for the table and the plot (default: the first run's, or runs/NAME)"""
 
 
 def run(arguments: list[str]) -> int:

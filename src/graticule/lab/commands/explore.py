@@ -41,7 +41,7 @@ class Explore(NamedModels):
     img_size: str | None = None
     """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
     output: Path | None = None
-    """folder for explorer.html, or file NAME.html (default: the first run's, or this one)"""
+    """folder for explorer.html, or file NAME.html (default: the first run's, or runs/NAME)"""
     open: bool = True
     """open the page in the browser, if there is a terminal"""
 

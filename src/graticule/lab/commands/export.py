@@ -39,7 +39,7 @@ class Export(NamedModels, JsonOutput):
     format: str | None = None
     """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""
     output: Path | None = None
-    """folder for model.onnx, .pt2 or .safetensors, or file (default: the run's folder, or this one)"""
+    """folder for model.onnx, .pt2 or .safetensors, or file (default: the run's folder, or runs/NAME)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
     """free (dynamic) axes of the program: batch; sides, or any of height, width and depth of films; separated by spaces
     or commas"""
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
     shown = Output(options.json)
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
-        known_name("dynamic", name, ("batch", "depth", "height", "width"))
+        known_name("dynamic", name, ("batch", "depth", "height", "width", "sides"))
     named = options.output is not None and not options.output.is_dir()
     chosen = options.format or (None if named else "onnx")
     source = open_source(options.model, "export", options)
@@ -84,7 +84,6 @@ def run(arguments: list[str]) -> int:
         dynamic=free,
         features=options.features,
         int8=options.int8,
-        timed=True,
         batches=batches,
     )
     shown.say(*report(exported))
@@ -106,10 +105,6 @@ def report(exported: Exported) -> list[str]:
         lines.append(
             f"compared   batch {one.batch}, {by(one.size)}: differs from PyTorch by {one.error:.1e} of the largest"
         )
-    if exported.milliseconds is not None:
-        other = exported.unfolded_milliseconds
-        beside = "" if other is None else f"; without folding {other:.2f} ms"
-        lines.append(f"latency    {exported.milliseconds:.2f} ms for one image{beside}")
     if exported.accuracy is not None:
         before, after = exported.accuracy
         lines.append(f"accuracy   {after:.2f} % top-1; in PyTorch {before:.2f} %")

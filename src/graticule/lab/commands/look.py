@@ -59,7 +59,7 @@ class Look(NamedModels, Figures, JsonOutput, ABC):
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     output: Path | None = None
-    """folder for the figures and the numbers (default: the first run's, or this one)"""
+    """folder for the figures and the numbers (default: the first run's, or runs/NAME)"""
 
     def check(self) -> None:
         """Check the options, before PyTorch is imported."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ class Opened:
     img_size: (height, width) in pixels of its images, or with a depth; None if unknown.
     info: facts of its images, with the names of its classes if they are known.
     augmentation: the resizing of its images.
-    folder: the default folder of results.
     run: its run, if it has one.
     states_info: whether the mean and the standard deviation of `info` belong to its weights, and not only to its name.
     """
@@ -54,9 +53,15 @@ class Opened:
     img_size: tuple[int, ...] | None
     info: DatasetInfo | None
     augmentation: Augmentation | None
-    folder: Path = field(default_factory=Path)
     run: Run | None = None
     states_info: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """The default folder of results: that of its run, or runs/NAME."""
+        if self.run is not None:
+            return self.run.folder
+        return Path("runs") / Path(self.target.replace(":", "/")).resolve().name
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -115,7 +120,7 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
     model = load(path) if in_folder else opened.model(checkpoint=options.checkpoint)
     size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
     augmentation = getattr(recipe, "augmentation", None)
-    return Opened(target, title, model, size, None, augmentation, opened.folder, opened)
+    return Opened(target, title, model, size, None, augmentation, opened)
 
 
 def open_source(target: str, command: str, options: NamedModels) -> Opened:

@@ -33,7 +33,7 @@ class Resamplers(NamedModels, JsonOutput, OnDevice):
     count: Annotated[int, Range(2)] = 256
     """largest number of images, evenly spaced; at least two, for an error bar"""
     output: Path | None = None
-    """folder for the values of every image as JSON (default: the run's, or this one)"""
+    """folder for the values of every image as JSON (default: the run's, or runs/NAME)"""
 
 
 def run(arguments: list[str]) -> int:

@@ -272,13 +272,13 @@ class StudyReport:
         return rows
 
     def markdown(self, figure: str | None = None) -> str:
-        """Return the text for the docs: question, command, origin of the numbers, tables, figure, limits."""
+        """Return the text for the docs: question, file, origin of the numbers, tables, figure, limits."""
         study = self.study
         asked = f"**{study.question}**" + (f" Based on {study.follows}." if study.follows else "")
-        command = f"`graticule study {self.name}.py{f' --data-root {study.folder}' if study.folder else ''}`"
+        file = f"`{self.name}.py{f' --data-root {study.folder}' if study.folder else ''}`"
         if not self.rows:
-            return f"{asked}\n\n{command}: not run. It takes about {self.cost()} on one core."
-        text = [asked, f"{command}: {self.provenance()}"]
+            return f"{asked}\n\n{file}: not run. It takes about {self.cost()} on one core."
+        text = [asked, f"{file}: {self.provenance()}"]
         if study.controls:
             text.append(study.controls)
         text.append(self.measured)
