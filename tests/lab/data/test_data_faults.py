@@ -5,7 +5,6 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from image_files import picture, write_folder
 from test_fashion_mnist_files import TRAIN, idx, write
 
 from graticule.lab.data.augmentation import Augmentation
@@ -13,6 +12,7 @@ from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.transforms import training_transform
+from image_files import picture, write_folder
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
 NATIVE = DatasetInfo("cifar10", ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)

@@ -2,9 +2,9 @@ import shutil
 
 import numpy as np
 import pytest
-from image_files import BROKEN, picture, write_folder
 
 from graticule.lab.data.registry import load_dataset
+from image_files import BROKEN, picture, write_folder
 
 
 @pytest.mark.parametrize("val", ["val", "validation", "test"])

@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from image_files import write_folder
 from PIL import Image
 from test_cifar import batch
 from test_cifar import write as write_cifar
@@ -17,6 +16,7 @@ from test_fashion_mnist_files import write as write_fashion
 
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
+from image_files import write_folder
 
 
 def pipe(path):

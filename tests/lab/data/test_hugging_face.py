@@ -8,11 +8,11 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-from image_files import BROKEN, number_of, numbered, packed, picture, write_folder
 from PIL import Image
 
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
+from image_files import BROKEN, number_of, numbered, packed, picture, write_folder
 from in_turn import in_turn
 
 NAMES = ["cat", "dog"]

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from image_files import write_folder
 
 import graticule
 from commands import run_command
+from image_files import write_folder
 
 
 def validation_folder(root):

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import write_folder
 
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import class_share
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.task import build_data
+from image_files import write_folder
 from in_turn import in_turn
 
 #: 3, 2 and 7 images of classes 0, 1 and 2, in no order.

@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from image_files import picture
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from timm.models import get_pretrained_cfg, list_pretrained
@@ -14,6 +13,7 @@ from graticule.lab.commands.opening import describe_model
 from graticule.lab.data.augmentation import INTERPOLATIONS, Augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.transforms import evaluation_transform, training_transform
+from image_files import picture
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 NATIVE = dataclasses.replace(FOLDER, name="cifar10", size=(32, 32))
