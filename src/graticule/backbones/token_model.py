@@ -167,10 +167,6 @@ Images = list[Tensor] | tuple[Tensor, ...]
 Crops = list[Crop | None] | tuple[Crop | None, ...]
 
 
-#: Images (B, C, height, width), and the part of a larger image that they show.
-Batch = tuple[Tensor, Crop | None]
-
-
 def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
     """Return the outputs of a model for images (C, height, width), in their order, by batches of one size and crop.
 

@@ -25,8 +25,9 @@ STUDIES = TOP / "evidence" / "studies"
 sys.path.append(str(TOP / "benchmarks"))
 
 import extrapolation  # noqa: E402 - a script of benchmarks
-import gpu  # noqa: E402 - another
 from test_study import rows  # noqa: E402 - a neighbor
+
+import gpu  # noqa: E402 - another
 
 ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "contrasts", "which")}
 
