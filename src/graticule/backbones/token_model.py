@@ -186,10 +186,6 @@ Images = list[Tensor] | tuple[Tensor, ...]
 Crops = list[Crop | None] | tuple[Crop | None, ...]
 
 
-#: Images (B, C, height, width), and the part of a larger image that they show.
-Batch = tuple[Tensor, Crop | None]
-
-
 def check_image(image: object, name: str = "x") -> None:
     """Check that an image, or a batch of images, is a plain tensor."""
     if not isinstance(image, Tensor):
