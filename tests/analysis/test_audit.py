@@ -215,13 +215,17 @@ def pictures(tmp_path_factory):
 NANO = ["vit_nano_patch4_28", "--weights", "random", "--encoding", "learnable", "--joining", "lape"]
 
 
-def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictures, tmp_path):
-    options = ["--images", pictures, "--count", 6, "--sizes", 36, "--output", tmp_path]
+def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--images", pictures, "--count", 6, "--sizes", 36]
     code, out, err = run_command(capsys, "audit", *NANO, *options)
     assert code == 0, err
     assert "Row and column can be read" in out and "With the position zeroed" in out
-    check_page((tmp_path / "audit.html").read_text())
-    found = json.loads((tmp_path / "audit.json").read_text())
+    assert re.search(r"as much as \d+ forward passes of one image: about \d+(\.\d)? s", err)
+    folder = Path("runs/vit_nano_patch4_28")
+    assert f"wrote {folder / 'audit.html'} and {folder / 'audit.json'}" in out
+    check_page((folder / "audit.html").read_text())
+    found = json.loads((folder / "audit.json").read_text())
     assert found["images"] == 6 and found["accuracy"] is not None and found["sizes"][0]["name"] == "36 x 36"
     assert "joining lape" in found["model"]
 
