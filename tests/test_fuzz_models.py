@@ -4,6 +4,7 @@ import copy
 import json
 import struct
 
+import PIL.Image
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from graticule import (
     create_segmenter,
     fold,
     from_pretrained,
+    generate,
     list_models,
     load_checkpoint,
     published_state_dict,
@@ -138,15 +140,56 @@ def test_any_arguments_make_a_dense_model_that_runs_or_an_error_that_names_one(d
         run_on_zeros(model, (40, 36))
 
 
+DTYPES = [torch.float32, torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
+#: Other kinds of inputs than tensors, and tensors of other kinds.
+KINDS = [
+    *(lambda x: x,) * 5,
+    *(lambda x: [x], lambda x: list(x), lambda x: [x, None], lambda x: {"x": x}, lambda x: x.numpy(), lambda x: "x"),
+    *(lambda x: [x.numpy()], lambda x: None, lambda x: PIL.Image.new("RGB", (32, 32)), lambda x: x.to("meta")),
+    lambda x: x.to_sparse(),
+]
+
+
 @fuzzed(30, data=st.data())
 def test_images_of_any_shape_and_kind_are_refused_or_give_finite_outputs(data, targets):
     model = data.draw(st.sampled_from(targets))
-    shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33]), max_size=5))
-    dtype = data.draw(st.sampled_from([torch.float32, torch.float32, torch.int64, torch.uint8, torch.bool]))
+    shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33]), min_size=1, max_size=5))
+    dtype = data.draw(st.sampled_from(DTYPES))
     images = torch.ones(shape if data.draw(st.booleans()) else [1, 3, *shape[-2:]], dtype=dtype)
+    images = data.draw(st.sampled_from(KINDS))(images)
     with torch.no_grad():
         found = outcome(lambda: model(images), names="`", allowed=REFUSED)
     assert isinstance(found, REFUSED) or found.isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return [create_language_model("lm_nano", 10, context=8, depth=depth).eval() for depth in (1, 2)]
+
+
+@fuzzed(30, data=st.data())
+def test_any_tokens_and_caches_are_refused_or_give_finite_logits(data, texts):
+    model, other = data.draw(st.permutations(texts))
+    shape = data.draw(st.lists(st.integers(0, 9), max_size=3))
+    dtype = data.draw(st.sampled_from([torch.int64, torch.int64, torch.int32, torch.float32]))
+    tokens = torch.full(data.draw(st.one_of(st.just([2, 3]), st.just(shape))), data.draw(st.integers(-2, 11)))
+    tokens = data.draw(st.sampled_from([tokens.to(dtype), tokens.to(dtype), tokens.numpy(), tokens.tolist(), None]))
+    cache = data.draw(st.one_of(st.none(), NUMBERS, st.just(other), st.just(model)))
+    with torch.no_grad():
+        if isinstance(cache, torch.nn.Module):
+            maker, cache = cache, cache.new_cache(8)
+            maker(torch.zeros(data.draw(st.integers(1, 3)), 2, dtype=torch.int64), cache)
+        found = outcome(lambda: model(tokens, cache), names="`", allowed=REFUSED)
+    assert isinstance(found, REFUSED) or found.isfinite().all()
+
+
+@fuzzed(20, data=st.data())
+def test_any_options_generate_tokens_or_name_one(data, texts):
+    options = st.dictionaries(st.sampled_from(["temperature", "top_k", "generator", "use_cache"]), NUMBERS, max_size=2)
+    options, count = data.draw(options), data.draw(st.one_of(st.integers(0, 3), NUMBERS))
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    found = outcome(lambda: list(generate(texts[0], tokens, count, **options)), names="`", allowed=REFUSED)
+    assert isinstance(found, REFUSED) or len(found) == count
 
 
 TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])

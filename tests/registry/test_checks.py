@@ -75,8 +75,8 @@ def test_a_long_value_is_shown_in_a_line():
 
 
 def test_a_module_of_many_lines_is_shown_as_its_class():
-    with pytest.raises(TypeError, match=r"`model` must be Backbone, got Sequential\.$"):
-        graticule.to_timm(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match=r"`encoding` must be a string or .*, got Sequential\.$"):
+        graticule.convert(nn.Identity(), nn.Sequential(nn.Linear(2, 2)))
 
 
 @in_turn("operation", [fold, graticule.unfold, lambda model: graticule.resize(model, 32)])

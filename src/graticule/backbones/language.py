@@ -337,9 +337,9 @@ def generate(
     if not whole(new_tokens) or new_tokens < 0:
         raise ValueError(f"`new_tokens` must be a whole number of at least 0, got {new_tokens}.")
     if not isinstance(temperature, numbers.Real) or not 0 <= temperature < math.inf:
-        raise ValueError(f"`temperature` must be a number of at least 0 and finite, got {temperature}.")
+        raise ValueError(f"`temperature` must be at least 0 and finite, got {temperature}.")
     if top_k is not None and not (whole(top_k) and 1 <= top_k <= model.vocab_size):
-        raise ValueError(f"`top_k` must be a whole number from 1 to `vocab_size`, {model.vocab_size}, got {top_k}.")
+        raise ValueError(f"`top_k` must be from 1 to `vocab_size`, {model.vocab_size}, got {top_k}.")
     check("generator", generator, torch.Generator | None)
     check("use_cache", use_cache, bool)
     model.check_length(tokens.shape[1] + max(new_tokens - 1, 0))
