@@ -1,7 +1,6 @@
 """The pages of results equal the output of their commands from the stored data."""
 
 import dataclasses
-import json
 import re
 import sys
 from collections import Counter
@@ -27,8 +26,6 @@ sys.path.append(str(TOP / "benchmarks"))
 import extrapolation  # noqa: E402 - a script of benchmarks
 from test_study import rows  # noqa: E402 - a neighbor
 
-import gpu  # noqa: E402 - another
-
 ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "contrasts", "which")}
 
 
@@ -36,11 +33,7 @@ def score_of(choice, side, normalized, seed=0):
     return Row(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
 
 
-#: Declared before a GPU was there, and not finished.
-UNFINISHED = {"lape_place_deit"}
-
-
-@pytest.mark.parametrize("name", sorted({file.stem for file in STUDIES.glob("[!_]*.py")} - UNFINISHED))
+@pytest.mark.parametrize("name", [file.stem for file in sorted(STUDIES.glob("[!_]*.py"))])
 def test_the_results_of_every_study_are_made_of_its_table(name):
     page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
     (shown,) = re.findall(f"<!-- study {name}: begin -->\n\n(.*?)\n\n<!-- study {name}: end -->", page, flags=re.DOTALL)
@@ -60,11 +53,6 @@ def test_the_pages_of_answers_are_made_of_the_kept_data(module):
 def test_the_page_on_more_tokens_is_made_of_its_scores():
     shown = (DOCS / "extrapolation.md").read_text(encoding="utf-8")
     assert shown == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
-
-
-def test_the_page_on_a_gpu_is_made_of_its_data():
-    found = json.loads((DOCS / "data" / "gpu.json").read_text(encoding="utf-8"))
-    assert (DOCS / "results" / "gpu.md").read_text(encoding="utf-8") == gpu.page(found)
 
 
 def test_every_contrast_names_choices_of_its_study():
