@@ -72,7 +72,11 @@ def run(arguments: list[str]) -> int:
         from graticule.lab.studies.report import write_report
 
         written = []
+        pages = "".join(page.read_text(encoding="utf-8") for page in options.docs.rglob("*.md"))
         for file in found:
+            if f"<!-- study {Path(file).stem}: begin" not in pages:
+                output.say(f"left out {file}: no page of {options.docs} has its markers")
+                continue
             table = options.docs / "data" / f"study_{Path(file).stem}.csv"
             written += write_report(Path(file).stem, load_study(file), table, options.docs, options.docs)
         output.wrote(*dict.fromkeys(written))
