@@ -86,10 +86,11 @@ class ContinuousBias(PatchBias):
         self.cpb_mlp = nn.Sequential(
             nn.Linear(len(grid.shape), hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
-        first, _, last = self.cpb_mlp
-        for layer in (first, last):  # as all linear layers of Swin V2's code
-            init_table(layer.weight, 0.02)
-        nn.init.zeros_(first.bias)
+        for layer in self.cpb_mlp:
+            if isinstance(layer, nn.Linear):  # as all of Swin V2's code
+                init_table(layer.weight, 0.02)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def coordinates(self, grid: Grid) -> Tensor:
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
