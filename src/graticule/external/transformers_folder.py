@@ -199,9 +199,10 @@ def _preparation(transformers: Any, file: Path) -> Preparation:
             theirs = given(image, return_tensors="pt")["pixel_values"][0]
             # bytes are rounded after each of two resized axes here, and at most once there
             if ours.shape != theirs.shape or (ours - theirs).abs().max() > 2 / 255 / min(found.std or [1.0]):
-                raise ValueError("it is not a resize, a crop and a normalization")
+                kind = type(given).__name__
+                raise ValueError(f"`{kind}` must resize, crop and normalize, got another change of images.")
     except Exception as error:  # it has many kinds for a damaged file
-        reason = printable(" ".join(str(error).split())[:200])
+        reason = printable(" ".join(str(error).split())[:200]).removesuffix(".")
         warnings.warn(f"the preprocessing of {file} is not known: {reason}; give your own.", stacklevel=2)
         return Preparation()
     return found
