@@ -163,7 +163,7 @@ class SwinTransformer(MergingPyramid):
         return _with_windows(self._whole(image), self.window_size, len(self.depths), self.shift)
 
     def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
-        """Return the windows of the blocks: every second one shifts them by half, along the axes of `shift`."""
+        """Return the windows of the blocks: every second one shifts them by half, by the rule `shift`."""
         return self.alternating_windows(stage, grid, together=self.shift == "microsoft")
 
 

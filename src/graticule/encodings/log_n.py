@@ -44,10 +44,9 @@ class LogN(Encoding):
             raise ValueError(f"`reference` must be at least 2 patches, got {reference}.")
         self.grid = grid
         self.causal = causal
+        known = max(grid.patches, 2) if reference is None else reference
         # a part of the weights: what a model was trained for stays when it is resized, saved and opened
-        self.register_buffer(
-            "reference_patches", torch.tensor(max(grid.patches, 2) if reference is None else reference)
-        )
+        self.register_buffer("reference_patches", torch.tensor(known))
         self.reference_patches: Tensor
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.register_buffer("like", torch.empty(0, dtype=wide), persistent=False)  # has our dtype and device
