@@ -66,6 +66,7 @@ STANDS = {
     "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
     "--window 512 --stride 341": "--window 96 --stride 60",
     "gym --seeds": "gym --choices encoding=rope --tasks displacement --seeds",
+    "report FOLDER": "report ./RUNS",
     "new study my_study": "new study other_study",
     "train NAME": "train digits_quick",
     "...": "",
