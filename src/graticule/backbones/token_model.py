@@ -140,7 +140,9 @@ class TokenModel(Checked, PublishedNames, ABC):
         """
         norms = [one for one in self.modules() if isinstance(one, _BatchNorm)]
         # the compiler computes again what has no side effects
-        once = {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}
+        once: dict[str, Any] = (
+            {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}
+        )
         outputs: Tensor = checkpoint(block, *inputs, use_reentrant=False, **once)
         return outputs
 

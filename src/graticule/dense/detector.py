@@ -75,7 +75,8 @@ class Detector(DenseModel, ABC):
         Raises:
             ValueError: for targets that are missing or wrong.
         """
-        for image in images if isinstance(images, (list, tuple)) else [images]:
+        every: Sequence[Any] = images if isinstance(images, (list, tuple)) else [images]
+        for image in every:
             check_image(image, "images")
             if not image.is_floating_point():
                 raise ValueError(f"`images` must be of real numbers, in [0, 1], got {image.dtype}.")

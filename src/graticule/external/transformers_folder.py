@@ -185,7 +185,7 @@ def _preparation(transformers: Any, file: Path) -> Preparation:
         shortest, crop = given.size.shortest_edge, given.crop_size if given.do_center_crop else None
         resized = (given.size.height, given.size.width) if shortest is None else (shortest, shortest)
         size = resized if crop is None else (crop.height, crop.width)
-        words = {
+        words: dict[str, Any] = {
             "mean": [value / scale for value in mean],
             "std": [value / scale for value in std],
             "interpolation": _INTERPOLATIONS[given.resample],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import RelPosMlp
@@ -35,14 +35,14 @@ def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
     Raises:
         ValueError: if it was not, or if timm's model cannot represent its position.
     """
-    source = source_of(model, "timm", like)
+    source, backbone = source_of(model, "timm", like), cast("Backbone", model)
     weight = next(model.parameters())
     there = source.empty(weight.device)
     for bias in there.modules():
         if isinstance(bias, RelPosMlp) and not any(bias.pretrained_window_size):
             bias.pretrained_window_size = bias.window_size  # ours keeps the size that its bias is relative to
-    _resize(there, model)
-    return fill(there, source, model).to(weight.device, weight.dtype)
+    _resize(there, backbone)
+    return fill(there, source, backbone).to(weight.device, weight.dtype)
 
 
 def _resize(there: Any, model: Backbone) -> None:
@@ -109,9 +109,9 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
     Raises:
         ValueError: if it was not, or if transformers' model cannot represent its position or its sizes.
     """
-    source = source_of(model, "transformers", like)
+    source, backbone = source_of(model, "transformers", like), cast("Backbone", model)
     device = next(model.parameters()).device
-    return fill(_sized(source, model, device), source, model).to(device)
+    return fill(_sized(source, backbone, device), source, backbone).to(device)
 
 
 def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:

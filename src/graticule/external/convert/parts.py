@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from timm.layers import GluMlp, LayerNorm, LayerScale, Mlp, RmsNorm, SwiGLU
@@ -271,7 +271,7 @@ def layer_scale(block: Any) -> tuple[float, float]:
 def rate_of(owner: nn.Module, attribute: str) -> float:
     """Return the rate of a dropout that is an attribute of a module, given as a path."""
     check_kind(owner, attribute, nn.Dropout)
-    return float(owner.get_submodule(attribute).p)
+    return float(cast("nn.Dropout", owner.get_submodule(attribute)).p)
 
 
 def drop_path(module: nn.Module) -> float:

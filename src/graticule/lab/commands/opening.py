@@ -196,8 +196,7 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
             f"{name!r} with {data.info.channels}."
         )
     if opened.states_info and len(data.size) == 2:  # as for a folder of these images
-        classes = {"name": data.info.name, "class_names": data.info.class_names}
-        data.info = replace(opened.info, **classes)
+        data.info = replace(opened.info, name=data.info.name, class_names=data.info.class_names)
     return data
 
 
@@ -318,7 +317,7 @@ def describe_model(target: str, model: nn.Module, title: str) -> Opened:
         for key, known in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
     )
     given = {name: value for name in ("interpolation", "crop_pct") if (value := configured.get(name))}
-    mode = configured.get("crop_mode") or "center"
+    mode: Any = configured.get("crop_mode") or "center"
     info = DatasetInfo("images", label_names(model), channels, None, mean, std, mode)
     augmentation = Augmentation(**given)
     return Opened(target, title, model, size, info, augmentation, states_info="mean" in configured)

@@ -263,7 +263,9 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
                 width, height = image.size
                 raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
             if getattr(image, "is_animated", False) and image.format != "MPO":  # of which the others are previews
-                raise ValueError(f"it must have one frame, got {image.n_frames}; save the one that is meant")
+                raise ValueError(
+                    f"it must have one frame, got {getattr(image, 'n_frames', 2)}; save the one that is meant"
+                )
             turn = _turn(image) if turned else None
             converted = _rgb(image)
             if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:

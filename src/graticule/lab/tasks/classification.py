@@ -224,7 +224,9 @@ class Classification(Task[Recipe, "DataModule"]):
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
             # images of one native size are resized without a crop
-            mode, crop = ("center", recipe.augmentation.crop_pct) if described.get("size") is None else ("squash", 1.0)
+            large = described.get("size") is None
+            crop = recipe.augmentation.crop_pct if large else 1.0
+            mode: Literal["center", "squash"] = "center" if large else "squash"
             prepare(model, Preparation(mean, std, recipe.augmentation.interpolation, crop, mode, names))
         return model
 

@@ -170,7 +170,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
                 task.save(data, run.folder)
                 write_json(run.recipe_file, _describe(task, data, model, described))
             elif run.changes(data):  # test images were repaired, and none was scored before
-                write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})  # type: ignore[attr-defined]
+                write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})
             said = [] if run.last else [*task.notes(data), *batches.notes()]
             if warmup < recipe.warmup_steps:
                 said.append(f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}")
