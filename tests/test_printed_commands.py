@@ -83,7 +83,7 @@ STANDS = {
     "RECIPE": "digits_quick",
     "hf:facebook/dinov2-small": "./FOLDER2",
     "hf:facebook/dinov2-with-registers-small": "./FOLDER2",
-    "local:4": "local:1",
+    "--on local:4": "",
     "runs/a": "./RUN",
     "runs/compare-digits_quick": "./RUNS",
     "runs/digits-teacher": "./RUN",
