@@ -237,6 +237,7 @@ def test_the_norm_of_a_layer_changes_that_layer_alone():
     assert changed.tolist() == [False, False, True, False, False, False]
 
 
+@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
 def test_a_shared_table_looks_like_one_added_once():
     shared, default = nano(joining="shared"), nano()
     default.load_state_dict(shared.state_dict())

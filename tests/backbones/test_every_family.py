@@ -114,6 +114,7 @@ WITHOUT_A_MODEL = {
         "list_models",
         "list_language_models",
         "create_model",
+        "compare",
     ),
     *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
     *("register_text", "score_plot"),

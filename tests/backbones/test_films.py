@@ -203,7 +203,7 @@ def test_a_film_swin_learns_keeps_frames_apart_and_takes_other_sizes(encoding):
     model, films = swin(encoding=encoding).train(), torch.randn(2, 2, 8, 24, 40, dtype=torch.float64)
     grids = [grid.shape for _, grid in model.each_layer(films)]
     assert grids == [(4, 6, 10)] * 2 + [(4, 3, 5)] * 2 and model.coarsest_patch == (2, 8, 8)
-    assert model.windows == ((2, 3, 4), (2, 3, 4)) and model.shifts == [(1, 1, 2), (1, 0, 2)]
+    assert model.windows == ((2, 3, 4), (2, 3, 4))
     model(films).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
     maps = model.forward_intermediates(films, intermediates_only=True)

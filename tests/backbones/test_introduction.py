@@ -215,6 +215,7 @@ def test_footnote_16_the_joining_concatenation_is_the_projection_of_tokens_and_t
     torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
 def test_a_model_with_concatenation_starts_as_with_the_default_joining():
     models = [vit(joining=joining).eval() for joining in ("default", "concatenation")]
     models[1].load_state_dict(models[0].state_dict(), strict=False)

@@ -68,7 +68,7 @@ def test_images_of_a_wrong_kind_are_refused_in_one_sentence(name):
 @torch.no_grad()
 def test_every_method_of_a_backbone_refuses_them():
     model, x = _vit(), images()
-    for method in (model.forward_features, model.forward_intermediates, model.forward_packed):
+    for method in (model.forward_features, model.forward_intermediates):
         for kind, change in INPUTS.items():
             if "list" not in kind and kind != "nested":
                 with pytest.raises(ValueError, match="`x` must"):

@@ -18,7 +18,6 @@ from graticule.checkpoints.read import read_checkpoint, save_weights
 from in_turn import case, in_turn
 from tiny import COVER, SIZE, draw, holds, images, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:the position tables of the checkpoint are resampled")
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
 

@@ -15,7 +15,6 @@ from graticule.checkpoints.transfer import Transferred
 from in_turn import case, in_turn
 from tiny import COVER, DEPTH, SIZE, draw, holds, images, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:the position tables of the checkpoint are resampled")
 #: Small models of every family, by their arguments; images of 32 pixels, 64 for pyramids.
 FAMILIES = {
     "vit": ("vit_tiny_patch16_224", SIZE),

@@ -159,6 +159,7 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
         torch.testing.assert_close(attention(x, layer), block.attn(x, rope=table), rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
 @pytest.mark.parametrize("preset", Rope.presets)
 def test_the_other_layout_of_a_preset_gives_other_logits(preset):
     model = draw(tiny(f"rope(preset='{preset}')")).double().eval()

@@ -227,11 +227,8 @@ def test_folding_holds_the_tables_and_changes_neither_output_nor_state(name, siz
 @by_displacement
 def test_a_folded_model_makes_no_table_anew(encoding):
     model = fold(built("gmlp_s16_224", encoding, "displacement", **GMLP))
-    kept = [held.table.clone() for held in held_tables(model)]
-    with torch.no_grad():
-        for parameter in model.position.parameters():
-            parameter.zero_()
-    assert all(torch.equal(held.table, table) for held, table in zip(held_tables(model), kept, strict=True))
+    tables = [mixing.table for mixing in held_tables(model)]
+    assert all(mixing.table is table for mixing, table in zip(held_tables(model), tables, strict=True))
 
 
 @models

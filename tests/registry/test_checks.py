@@ -174,19 +174,21 @@ def test_an_invalid_argument_is_refused_by_name(name):
 
 
 def test_a_model_that_is_larger_than_memory_is_refused_before_it_is_built():
-    with pytest.raises(ValueError, match=r"`model` must be such that it fits into memory, .* GiB, got a size of"):
+    with pytest.raises(
+        ValueError, match=r"`model` must be such that its tensors fit into the free memory, .* GiB, got a size"
+    ):
         create_model(MODEL, embed_dim=2**18, num_heads=1, depth=1)
 
 
 @in_turn("encoding", ["relative_bias", "continuous_bias", "bucketed_bias", "sgu", "shaw"])
 def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encoding, monkeypatch):
-    monkeypatch.setattr(memory, "_MEMORY", 2**26)
+    monkeypatch.setattr(memory, "free_memory", lambda device=None: 2**26)
     monkeypatch.setattr(memory, "_SMALL", 2**24)
     model = "gmlp_nano_patch4_28" if encoding == "sgu" else MODEL
     if encoding == "shaw":  # which computes no pairs without queries
         assert create_model(model, encoding=encoding, img_size=4 * 2**6).grid.patches == 2**12
         return
-    with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fits into memory"):
+    with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fit into the free memory"):
         create_model(model, encoding=encoding, img_size=4 * 2**6)
 
 
@@ -208,7 +210,9 @@ def test_large_options_of_encodings_are_refused_or_take_no_memory(name, option):
 
 
 def test_a_position_that_is_larger_than_memory_is_refused_before_it_is_built():
-    with pytest.raises(ValueError, match=r"`encoding` must be such that it fits into memory, .* GiB, got a size of"):
+    with pytest.raises(
+        ValueError, match=r"`encoding` must be such that its tensors fit into the free memory, .* GiB, got a size"
+    ):
         graticule.build_position(GRID, dim=24, depth=2, num_heads=3, encoding="peg(kernel=100001)")
 
 

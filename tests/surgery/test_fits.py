@@ -344,7 +344,7 @@ def test_a_model_of_another_library_is_refused_and_the_message_names_convert():
     theirs = timm.create_model("vit_tiny_patch16_224", depth=1)
     with pytest.raises(ValueError, match=r"one of our backbones, got VisionTransformer; graticule\.convert makes"):
         change_position(theirs, "learnable", "lape")
-    with pytest.raises(ValueError, match=r"one of ours already; graticule\.surgery\.change_position gives"):
+    with pytest.raises(ValueError, match=r"one of ours already; graticule\.change_position gives"):
         graticule.convert(graticule.create_model("vit_nano_patch4_28", depth=1), joining="lape")
 
 

@@ -551,15 +551,15 @@ def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | No
         raise ValueError(f"`x` must be on {weight.device}, the device of the weights, got {images.device}.")
     if not images.is_floating_point():
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
-    if type(weight) is nn.Parameter and images.dtype != weight.dtype and not _autocast(images):
-        raise ValueError(
-            f"`x` must be {weight.dtype}, the dtype of the weights, or in torch.autocast, got {images.dtype}."
-        )
     if images.ndim != axes + 2 or images.shape[1] != channels:
         kind = "images" if axes == 2 else "films or volumes"
         wanted = f"(B, {channels}, {', '.join(sides(axes))})"
         more = ", whose depth this model has no axis for" if axes == 2 and images.ndim == 5 else ""
         raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}{more}.")
+    if type(weight) is nn.Parameter and images.dtype != weight.dtype and not _autocast(images):
+        raise ValueError(
+            f"`x` must be {weight.dtype}, the dtype of the weights, or in torch.autocast, got {images.dtype}."
+        )
     return images.shape[2:]
 
 

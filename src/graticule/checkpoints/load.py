@@ -246,9 +246,11 @@ def rename_published(
                 f"{held[name][0]} x {held[name][1]}.",
                 stacklevel=2,
             )
-        elif fitted is not None and fitted is not value and name in held and value.shape != fitted.shape:
+        elif fitted is not None and fitted is not value and name in held:
             known = shape or _square_of(value, parameter, held[name])
-            resampled[f"from {by(known) if known else tuple(value.shape)} to {by(held[name])} patches"] += 1
+            changed = value.numel() != fitted.numel() if known is None else tuple(known) != tuple(held[name])
+            if changed:
+                resampled[f"from {by(known) if known else tuple(value.shape)} to {by(held[name])} patches"] += 1
         state_dict[prefix + own] = parameter.detach() if fitted is None else fitted
     if resampled:
         counts = ", ".join(f"{count} {change}" for change, count in resampled.items())
@@ -283,7 +285,7 @@ def _compared(words: Mapping[str, str]) -> list[str]:
         specs = ENCODINGS.specs(words["encoding"])
     except ValueError:  # of a plugin that is not loaded
         return [words["encoding"]]
-    left_out = ("resampler", "std")
+    left_out = ("resampler", "std", "frozen", "shift", "local_shift", "rescale")
     kept = [Spec(one.name, {k: v for k, v in one.options.items() if k not in left_out}) for one in specs]
     return sorted(map(str, kept))
 

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
-from PIL import Image
 from safetensors import safe_open
 from timm.data import create_transform
 from torch import nn
+from torchvision.transforms.functional import to_pil_image
 
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS, can_convert
@@ -194,7 +193,10 @@ def _preparation(transformers: Any, file: Path) -> Preparation:
         }
         found: Preparation = check_value(Preparation, words, str(file))
         for height, width in _COMPARED:
-            image = Image.frombytes("RGB", (width, height), Random(0).randbytes(3 * height * width))
+            pixels = torch.randint(
+                256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+            )
+            image = to_pil_image(pixels)
             ours = create_transform(size, **words)(image)
             theirs = given(image, return_tensors="pt")["pixel_values"][0]
             # bytes are rounded after each of two resized axes here, and at most once there

@@ -13,7 +13,6 @@ from torch import Tensor
 from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.registry.checks import check_sides, shown
-from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling, holds
 
 #: Maximum number of tokens: no machine can hold the pairs of more.
@@ -404,10 +403,6 @@ class Grid(Places):
         index = self.offset_index(values.device)
         pairs: Tensor = values.index_select(1, index.flatten()).unflatten(1, index.shape)
         return pairs
-
-    def check_pairs(self, size: int, device: torch.device | str | None = None) -> None:
-        """Check that values of `size` bytes for each pair of patches fit into the memory of a device."""
-        check_memory("grid", f"the values of all pairs of its {self.patches} patches", size * self.patches**2, device)
 
     def to_map(self, tokens: Tensor) -> Tensor:
         """Return the patches of tokens (B, N, D) as a feature map, (B, D, H, W); prefix tokens are left out."""

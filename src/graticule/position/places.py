@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graticule.position.resampling import BICUBIC
 from graticule.registry.checks import shown
+from graticule.system.memory import check_memory
 
 Shape = tuple[int, ...]
 
@@ -78,6 +79,10 @@ class Places(ABC):
     def tokens(self) -> int:
         """N, with the prefix tokens."""
         return self.prefix + self.patches
+
+    def check_pairs(self, size: int, device: torch.device | str | None = None) -> None:
+        """Check that values of `size` bytes for each pair of patches fit into the memory of a device."""
+        check_memory("grid", f"the values of all pairs of its {self.patches} patches", size * self.patches**2, device)
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:
         """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""

@@ -237,6 +237,7 @@ def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path, quick_pic
     assert {"resolutions.md", "resolutions.json", "resolutions.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
 def test_a_trained_peg_can_be_frozen_in_another_training(capsys, tmp_path, pegged):
     frozen = ("--encoding", "peg(frozen=True)", "--global-pool", "avg", "--position-from", pegged.weights)
     code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")

@@ -29,7 +29,7 @@ def model_that_knows(data: DataModule, wrong: int) -> torch.nn.Module:
     """Return a model that classifies all test images correctly except the first `wrong`, by looking them up."""
     model = graticule.create_model("vit_nano_patch4_28")
     dataset = data.eval_dataloader((28, 28)).dataset
-    images, answers = dataset.tensors, dataset.labels.clone()
+    (images, _), answers = dataset.__getitems__(range(50)), dataset.labels.clone()
     answers[:wrong] = (answers[:wrong] + 1) % 10
 
     def look_up(x):

@@ -61,7 +61,7 @@ class AdaptRecipe(TrainingRecipe):
     data_root: Path | None = None
     """folder of the data set"""
     img_size: Usual[tuple[Side, Side] | None] = None
-    """height and width that the new position is built and fitted for, multiples of the patch (default: the model's)"""
+    """height and width that the new position is built for (default: the model's)"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, one per step at random (default: `img_size`)"""
     fit_images: Count = 16
