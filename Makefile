@@ -28,7 +28,7 @@ test: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
 test-slow: $(VENV)/.installed
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m 'slow or gpu'
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or gpu'
 	OMP_NUM_THREADS=1 GRATICULE_FUZZ=10 $(BIN)/python -m pytest -q tests/test_fuzz_data.py tests/test_fuzz_models.py tests/test_fuzz_runs.py
 
 # With as many processes as PROCESSES: they share the GPU, and most of the time is PyTorch's on the CPU.
