@@ -472,15 +472,17 @@ def main() -> None:
         "dtype": "float32" if options.quick else "bfloat16 by autocast",
         "versions": {name: version(name) for name in ("graticule", "torch", "timm", "lightning")},
         "parts": earlier.get("parts", {}),
-        "not_run": {},
+        "not_run": dict(earlier.get("not_run", {})),
     }
     for name, measure in parts(options.quick):
-        if name in found["parts"] or (options.parts and not name.startswith(tuple(options.parts))):
+        measured = name in found["parts"] and name not in found["not_run"]
+        if measured or (options.parts and not name.startswith(tuple(options.parts))):
             continue
         start, bench.records = time.monotonic(), []
         if start > bench.until:
-            found["not_run"][name] = "no time left"
+            found["not_run"].setdefault(name, "no time left")
             continue
+        found["not_run"].pop(name, None)
         print(name, flush=True)
         try:
             measure(bench)
@@ -488,6 +490,8 @@ def main() -> None:
             text = str(error).strip().partition("\n")[0][:200].rstrip(".")
             found["not_run"][name] = f"{type(error).__name__}: {text}"
             print(f"  not run to its end: {found['not_run'][name]}", flush=True)
+        if time.monotonic() > bench.until:
+            found["not_run"].setdefault(name, "no time left for all of it")
         if bench.records:
             found["parts"][name] = bench.records
         print(f"  {time.monotonic() - start:.0f} s", flush=True)
