@@ -273,6 +273,8 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
             return converted if turn is None else converted.transpose(turn)
     except UnidentifiedImageError:  # its message names the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
+    except TypeError as error:  # of a damaged TIFF file
+        raise ValueError(f"Pillow cannot read it: {error}") from None
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = allowed
 
