@@ -601,6 +601,18 @@ def test_weights_of_another_position_are_named_in_a_warning(encoding, joining, o
             load(tiny(other, other_joining))
 
 
+@in_turn(
+    ("encoding", "joining", "other", "other_joining"),
+    [
+        ("peg", "default", "peg(kernel=3)", "default()"),
+        ("learnable", "lape", "learnable()", "lape()"),
+        ("log_n + learnable", "default", "log_n(reference=16) + learnable", "default"),
+    ],
+)
+def test_options_that_have_their_default_may_be_written_or_not(encoding, joining, other, other_joining):
+    tiny(other, other_joining).load_state_dict(tiny(encoding, joining).state_dict())  # warnings are errors
+
+
 def test_options_that_weights_do_not_depend_on_may_differ():
     model = draw(tiny("learnable(std=0.1) + rope"))
     assert tiny("rope + learnable(resampler='bilinear')").load_state_dict(model.state_dict(), strict=False)

@@ -75,6 +75,7 @@ CHANGED = {
     "hook before": (lambda m: m.register_forward_pre_hook(lambda *_: None), "`_forward_pre_hooks` of Vis"),
     "hook of gradients": (lambda m: m.norm.register_full_backward_hook(lambda *_: None), "`norm._backward_hooks` of"),
     "forward": (lambda m: setattr(m, "forward", lambda x: x), "`forward` of VisionTransformer must be that of its"),
+    "method": (lambda m: setattr(m, "_pos_embed", lambda x: x), "`_pos_embed` of VisionTransformer must be that of"),
     "forward of a block": (lambda m: setattr(m.blocks[1], "forward", lambda x: x), "`blocks.1.forward` of Vision"),
     "subclass": (lambda m: setattr(m.blocks[1].mlp.fc1, "__class__", Tripled), "`blocks.1.mlp.fc1` of VisionTransf"),
     "rates": (lambda m: setattr(m.blocks[1], "drop_path2", timm.layers.DropPath(0.3)), "`drop_path2` of Block must"),

@@ -415,3 +415,13 @@ def test_a_functional_call_of_a_folded_model_computes_and_differentiates_with_it
     found.sum().backward()
     assert all(value.grad is not None for name, value in given.items() if name.startswith("position."))
     assert torch.equal(folded(x), before)
+
+
+@torch.inference_mode()
+def test_a_folded_model_made_in_inference_mode_follows_changes_of_its_parameters():
+    model = graticule.fold(tiny("learnable", "lape").eval())
+    x = images()
+    model(x)
+    for parameter in model.parameters():
+        parameter.add_(0.5 * torch.randn_like(parameter))
+    torch.testing.assert_close(model(x), graticule.unfold(model)(x))

@@ -536,10 +536,6 @@ def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     return found
 
 
-def _autocast(images: Tensor) -> bool:
-    return images.device.type != "meta" and torch.is_autocast_enabled(images.device.type)
-
-
 def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | None = None) -> Sequence[int]:
     """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`.
 
@@ -556,10 +552,6 @@ def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | No
         wanted = f"(B, {channels}, {', '.join(sides(axes))})"
         more = ", whose depth this model has no axis for" if axes == 2 and images.ndim == 5 else ""
         raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}{more}.")
-    if type(weight) is nn.Parameter and images.dtype != weight.dtype and not _autocast(images):
-        raise ValueError(
-            f"`x` must be {weight.dtype}, the dtype of the weights, or in torch.autocast, got {images.dtype}."
-        )
     return images.shape[2:]
 
 

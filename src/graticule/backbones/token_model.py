@@ -138,7 +138,7 @@ class TokenModel(Checked, PublishedNames, ABC):
 
         Statistics of BatchNorm are not updated again.
         """
-        norms = [one for one in self.modules() if isinstance(one, _BatchNorm)]
+        norms = [one for one in block.modules() if isinstance(one, _BatchNorm)]
         # the compiler computes again what has no side effects
         once: dict[str, Any] = (
             {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}

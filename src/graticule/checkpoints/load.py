@@ -25,9 +25,11 @@ from graticule.checkpoints.read import (
     with_metadata,
 )
 from graticule.position.grid import Grid
+from graticule.position.joining import JOININGS
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Position
 from graticule.registry.checks import checked, printable
+from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
 
 #: Buffers of published code that are computed here.
@@ -267,7 +269,7 @@ def _check_words(module: Any, recorded: Mapping[str, str] | None) -> None:
     own = _words(module)
     if recorded is None or own is None:
         return
-    if [_compared(recorded), recorded["joining"]] != [_compared(own), own["joining"]]:
+    if _compared(recorded) != _compared(own):
         theirs, ours = (f"encoding {one['encoding']!r} and joining {one['joining']!r}" for one in (recorded, own))
         warnings.warn(f"the weights are of a model with {theirs}, the model has {ours}.", stacklevel=4)
 
@@ -279,15 +281,29 @@ def _words(module: Any) -> dict[str, str] | None:
     return words if all(isinstance(word, str) for word in words.values()) else None
 
 
-def _compared(words: Mapping[str, str]) -> list[str]:
-    """Return the encodings of a model in order of their names, without the options that weights do not depend on."""
+#: Options that weights do not depend on, or that are a part of them.
+_LEFT_OUT = ("resampler", "std", "frozen", "shift", "local_shift", "rescale", "reference")
+
+
+def _compared(words: Mapping[str, str]) -> list[list[str]]:
+    """Return the encodings, in order of their names, and the joining, with the options that weights depend on."""
+    return [_plain(registry, words[name]) for registry, name in ((ENCODINGS, "encoding"), (JOININGS, "joining"))]
+
+
+def _plain(registry: Registry[Any], text: str) -> list[str]:
+    """Return sorted specs without options that have their default."""
     try:
-        specs = ENCODINGS.specs(words["encoding"])
+        specs = registry.specs(text)
     except ValueError:  # of a plugin that is not loaded
-        return [words["encoding"]]
-    left_out = ("resampler", "std", "frozen", "shift", "local_shift", "rescale")
-    kept = [Spec(one.name, {k: v for k, v in one.options.items() if k not in left_out}) for one in specs]
-    return sorted(map(str, kept))
+        return [text]
+    plain = []
+    for one in specs:
+        known = registry.options(one.name)
+        kept = {
+            k: v for k, v in one.options.items() if k not in _LEFT_OUT and (k not in known or known[k].default != v)
+        }
+        plain.append(str(Spec(one.name, kept)))
+    return sorted(plain)
 
 
 def _square_of(value: Tensor, parameter: Tensor, grid: Sequence[int]) -> tuple[int, ...] | None:

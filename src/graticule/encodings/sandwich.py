@@ -9,6 +9,7 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import LowRank
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.system.memory import check_memory
 
 
 @register_encoding("sandwich")
@@ -69,5 +70,7 @@ class Sandwich(BiasEncoding):
         """Return cos and sin of all angles of each patch, (H * W, 2 channels), and the scales, in float32 at least."""
         wide = torch.promote_types(self.omega.dtype, torch.float32)
         place = grid.coordinates(self.omega.device).to(wide)
+        size = 4 * wide.itemsize * grid.patches * self.omega.numel()  # angles, their cos and sin, and those joined
+        check_memory("grid", f"the waves of its {grid.patches} patches", size, self.omega.device)
         angle = (place[..., None] * self.omega.to(wide)).flatten(1)  # (H * W, channels)
         return torch.cat([angle.cos(), angle.sin()], -1), self.scales.to(wide)

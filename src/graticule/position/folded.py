@@ -207,8 +207,8 @@ class _Sources:
         self.stamps = self._read_stamps()
 
     def have_changed(self) -> bool:
-        """Return whether a tensor was changed in place or moved."""
-        return self._read_stamps() != self.stamps
+        """Return whether a tensor was changed in place or moved; always if it cannot be known."""
+        return not self.stamps or self._read_stamps() != self.stamps
 
     def are_replaced(self) -> bool:
         """Return whether other tensors are in the place of these."""

@@ -214,6 +214,7 @@ class AttachedPosition(PublishedNames):
         self._keep(module.register_forward_hook(self._forget))
         for layer, (name, one) in enumerate(zip(found.blocks, given, strict=True)):
             block = module.get_submodule(name)
+            self._keep(block.register_forward_pre_hook(self._recall, with_kwargs=True))
             if layer == 0 or one.pre is not None or one.before is not None:
                 self._keep(block.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True))
             if one.after is not None:
@@ -262,6 +263,18 @@ class AttachedPosition(PublishedNames):
         """Release the position, unless activation checkpointing may need it again in the backward pass."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             self._thread.now = None
+
+    def _recall(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Bind the call to the tokens of a block; activation checkpointing computes the block again from them."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        tokens, name = first_tensor(args, kwargs), f"_call_{id(self)}"
+        if tokens is None:
+            return
+        if torch._C._current_graph_task_id() == -1:
+            setattr(tokens, name, getattr(self._thread, "now", None))
+        elif (call := getattr(tokens, name, None)) is not None:
+            self._thread.now = call
 
     def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply `pre` and `before` to the input tokens of a block."""

@@ -107,8 +107,9 @@ def _check_class(model: nn.Module, name: str, part: nn.Module) -> None:
     place = f"{name}." if name else ""
     if not type(part).__module__.startswith(_KNOWN):
         raise refuse(model, name, part, f"must be of a class of its library, not of {type(part).__module__},")
-    if "forward" in vars(part):
-        raise refuse(model, f"{place}forward", vars(part)["forward"], "must be that of its class")
+    for method, value in vars(part).items():
+        if method != "extra_repr" and callable(value) and callable(getattr(type(part), method, None)):
+            raise refuse(model, f"{place}{method}", value, "must be that of its class")
     for kind in _HOOKS:
         for hook in vars(part)[kind].values():
             if not getattr(hook, "__module__", "").startswith(_KNOWN):
