@@ -1,7 +1,6 @@
 """Operations on a model that is on a device: results are those of the same model on the CPU, which stays there."""
 
 import copy
-import importlib.util
 
 import numpy as np
 import pytest
@@ -186,8 +185,6 @@ def test_a_model_on_the_device_is_checked(device):
 
 @pytest.mark.parametrize("suffix", ["pt2", "onnx", "safetensors"])
 def test_a_model_on_the_device_is_exported(device, suffix, tmp_path):
-    if suffix == "onnx" and importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
     model = model_of(TABLE, **shallow(PLAIN)).to(device)
     exported = graticule.export(model, tmp_path / f"model.{suffix}")
     assert exported.error < 1e-5

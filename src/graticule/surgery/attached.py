@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from weakref import WeakSet
 
 import torch
@@ -187,7 +187,7 @@ class AttachedPosition(PublishedNames):
         return {name: value for name, value in self.__dict__.items() if name not in ("_thread", "_unfinished")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        cast("Any", super()).__setstate__(state)
         self._start_calls()
 
     def forward(self, x: Any) -> Any:
