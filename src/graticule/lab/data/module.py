@@ -300,7 +300,7 @@ class DataModule(Loading, L.LightningDataModule):
 
 def _gives_batches(images: Any) -> bool:
     """Return whether images are indexed by whole batches."""
-    return isinstance(images.each[0] if isinstance(images, SizedImages) else images, TensorImages | ShiftedImages)
+    return isinstance(images.each[0] if isinstance(images, SizedImages) else images, TensorImages)
 
 
 class _Chosen(Subset[Any]):
