@@ -187,7 +187,7 @@ class AttachedPosition(PublishedNames):
         return {name: value for name, value in self.__dict__.items() if name not in ("_thread", "_unfinished")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        cast("Any", super()).__setstate__(state)
+        cast("Any", super().__setstate__)(state)
         self._start_calls()
 
     def forward(self, x: Any) -> Any:
