@@ -191,6 +191,19 @@ def images(height: int = 32, width: int = 32, batch: int = 2, dtype: torch.dtype
     return torch.randn(batch, 3, height, width, dtype=dtype)
 
 
+def images_for(
+    model: Any, batch: int = 2, taller: int = 1, wider: int = 1, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Draw images (batch, channels, height, width) of a multiple of the size that a model is built for."""
+    height, width = model.img_size
+    return torch.randn(batch, model.in_chans, taller * height, wider * width, dtype=dtype)
+
+
+def assert_same(actual: Any, expected: Any, atol: float = 1e-11) -> None:
+    """Check that tensors, or lists and dictionaries of them, are equal to rounding; with atol=0, bit for bit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """Return the gradient of every trainable parameter by name."""
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
