@@ -1,14 +1,11 @@
 """Analyses of models of films and volumes: laws that connect them with those of images, the commands, the refusals."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
 import graticule
 import tiny
-from commands import refused, run_command
 from graticule import Grid
 from graticule.analysis.audit import audit
 from graticule.analysis.equivariance import translation_error
@@ -101,46 +98,7 @@ def test_an_audit_measures_all_that_it_does_of_images():
     assert maps.correlations.grid.shape == maps.biases.grid.shape == GRID.shape
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Train a few steps on films."""
-    from graticule.lab.cli import main
-
-    folder = tmp_path_factory.mktemp("films") / "run"
-    given = ["--encoding", "learnable", "--quick", "--output", str(folder)]
-    assert main(["train", "moving_digits", *given]) == 0
-    return folder
-
-
-def test_commands_take_a_run_on_films(run, capsys, tmp_path):
-    code, out, _ = run_command(capsys, "audit", run, "--count", 8, "--sizes", "12x32x32", "--output", tmp_path)
-    assert code == 0 and "Frame, row and column can be read" in out
-    record = json.loads((tmp_path / "audit.json").read_text())
-    assert record["img_size"] == [6, 32, 32] and record["images"] == 8 and record["unavailable"] == {}
-    assert record["accuracy"] is not None and len(record["probes"][0]["mean"]) == 3
-    page = (tmp_path / "audit.html").read_text()
-    assert "8 films of 6 x 32 x 32 pixels" in page and "control: frame" in page
-    code, out, _ = run_command(capsys, "look", "translation", run, "--count", 4, "--output", tmp_path)
-    assert code == 0 and "4 images of 6x32x32, shifts 1x0x0, 0x1x0, 0x0x1, 1x1x1" in out
-    code, out, _ = run_command(capsys, "look", "correlations", run, "--img-size", "3x32x32", "--output", tmp_path)
-    assert code == 0 and (tmp_path / "correlations.png").is_file()
-    code, out, _ = run_command(capsys, "explore", run, "--output", tmp_path / "page.html")
-    assert code == 0 and '"pixels":[6,32,32]' in (tmp_path / "page.html").read_text()
-
-
-def test_what_films_do_not_have_is_refused_with_the_reason(run, capsys, tmp_path):
-    (tmp_path / "a.png").write_bytes(b"")
-    look = ("--output", tmp_path)
-    for arguments, said in (
-        (("look", "attention", run, *look), "`models` must take images"),
-        (("look", "translation", run, "--shifts", "1x0", *look), "`shifts` must move the image along its 3 axes"),
-        (("explore", run, "--images", tmp_path / "a.png"), "`images` must be numbers of test films"),
-        (("resamplers", run, "--images", tmp_path, "--sizes", "40"), "`model` must take images for a folder of images"),
-        (("audit", run, "--sizes", "32x32"), "`sizes` must be sides in pixels, below 100,000, or DEPTHxHEIGHTxWIDTH"),
-        (("audit", run, "--labels", "x"), "`labels` must be left out without `images`"),
-        (("audit", "vit_tiny_patch16_224"), "`images` must be given for 'vit_tiny_patch16_224'"),
-    ):
-        assert said in refused(capsys, *arguments)
+def test_what_films_do_not_have_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="`images` must be preprocessed images"):
         graticule.debias(film_model(), films(24), "mean")
     with pytest.raises(ValueError, match="`model` must take images, got VisionTransformer, which takes films of 4 x"):

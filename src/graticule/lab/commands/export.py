@@ -122,7 +122,7 @@ def _maps(model: Any) -> Any:
     return features
 
 
-def _batches(options: Export, model: Any, run: Any, size: tuple[int, ...]) -> Any:
+def _batches(options: Export, model: Any, run: Any, size: Any) -> Any:
     """Return batches of test images and labels to score the file on; None without data or need."""
     if options.images is None and (run is None or not options.int8):
         return None

@@ -64,7 +64,7 @@ class Opened:
         return Path("runs") / Path(self.target.replace(":", "/")).resolve().name
 
     @property
-    def size(self) -> tuple[int, ...]:
+    def size(self) -> Any:
         """The (height, width) in pixels of its images, which must be known."""
         if self.img_size is None:
             raise ValueError(f"`model` must have a known image size, got {self.target!r}, which has none.")
@@ -195,7 +195,7 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
             f"`images` must have {opened.info.channels} channels, as {opened.target} takes, got "
             f"{name!r} with {data.info.channels}."
         )
-    if opened.states_info and len(data.size) == 2:  # as for a folder of these images
+    if opened.states_info:  # as for a folder of these images
         data.info = replace(opened.info, name=data.info.name, class_names=data.info.class_names)
     return data
 

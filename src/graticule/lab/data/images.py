@@ -50,15 +50,15 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
-    `size` is the native (height, width) of the images, None if they differ, or (depth, height, width); `mean` and `std`
-    are those of the training images per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a
+    `size` is the native (height, width) of the images, None if they differ; `mean` and `std` are
+    those of the training images per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a
     native size get that of a model, in timm's words; images of one native size are resized without a crop (squash).
     """
 
     name: str
     class_names: tuple[str, ...]
     channels: int = 3
-    size: tuple[int, ...] | None = None
+    size: tuple[int, int] | None = None
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     crop_mode: Literal["center", "squash", "border"] = "center"
@@ -136,25 +136,6 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return Image.fromarray(self.images[index]), int(self.labels[index])
-
-
-class MadeImages(Dataset[tuple[np.ndarray, int]]):
-    """Films or volumes that are made on access, each a function of its index.
-
-    Args:
-        labels: (n,).
-        make: returns the film or volume of an index, (depth, height, width), uint8.
-    """
-
-    def __init__(self, labels: np.ndarray, make: Callable[[int], np.ndarray]) -> None:
-        self.labels = labels.astype(np.int64)
-        self.make = make
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self.make(index), int(self.labels[index])
 
 
 class StoredImages(Dataset[Any], ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import lightning as L
 import numpy as np
@@ -14,7 +14,7 @@ from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, MadeImages, Split, fingerprint, spread
+from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, load_dataset
 from graticule.lab.data.sampling import (
     BatchOrder,
@@ -68,8 +68,7 @@ class DataModule(Loading, L.LightningDataModule):
     Args:
         dataset: one of `list_datasets()`.
         root: the folder of the data set, if it has one.
-        size: (height, width), or (depth, height, width) of films and volumes, in training, and in evaluation unless
-            another is given.
+        size: (height, width) in training, and in evaluation unless another is given.
         train_sizes: (height, width) of the training batches; each step has one of them. Only `size` by default.
         batch_size: images per training batch.
         eval_batch_size: images per batch in evaluation.
@@ -92,7 +91,7 @@ class DataModule(Loading, L.LightningDataModule):
         dataset: str,
         *,
         root: str | Path | None = None,
-        size: tuple[int, ...],
+        size: tuple[int, int],
         batch_size: int = 64,
         eval_batch_size: int = 256,
         workers: int = 0,
@@ -104,7 +103,7 @@ class DataModule(Loading, L.LightningDataModule):
         limit_test: int | None = None,
         drop_last: bool = False,
         repeats: int = 1,
-        train_sizes: Sequence[tuple[int, ...]] = (),
+        train_sizes: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
@@ -113,11 +112,12 @@ class DataModule(Loading, L.LightningDataModule):
                 "give another, or set mixup and cutmix to 0."
             )
         known_name("dataset", dataset, list_datasets())
+        if len(size) != 2:
+            raise ValueError(f"`size` must be the height and width of images, got {size}.")
         self.dataset = dataset
         self.root = root
-        # typed as those of images, which nearly all are
-        self.size: tuple[int, int] = cast("Any", size)
-        self.train_sizes: tuple[tuple[int, int], ...] = cast("Any", tuple(train_sizes) or (size,))
+        self.size = size
+        self.train_sizes = tuple(train_sizes) or (size,)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.workers = workers
@@ -198,11 +198,11 @@ class DataModule(Loading, L.LightningDataModule):
         whole = _gives_batches(self._train)
         return self.load(self._train, whole=whole, batch_sampler=order or self.train_order())
 
-    def _train_images(self, size: tuple[int, ...]) -> Any:
+    def _train_images(self, size: tuple[int, int]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
         images = self._images["train"]
         in_memory = self._fits_in_memory(images, *self.train_sizes)
-        if in_memory and (not self.augmentation.random or len(self.info.size or ()) > 2):
+        if in_memory and not self.augmentation.random:
             return self._held(images, size)
         if shifts_only(self.augmentation) and in_memory:
             values = byte_values(self.info)
@@ -214,7 +214,7 @@ class DataModule(Loading, L.LightningDataModule):
         return self.eval_dataloader(self.size)
 
     def eval_dataloader(
-        self, size: tuple[int, ...], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
+        self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
     ) -> DataLoader[Any]:
         """Return batches of the test images at `size` = (height, width), each once over all processes.
 
@@ -248,7 +248,7 @@ class DataModule(Loading, L.LightningDataModule):
         sources = [_source(self._images["test"], index) for index in range(self.num_test)]
         return [one.place(n) if isinstance(one, EncodedImages) else Path(str(n)) for one, n in sources]
 
-    def test_images(self, size: tuple[int, ...], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,)."""
         images = self._images["test"]
         for index in indices:
@@ -257,7 +257,7 @@ class DataModule(Loading, L.LightningDataModule):
         return self._prepared("test", size, indices)
 
     def _prepared(
-        self, split: Split, size: tuple[int, ...], indices: Sequence[int]
+        self, split: Split, size: tuple[int, int], indices: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         shown = TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
         pairs = [shown[index] for index in indices]
@@ -268,32 +268,30 @@ class DataModule(Loading, L.LightningDataModule):
         images = self._images[split]
         return [images[index][0].size[::-1] for index in spread(len(images), most)]
 
-    def spread_images(self, split: Split, size: tuple[int, ...], most: int) -> torch.Tensor:
+    def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
         return self._prepared(split, size, spread(len(self._images[split]), most))[0]
 
-    def spread_test_images(self, size: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""
         total = self.num_test
         if not 1 <= count <= total:
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
         return self.test_images(size, spread(total, count))
 
-    def _held(self, images: Any, size: tuple[int, ...]) -> TensorImages:
-        """Return images without augmentation, on the device: as bytes, or as numbers of films and volumes."""
-        if len(self.info.size or ()) > 2:
-            return TensorImages(images, evaluation_transform(self.info, size, self.augmentation)).to(self.device)
+    def _held(self, images: Any, size: tuple[int, int]) -> TensorImages:
+        """Return images without augmentation, on the device: as bytes."""
         return TensorImages(images, self._to_bytes(size), byte_values(self.info)).to(self.device)
 
-    def _to_bytes(self, size: tuple[int, ...]) -> Transform | None:
+    def _to_bytes(self, size: tuple[int, int]) -> Transform | None:
         """Return the transform of an image to bytes; None if all images have the size."""
         return None if size == self.info.size else byte_transform(self.info, size, self.augmentation)
 
-    def _fits_in_memory(self, images: Any, *sizes: tuple[int, ...]) -> bool:
+    def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
         source = images
         while isinstance(source, _Chosen):
             source = source.source
-        held = isinstance(source, ArrayImages | MadeImages)
+        held = isinstance(source, ArrayImages)
         pixels = sum(map(math.prod, sizes))
         return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_BYTES
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -34,10 +33,6 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
     """
     if info.size is None:
         return _timms_transform(info, size, augmentation)
-    if len(info.size) > 2:
-        if augmentation.random:
-            raise ValueError(f"`augmentation` must be off for films and volumes, got {augmentation}.")
-        return partial(_film, info, size)
     resized: Transform = T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
     return resized
 
@@ -76,7 +71,7 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
     (`random_crop_padding`) or by area (`scale`); large ones by area, (0.08, 1) by default. Without any augmentation it
     is the transform of evaluation.
     """
-    if not augmentation.random or (info.size is not None and len(info.size) > 2):
+    if not augmentation.random:
         return evaluation_transform(info, size, augmentation)
     if augmentation.scale is not None or (info.size is None and not augmentation.random_crop_padding):
         training: Transform = create_transform(
@@ -110,15 +105,7 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
     return composed
 
 
-def _film(info: DatasetInfo, size: tuple[int, ...], film: np.ndarray) -> Tensor:
-    """Resize a film or volume (depth, height, width), uint8, and normalize it; (1, *size), float32."""
-    values = torch.from_numpy(film)[None, None].float() / 255
-    if values.shape[2:] != size:
-        values = F.interpolate(values, size, mode="trilinear", align_corners=False)
-    return (values[0] - info.mean[0]) / info.std[0]
-
-
-def _resize(size: tuple[int, ...], augmentation: Augmentation) -> Callable[[Any], Any]:
+def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any], Any]:
     """Return the transform to `size`; it leaves images of this size as they are."""
     resize: Callable[[Any], Any] = T.Resize(size, _INTERPOLATION[augmentation.interpolation])
     return resize
@@ -322,7 +309,7 @@ class CanvasImages(Dataset[tuple[Tensor, int]]):
         size: (H, W) of the canvas, in pixels.
     """
 
-    def __init__(self, images: Any, size: tuple[int, ...]) -> None:
+    def __init__(self, images: Any, size: tuple[int, int]) -> None:
         self.images = images
         self.size = size
 
@@ -335,7 +322,7 @@ class CanvasImages(Dataset[tuple[Tensor, int]]):
         return place(image, self.size, random), label
 
 
-def place(image: Tensor, size: tuple[int, ...], random: torch.Generator | None = None) -> Tensor:
+def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None = None) -> Tensor:
     """Put `image`, (C, h, w), at a random position on a canvas (C, H, W) of the median color of its border.
 
     Along an axis on which the canvas is smaller, the image is cropped at a random position.

@@ -97,30 +97,6 @@ def digits(
 
 
 @graticule.register_recipe(
-    "moving_digits", "A small ViT on films of digits, whose class, direction and speed, is in the order of the frames."
-)
-@graticule.register_recipe(
-    "solids",
-    "A small ViT on volumes of four cubes, whose class, shape and pose, is in the arrangement of the cubes.",
-    dataset="solids",
-    img_size=(20, 20, 20),
-    patch_size=(4, 4, 4),
-    encoding="rope",
-)
-def films(
-    dataset: str = "moving_digits",
-    img_size: tuple[int, int, int] = (6, 32, 32),
-    patch_size: tuple[int, int, int] = (1, 8, 8),
-    encoding: str | None = None,
-) -> graticule.Recipe:
-    """Train on films in 6 x 4 x 4 patches, or volumes in 5 x 5 x 5; a patch is one frame, or one cube, deep."""
-    sizes = ("depth=3", "embed_dim=48", "num_heads=2", f"patch_size={list(patch_size)}")  # heads of three axes
-    return digits(
-        dataset=dataset, img_size=img_size, encoding=encoding, model_kwargs=sizes, global_pool="avg", epochs=10
-    )
-
-
-@graticule.register_recipe(
     "digits_distilled",  # DeiT (Touvron et al., 2021), Table 3
     "A small ViT on 500 of the embedded digits, plain or with a teacher that was trained on all 4,000.",
 )

@@ -100,8 +100,8 @@ class Recipe(TrainingRecipe):
     """images per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 256
     """images per batch in evaluation"""
-    img_size: Usual[tuple[Side, ...]] = (28, 28)
-    """height and width of the images, or depth, height and width of films and volumes, multiples of the patch"""
+    img_size: Usual[tuple[Side, Side]] = (28, 28)
+    """height and width of the images, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
     patch_size: Side | None = None
@@ -126,11 +126,7 @@ class Recipe(TrainingRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.img_size) not in (2, 3):
-            raise ValueError(
-                f"`img_size` must be height and width, such as 64 64, or depth, height and width, got {self.img_size}."
-            )
-        sizes = parse_sizes(self.train_sizes, "train_sizes", len(self.img_size))
+        sizes = parse_sizes(self.train_sizes, "train_sizes")
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
 
@@ -145,7 +141,7 @@ class _Classes(TypedDict):
     num_classes: Count
     channels: Count
     class_names: tuple[str, ...]
-    size: NotRequired[tuple[Side, ...] | None]
+    size: NotRequired[tuple[Side, Side] | None]
     mean: NotRequired[tuple[Finite, ...]]
     std: NotRequired[tuple[Finite, ...]]
     backbone: NotRequired[SourceModel]
@@ -183,7 +179,7 @@ class Classification(Task[Recipe, "DataModule"]):
             share_seed=recipe.share_seed,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
-            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),
+            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
         data.setup()
         augmentation, small = recipe.augmentation, data.info.size is not None
@@ -235,8 +231,6 @@ class Classification(Task[Recipe, "DataModule"]):
         import numpy as np
 
         size = self.recipe.img_size
-        if len(size) > 2:
-            return []
         if data.info.size is not None:
             height, width = data.info.size
             changed = height * size[1] != width * size[0]
@@ -319,8 +313,6 @@ class Classification(Task[Recipe, "DataModule"]):
         from graticule.lab.data.transforms import evaluation_transform
 
         recipe = self.recipe
-        if len(recipe.img_size) > 2:
-            raise ValueError("`run` must be of images to predict them, got one of films or volumes.")
         info = _images(recipe, described)
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
         if info.size is not None:  # all images of the data set have this size

@@ -42,10 +42,6 @@ class ImageEvaluation(Evaluation["Score"]):
         from graticule.analysis.effect import check_larger
         from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes, set_windows
 
-        if len(data.size) > 2 and (self.mode != "zoom" or self.causes):
-            raise ValueError(
-                f"`mode` must be zoom, without `causes`, for films and volumes, got {self.mode!r} and {self.causes}."
-            )
         check_sizes(model, self._sizes(task))
         self._real(data)
         for size in self._sizes(task) if self.mode == "crop" else ():
@@ -144,7 +140,7 @@ class ImageEvaluation(Evaluation["Score"]):
         return None if self.real is None else read_real(self.real, data)
 
     def _sizes(self, task: Any) -> list[tuple[int, int]]:
-        return parse_sizes(self.sizes, axes=len(task.recipe.img_size)) or [task.recipe.img_size]
+        return parse_sizes(self.sizes) or [task.recipe.img_size]
 
 
 def show_multiply_adds(count: int | None) -> str:
