@@ -12,34 +12,25 @@ import torch.nn.functional as F
 from torch import nn
 
 import graticule
-import graticule.encodings.rope_directions
 import graticule.encodings.sinusoidal
 from graticule import Grid
 from graticule.encodings.coordinate_mlp import Fourier
 from graticule.encodings.factorized import Factorized
-from graticule.encodings.fire import Fire
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.encodings.forms.coordinates import linear
-from graticule.encodings.forms.rotary import waves
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.mlp_bias import MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.lab.studies.matrix import build
 from graticule.position.joining import Default, Scale, Shared
 from graticule.position.position import ENCODINGS
-from graticule.position.rotation import PairRotation
-from graticule.surgery import change as change_module
 from graticule.surgery.change import change_position
-from graticule.surgery.fits.biases import displacement_means, fit_fire, table_logits
+from graticule.surgery.fits.biases import displacement_means, table_logits
 from graticule.surgery.fits.contributions import (
-    Contribution,
-    Projections,
     is_pre_norm,
     table_contributions,
 )
 from graticule.surgery.fits.registry import FITS, Before, find_fit
-from graticule.surgery.fits.rotations import _fit_layer
-from graticule.surgery.fits.tables import factorize, fit_function, fit_norm
+from graticule.surgery.fits.tables import factorize, fit_norm
 from tiny import DIM, SIZE, draw, images, tiny
 
 GRID = Grid(3, 5)
@@ -84,10 +75,8 @@ def assert_exact(model, old, x):
         (("learnable", "concatenation"), ("learnable", "concatenation")),
         (("learnable", "default"), ("learnable + relative_bias", "default")),
         (("learnable", "default"), ("learnable + peg", "default")),
-        (("rope", "default"), ("rope_mixed", "default")),
         (("mlp_bias", "default"), ("relative_bias", "default")),
         (("sandwich", "default"), ("relative_bias", "default")),
-        (("kerple", "default"), ("fire", "default")),
         (("sinusoidal_2d", "default"), ("sinusoidal_2d", "concatenation")),
         (("shared_relative_bias", "default"), ("relative_bias", "default")),
         (("learnable", "lape"), ("learnable", "lape")),
@@ -118,31 +107,6 @@ def test_the_residual_of_a_factorization_has_mean_zero_in_rows_and_columns():
     factorize(new, new, Before(GRID, [], [], table.flatten(0, 1)))
     rest = table - new(GRID).unflatten(0, (3, 5))
     assert rest.mean(0).abs().max() < 1e-12 and rest.mean(1).abs().max() < 1e-12
-
-
-@torch.no_grad()
-def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
-    grid = Grid(6, 7)
-    new = Fourier(grid, 8, frequencies=4, hidden=6).double()
-    planted = Fourier(grid, 8, frequencies=4, hidden=6).double()
-    planted.load_state_dict(new.state_dict())
-    draw(planted.mlp[-1])
-    assert fit_function(planted, new, Before(grid, [], [], planted(grid)))
-    torch.testing.assert_close(new(grid), planted(grid), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
-@torch.no_grad()
-def test_a_function_of_coordinates_follows_a_smooth_table_at_other_grids(encoding):
-    model = tiny("learnable", img_size=(64, 64)).eval()  # 8 x 8 patches, fewer than hidden channels
-    table = graticule.encodings.sinusoidal.Sinusoidal2d(Grid(8, 8, prefix=1), DIM, temperature=10.0)
-    model.position.encodings[0].pos_embed.copy_(table.pos_embed)
-    others = [Grid(8, 11, prefix=1), Grid(16, 16, prefix=1)]
-    expected = [model.position(grid)[0].pre for grid in others]
-    change_position(model, encoding)
-    for grid, old in zip(others, expected, strict=True):
-        missing = (model.position(grid)[0].pre - old)[1:]
-        assert missing.square().sum() < 0.1 * old[1:].square().sum()
 
 
 @torch.no_grad()
@@ -355,7 +319,7 @@ def test_a_fit_is_found_for_classes_that_extend_those_of_the_table():
     assert table_logits(None, GRID) is None
 
 
-# From LaPE, and to FIRE, fixed biases and rotations
+# From LaPE, and to fixed biases
 
 
 @torch.no_grad()
@@ -372,31 +336,6 @@ def test_a_table_is_not_compared_with_logits_between_pooled_tokens(encoding):
     model = change_position(build("MViTv2", "learnable").eval(), encoding)
     assert not any(fit.fitted for fit in model.certificate.fits if fit.old != "nothing")
     assert [(share.term, share.kept) for share in model.certificate.shares] == [("table", None)] * 3
-
-
-@torch.no_grad()
-def test_fire_makes_every_function_of_the_distance():
-    torch.manual_seed(0)
-    fire = Fire(GRID, num_heads=2).double()
-    distance = GRID.offsets("cpu").double().norm(dim=-1)
-    shown = torch.randn(2, 64, dtype=torch.float64)[:, (distance * 7).long()]  # any number for each distance
-    assert fit_fire(fire, shown)
-    torch.testing.assert_close(fire.patch_bias(GRID), shown, rtol=0, atol=1e-9)
-
-
-@torch.no_grad()
-def test_fire_of_two_axes_finds_its_own_last_layer_and_few_units_the_least_squares():
-    torch.manual_seed(0)
-    for fire in (Fire(GRID, 2, form="axes").double(), Fire(GRID, 2, hidden=3).double()):
-        draw(fire.mlp[2])
-        planted = fire.patch_bias(GRID)
-        fire.mlp[2].weight.zero_()
-        assert fit_fire(fire, planted)
-        if fire.form == "axes":
-            torch.testing.assert_close(fire.patch_bias(GRID), planted, rtol=0, atol=1e-9)
-        # the residual of a least-squares fit is orthogonal to the constant
-        assert (fire.patch_bias(GRID) - planted).sum((1, 2)).abs().max() < 1e-9
-    assert not fit_fire(Fire(Grid(1, 4), 2, causal=True), torch.zeros(2, 4, 4))
 
 
 def is_fixed(encoding):
@@ -419,76 +358,6 @@ def test_a_fixed_bias_is_kept_and_has_no_parameters_to_fit(encoding, x):
 
 
 @torch.no_grad()
-def test_a_fixed_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
-    before = copy.deepcopy(model)
-    change_position(model, "rope", images=x)
-    assert "not fitted, as only the frequencies of rope_mixed are fitted" in str(model.certificate)
-    assert {share.term for share in model.certificate.shares} == {"table in the logits"}
-    assert model.certificate.harmful == [share.layer for share in model.certificate.shares if share.kept < 0]
-    for name, value in before.state_dict().items():
-        assert name.startswith("position.") or torch.equal(value, model.state_dict()[name])
-
-
-@torch.no_grad()
-def test_the_share_of_a_rotation_is_that_of_the_logits_between_none_and_the_table(model, x):
-    """Computed by hand for the first layer, over all tokens of the images."""
-    table = model.position(model.grid)[0].pre
-    (state,) = change_module._before(model, x)
-    change_position(model, "rope_mixed", images=x)
-    block, tokens = model.blocks[0], model.embed(x)
-
-    def logits(given, bias, rotation=None):
-        weight = block.attn.qkv.weight.chunk(3)
-        q, k = (
-            (block.norm1(given) @ w.T + b).unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
-            for w, b in zip(weight[:2], bias.chunk(3)[:2], strict=True)
-        )
-        q, k = (q, k) if rotation is None else rotation(q, k)
-        found = q @ k.mT * block.attn.scale
-        return found - found.mean(-1, keepdim=True)
-
-    projections = state.contributions[0].projections
-    old = torch.cat([projections.bias, torch.zeros_like(projections.bias[: len(projections.bias) // 2])])
-    target, plain = logits(tokens + table, old), logits(tokens, old)
-    found = logits(tokens, block.attn.qkv.bias, model.position(model.grid)[0].rotary)
-    share = 1 - (found - target).square().sum() / (plain - target).square().sum()
-    assert model.certificate.shares[0].kept == pytest.approx(share.item(), abs=1e-6)
-
-
-def test_frequencies_are_fitted_so_that_more_is_kept_than_without_position(model, x):
-    same = copy.deepcopy(model)
-    change_position(model, "rope_mixed", images=x)
-    change_position(same, "rope", images=x)
-    fitted, fixed = ([share.kept for share in one.certificate.shares] for one in (model, same))
-    assert min(fitted) > 0.1 and sum(fitted) > sum(fixed) + 0.3
-    assert model.certificate.fits[0].fitted and not same.certificate.fits[0].fitted
-    again = copy.deepcopy(model)
-    torch.testing.assert_close(again(x), model(x))
-
-
-def test_a_table_that_a_rotation_can_give_is_found(x):
-    """Without content, the logits of one frequency and constants are fitted nearly exactly."""
-    torch.manual_seed(0)
-    places = torch.stack(torch.meshgrid(torch.arange(4.0), torch.arange(5.0), indexing="ij"), -1).flatten(0, 1)
-    encoding = graticule.encodings.rope_directions.MixedRope(graticule.Grid(4, 5), 1, 2, 8)
-    attention = graticule.create_model("vit_nano_patch4_28", depth=1, embed_dim=16, num_heads=2).blocks[0].attn
-    angles = 0.4 * places[:, 0] - 0.3 * places[:, 1]  # of all pairs
-    rotation = PairRotation(waves(angles[None, :, None].expand(2, -1, 4), graticule.Grid(4, 5), "interleaved"))
-    still = torch.randn(2, 1, 1, 8).expand(2, 1, 20, 8)
-    q, k = (one.transpose(1, 2).flatten(2) for one in (still[:1].expand(1, 2, 20, 8), still[1:].expand(1, 2, 20, 8)))
-    turned = [
-        one.transpose(1, 2).flatten(2)
-        for one in rotation(*(one.unflatten(-1, (2, 8)).transpose(1, 2) for one in (q, k)))
-    ]
-    given = Projections(torch.cat(turned, -1), torch.cat([q, k], -1), None, torch.arange(20))
-    one = Contribution(torch.zeros(20, 16), 1.0, torch.zeros(20, 16), attention, given)
-    vectors, constant = _fit_layer(one, encoding, graticule.Grid(4, 5), places)
-    fitted = PairRotation(waves(linear(places, vectors[..., None, :, :]), graticule.Grid(4, 5), "interleaved"))
-    target, plain, found = given.logits(attention, fitted, constant)
-    assert (found - target).square().sum() < 0.02 * (plain - target).square().sum()
-
-
-@torch.no_grad()
 def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(model, x):
     target = model.position(model.grid)[0].pre.clone()
     plain, projected, normed = (copy.deepcopy(model) for _ in range(3))
@@ -504,13 +373,6 @@ def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(mode
     torch.testing.assert_close(table.T @ missing, torch.zeros(DIM, DIM).double(), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("encoding", ["mlp_bias", "bucketed_bias", "kerple"])
-def test_a_learned_bias_is_fitted_to_the_logits_of_a_table(encoding, model, x):
-    change_position(model, encoding, images=x)
-    assert model.certificate.fits[0].fitted and not model.certificate.harmful and model.certificate.kept > 0
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 @torch.no_grad()
 def test_a_model_in_training_mode_is_fitted_as_in_evaluation_mode_and_stays_in_it(x):
     models = [draw(tiny(img_size=(24, 40), drop_rate=0.5, proj_drop_rate=0.5)).double() for _ in range(2)]
@@ -524,8 +386,8 @@ def test_a_model_in_training_mode_is_fitted_as_in_evaluation_mode_and_stays_in_i
 
 @pytest.mark.parametrize("least", [0.0, 0.9])
 def test_a_position_that_keeps_too_little_is_refused_and_the_model_is_unchanged(model, x, least):
-    """A fixed table of sines is farther from the old one than none; fitted frequencies keep a part."""
-    encoding = "sinusoidal_2d" if least == 0 else "rope_mixed"
+    """A fixed table of sines is farther from the old one than none; a fitted bias keeps a part."""
+    encoding = "sinusoidal_2d" if least == 0 else "relative_bias"
     with torch.no_grad():
         model.position.encodings[0].pos_embed.mul_(0.2)
     before, created = {name: value.clone() for name, value in model.state_dict().items()}, model.created

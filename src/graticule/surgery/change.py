@@ -21,7 +21,6 @@ from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import entered_blocks, share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
-from graticule.surgery.fits.rotations import rotation_kept
 from graticule.surgery.freeze import check_floating
 
 
@@ -44,9 +43,8 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
 
     An old table in the residual stream is compared with the sum of the new tables in it up to the layer. If the new one
     is added after norms or to queries and keys, the comparison is with the contribution of the old table there
-    (`Contribution`), over the images; for a bias or a rotation, with the logits that the old table added
-    (`table_logits`). Biases and logits are compared without the mean over the keys of each query, to which a softmax is
-    invariant.
+    (`Contribution`), over the images; for a bias, with the logits that the old table added (`table_logits`). Biases and
+    logits are compared without the mean over the keys of each query, to which a softmax is invariant.
 
     Args:
         before: the state of the stage with the old position.
@@ -91,8 +89,6 @@ def _of_table(
         if given is not None:
             fits = contribution is not None and given.shape == contribution.mean.shape
             return f"table {where}", contribution.kept(given.double()) if contribution is not None and fits else None
-    if contribution is not None and contribution.projections and new.rotary is not None and new.bias is None:
-        return "table in the logits", rotation_kept(contribution, new.rotary)
     logits, bias = table_logits(contribution, before.grid), bias_table(new, before.grid)
     if logits is not None and bias is not None and logits.shape == bias.shape:
         return "table in the logits", _kept(_centered(logits), _centered(bias))
@@ -246,8 +242,7 @@ def change_position(
 ) -> Model:
     """Replace the position of `model` by a new one, in place, and return the model.
 
-    All weights outside of the position are unchanged, but for the biases of queries and keys that are fitted with
-    'rope_mixed'. Parameters that both positions have are kept, such as the table
+    All weights outside of the position are unchanged. Parameters that both positions have are kept, such as the table
     of an absolute encoding. The others are fitted to the old position by least squares if there is a fit
     (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of the old
     position that each layer keeps, and, with `images`, the drift of the features.
@@ -287,7 +282,6 @@ def change_position(
     given = {"encoding": encoding, "joining": joining}
     weights, old, training = model.state_dict(), model.position, model.training
     held = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
-    biases = [(one, one.clone()) for name, one in model.named_parameters() if name.endswith("qkv.bias")]
     model.eval()
     try:
         seen = blank if images is None else images.to(blank)
@@ -313,8 +307,6 @@ def change_position(
     except ValueError:
         for name, value in held.items():
             setattr(model, name, value)
-        for bias, values in biases:
-            bias.copy_(values)
         raise
     finally:
         model.train(training)

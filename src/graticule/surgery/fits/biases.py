@@ -1,14 +1,13 @@
-"""Fits of bias tables to any bias, or to the logits of an absolute table."""
+"""Fits of tables of displacements to any bias, or to the logits of an absolute table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from graticule.encodings.fire import Fire
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.relative_bias import RelativeBias
@@ -20,39 +19,6 @@ from graticule.position.layer import LayerPosition
 from graticule.position.position import NoPosition
 from graticule.surgery.fits.contributions import Contribution, is_plain
 from graticule.surgery.fits.registry import Before, register_fit
-from graticule.surgery.fits.tables import fit_last
-
-#: Steps of L-BFGS.
-_STEPS = 60
-
-
-def fit_fire(fire: Fire, logits: Tensor) -> bool:
-    """Fit the network of FIRE to logits (h, N, N) by least squares over all pairs of patches; return True on success.
-
-    With 'distance', the hidden units are ramps that begin at the distances of the grid. With enough units, they and a
-    constant represent every function of the distance; otherwise the ramps begin at quantiles of the distances over the
-    pairs. With 'axes', the hidden units keep their random initialization. The last layer is solved for. Scale and
-    threshold are unchanged.
-    """
-    if fire.causal:
-        return False
-    first = cast("nn.Linear", fire.mlp[0])
-    of_pairs = fire.shares(fire.grid)[fire.grid.offset_index(logits.device).flatten()]  # (N * N, 1 or 2)
-    shares, index, count = of_pairs.double().unique(dim=0, return_inverse=True, return_counts=True)
-    values = logits.double().flatten(1).T  # (N * N, h)
-    means = values.new_zeros(len(shares), values.shape[1]).index_add(0, index, values) / count[:, None]
-    if fire.form == "distance":
-        first.weight.fill_(1.0)
-        first.bias.copy_(-_starts(shares[:, 0], count, first.out_features))
-    return fit_last(fire.mlp, shares.to(first.weight.dtype), means, count.double().sqrt()[:, None])  # of all pairs
-
-
-def _starts(shares: Tensor, count: Tensor, units: int) -> Tensor:
-    """Return the distances where the ramps of the hidden units begin, from sorted distances and their pair counts."""
-    if len(shares) <= units:
-        return torch.cat([shares, shares[-1:].expand(units - len(shares))])
-    quantiles = torch.linspace(0, float(count.sum()), units + 1, dtype=torch.float64)[:-1]
-    return shares[torch.searchsorted(count.cumsum(0).double(), quantiles.to(count.device))]
 
 
 @register_fit(BiasPosition, BiasPosition)
@@ -91,48 +57,22 @@ def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
 
 
 def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool | str:
-    encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
-    groups = [list(new.joined)] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
     if not any(parameter.requires_grad for parameter in new.parameters()):
         return "as it has no parameters to fit"
+    shared = isinstance(new, SharedBiasPosition)
+    encodings = [new.encoding] if shared else list(new.encodings)
+    groups = [list(new.joined)] if shared else [[layer] for layer in new.joined]
     fitted = True
     for encoding, layers in zip(encodings, groups, strict=True):
-        found = [made for layer in layers if (made := logits[layer]) is not None]
-        if len(found) < len(layers):
+        terms = [term for layer in layers if (term := logits[layer]) is not None]
+        is_table = isinstance(encoding, RelativeBias) and encoding.grid.shape == before.grid.within.shape
+        if len(terms) < len(layers) or not is_table or len(terms[0]) != encoding.num_heads:
             fitted = False
             continue
-        mean = torch.stack(found).mean(0)
-        within = isinstance(encoding, RelativeBias | Fire) and encoding.grid.shape == before.grid.within.shape
-        if len(mean) != getattr(encoding, "num_heads", len(mean)):
-            fitted = False
-        elif within and isinstance(encoding, Fire):
-            fitted = fit_fire(encoding, mean) and fitted
-        elif within:
-            by_displacement = displacement_means(mean, encoding.grid)
-            encoding.relative_position_bias_table[: len(by_displacement)] = by_displacement.to(mean.dtype)
-        else:
-            fitted = fit_parameters(encoding, mean, before.grid) and fitted
+        means = displacement_means(torch.stack(terms).mean(0), encoding.grid)
+        table = encoding.relative_position_bias_table
+        table[: len(means)] = means.to(table.dtype)
     return fitted
-
-
-def fit_parameters(encoding: Any, logits: Tensor, grid: Grid) -> bool:
-    """Fit the parameters of a bias to logits (h, N, N), up to a constant per query, by L-BFGS; return True on success.
-
-    It begins at the initial values, which may be far off: a local minimum.
-    """
-    with torch.enable_grad():
-        made = bias_table(encoding.layer(grid.within), grid)
-    if made is None or made.shape != logits.shape or not made.requires_grad:
-        return False
-    target = logits - logits.mean(-1, keepdim=True)
-    whole = max(float(target.square().sum()), 1e-300)
-
-    def loss() -> Tensor:
-        made = cast("Tensor", bias_table(encoding.layer(grid.within), grid))
-        return (made - made.mean(-1, keepdim=True) - target).square().sum() / whole
-
-    minimize(loss, [one for one in encoding.parameters() if one.requires_grad], _STEPS)
-    return True
 
 
 def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
@@ -141,23 +81,6 @@ def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
     values = bias.flatten(1).T  # (N * N, h)
     count = index.bincount()[:, None]
     return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
-
-
-@torch.enable_grad()
-def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> None:
-    """Minimize a loss by L-BFGS, from the values that the parameters have."""
-    search = torch.optim.LBFGS(
-        parameters, max_iter=steps, tolerance_grad=0, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        search.zero_grad()
-        found = loss()
-        found.backward()
-        return found
-
-    search.step(closure)
-    search.zero_grad()
 
 
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:

@@ -15,53 +15,9 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.mvit import PoolingAttention
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.attention import Attention
-from graticule.position.rotation import Rotation
 
 #: Batch size.
 _BATCH = 8
-#: Maximum number of images, as their tokens are stored for each layer, and of tokens for the fit of rotations.
-_IMAGES, _TOKENS = 8, 128
-
-
-@dataclass(frozen=True)
-class Projections:
-    """Queries and keys of some tokens of some images, (B, n, 2 D) each.
-
-    before: of the layer's input LN(x), with the table w in the residual stream.
-    without: of LN(x - w).
-    bias: the bias of the projections then, (2 D,); None if there is none.
-    index: the tokens, (n,): the first, mostly the class token, and some others.
-    """
-
-    before: Tensor
-    without: Tensor
-    bias: Tensor | None
-    index: Tensor
-
-    def logits(self, attention: Any, rotation: Rotation | None, constant: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the logits before, without the table, and without it but rotated, (B, h, n, n) each.
-
-        They have no mean over the keys of each query, to which a softmax is invariant.
-
-        Args:
-            attention: the attention of the layer.
-            rotation: the rotation of the tokens of `index`.
-            constant: is added to queries and keys before the rotation, (2 D,); by default the change of the bias.
-        """
-        if constant is None and self.bias is not None:
-            constant = attention.qkv.bias[: len(self.bias)] - self.bias
-        moved = self.without if constant is None else self.without + constant
-
-        def logits(projected: Tensor, rotation: Rotation | None = None) -> Tensor:
-            queries, keys = (
-                each.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for each in projected.chunk(2, -1)
-            )
-            if rotation is not None:
-                queries, keys = rotation(queries, keys)
-            found: Tensor = queries @ keys.mT * attention.scale
-            return found - found.mean(-1, keepdim=True)
-
-        return logits(self.before), logits(self.without), logits(moved, rotation)
 
 
 def is_plain(attention: nn.Module) -> bool:
@@ -94,14 +50,12 @@ class Contribution:
     square: the mean of the squared norm of d over all tokens and channels.
     inputs: the mean of LN(x), (N, D).
     attention: the attention of the layer.
-    projections: queries and keys of some images, if logits are their products (`is_plain`).
     """
 
     mean: Tensor
     square: float
     inputs: Tensor
     attention: nn.Module
-    projections: Projections | None = None
 
     def kept(self, constant: Tensor) -> float:
         """Return the share of d that is kept if the layer gets `constant`, (N, D), instead."""
@@ -177,36 +131,13 @@ class _Sums:
     def __init__(self, table: Tensor, attention: nn.Module, batch_axis: int) -> None:
         self.table, self.attention, self.batch_axis = table, attention, batch_axis
         self.count = 0
-        self.projected: list[Tensor] = []
-        self.index = torch.zeros(0)
         self.square = 0.0
         self.mean: Tensor = torch.zeros((), dtype=torch.float64, device=table.device)
         self.inputs = self.mean
 
     def contribution(self) -> Contribution:
         """Return the means."""
-        found = None
-        if self.projected:
-            attention: Any = self.attention
-            before, without = torch.cat(self.projected, 1)
-            bias = getattr(attention.qkv, "bias", None)
-            bias = None if bias is None else bias.detach()[: before.shape[-1]].clone()
-            found = Projections(before, without, bias, self.index)
-        means = (self.mean / self.count, self.square / self.count, self.inputs / self.count)
-        return Contribution(*means, self.attention, found)
-
-    def project(self, output: Tensor, without: Tensor) -> None:
-        """Keep the queries and keys of some tokens of the first images."""
-        attention: Any = self.attention
-        left = _IMAGES - sum(one.shape[1] for one in self.projected)
-        if left <= 0 or not is_plain(attention):
-            return
-        if not self.projected:
-            drawn = torch.randperm(output.shape[1] - 1, generator=torch.Generator().manual_seed(0))[:_TOKENS]
-            self.index = torch.cat([torch.zeros(1, dtype=torch.long), 1 + drawn.sort().values]).to(output.device)
-        pair = torch.stack([one[:left, self.index] for one in (output, without)])
-        projected = attention.qkv(pair)
-        self.projected.append(projected[..., : projected.shape[-1] // 3 * 2])
+        return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, self.attention)
 
 
 def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -215,7 +146,6 @@ def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tens
     without = norm.forward(x - F.pad(sums.table, (0, 0, prefix, 0)))  # not called, so that no hook sees it
     with_it = output[:, prefix:].double()
     difference = with_it - without[:, prefix:].double()
-    sums.project(output[:, prefix:], without[:, prefix:])
     sums.count += len(x)
     sums.mean = sums.mean + difference.sum(0)
     sums.inputs = sums.inputs + with_it.sum(0)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.encodings.conditional import BetweenBlocks, Peg
-from graticule.encodings.coordinate_mlp import CoordinateMlp, Fourier
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.forms.absolute import AbsoluteEncoding, JoinedPosition
 from graticule.encodings.learnable import Learnable
@@ -28,7 +27,6 @@ from graticule.position.joining import (
     Unshared,
 )
 from graticule.position.position import NoPosition
-from graticule.position.resampling import build_resampler
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
 
@@ -66,36 +64,6 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
         y, x = table.mean(1) - half, table.mean(0) - half
     new.pos_embed_y.copy_(y[None])
     new.pos_embed_x.copy_(x[None])
-    return True
-
-
-@register_fit(AbsoluteEncoding, Fourier)
-@register_fit(AbsoluteEncoding, CoordinateMlp)
-def fit_function(old: AbsoluteEncoding, new: Fourier | CoordinateMlp, before: Before) -> bool:
-    """Fit the last layer of an MLP of coordinates by least squares; other layers keep their random initialization.
-
-    It is fitted at twice as many patches per side too: between the patches, so at other grids, it could be anything.
-    """
-    grid, table, weight = Grid(*before.grid.shape, prefix=before.grid.prefix), target_of(before), next(new.parameters())
-    finer = Grid(*(2 * side for side in grid.shape), prefix=grid.prefix)
-    between = old(finer) if torch.equal(old(grid), table) else grid.resize(table, finer, build_resampler("bicubic"))
-    places = [
-        new.features(at) if isinstance(new, Fourier) else new.coordinates(at, weight.device, new.grid)
-        for at in (grid, finer)
-    ]
-    target = torch.cat([patches_of(table, grid), patches_of(between, finer)])
-    return fit_last(new.mlp, torch.cat(places).to(weight.dtype), target)
-
-
-def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0) -> bool:
-    """Fit the last linear layer of an MLP to map inputs (N, F) to the target (N, D), by weighted least squares."""
-    hidden = mlp[:-1](inputs).double()
-    last = cast("nn.Linear", mlp[-1])
-    design = torch.cat([hidden, torch.ones_like(hidden[:, :1])], -1)
-    driver = "gelsd" if design.device.type == "cpu" else None
-    solution = torch.linalg.lstsq(weight * design, weight * target.double(), driver=driver).solution  # (F + 1, D)
-    last.weight.copy_(solution[:-1].T)
-    last.bias.copy_(solution[-1])
     return True
 
 
