@@ -7,7 +7,6 @@
 # make wheel  builds the package, installs it in an environment without this folder, and runs its demo
 # make dist   builds wheel and source distribution into dist/ and checks the description for the package index
 # make release checks that a release could be made: dist, docs, and version, changelog and artifacts (docs/release.md)
-# make words  prints the words of each page of docs, and the limits
 # make docs   builds the site into docs/_build/html, checks its links and runs its slow examples
 # make tables writes the tables of encodings, models and their compatibility, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).
@@ -16,7 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-gpu test-lowest wheel dist release words docs lint format tables clean
+.PHONY: demo test test-slow test-gpu test-lowest wheel dist release docs lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
@@ -61,9 +60,6 @@ dist: $(VENV)/.installed
 
 release: dist docs
 	$(BIN)/python .ci/release.py
-
-words: $(VENV)/.installed
-	$(BIN)/python -m evidence.words
 
 # Warnings are errors. The pages of encodings, commands and the API are rewritten each time.
 docs: $(VENV)/.docs

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import graticule
-from evidence.words import LIMIT, OTHER, QUESTIONS, TOTAL, clicks, count
 from graticule.lab.cli import main
 from graticule.position.layer import LayerPosition
 from graticule.testing.methods import check_encoding
@@ -100,15 +99,6 @@ def test_every_block_of_python_is_run_by_a_test():
             elif path.stem not in RUN:
                 assert path.stem in ELSEWHERE, f"{path.name}: no test runs its code"
                 assert path.name in (tests / ELSEWHERE[path.stem]).read_text(encoding="utf-8"), path.name
-
-
-def test_guides_are_short_and_what_readers_look_for_is_two_clicks_from_the_front_page():
-    words = count()
-    assert set(OTHER) <= set(words)
-    guides = {name: number for name, number in words.items() if name not in OTHER}
-    assert {name: number for name, number in guides.items() if number > LIMIT} == {}
-    assert sum(guides.values()) <= TOTAL
-    assert {question: clicks(name) for question, name in QUESTIONS.items() if not 1 <= clicks(name) <= 2} == {}
 
 
 def test_the_text_of_the_drawing_of_a_block_names_every_field_of_a_layer_position():

@@ -43,6 +43,11 @@ def test_every_extra_but_those_of_tools_is_installed_for_development():
         assert set(extras[name]) <= set(extras["dev"]), name
 
 
+def test_pre_commit_checks_with_the_version_of_ruff_that_is_installed_for_development():
+    (repository,) = yaml.safe_load((TOP / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert f"ruff=={repository['rev'].removeprefix('v')}" in PROJECT["optional-dependencies"]["dev"]
+
+
 def test_the_files_that_the_package_names_exist():
     for name in (PROJECT["readme"], *PROJECT["license-files"], "src/graticule/py.typed"):
         assert (TOP / name).is_file(), name

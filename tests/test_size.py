@@ -1,0 +1,95 @@
+"""The size of the project: lines per room, words per page, number of files. `python tests/test_size.py` prints them."""
+
+import re
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+TOP = Path(__file__).parents[1]
+REMEDY = "shorten it, or raise the number here, in a commit whose message says what pays for it"
+#: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
+LINES = """
+benchmarks: . 2880
+evidence: . 3740
+graticule: . 30, analysis 3470, backbones 5660, checkpoints 1420, dense 2200, encodings 5690, external 6240, hub 790,
+  layers 1050, position 3720, registry 1140, surgery 3160, system 410, testing 2770
+graticule/lab: . 740, commands 4020, data 4230, figures 1470, gym 1770, pages 1300, recipes 1220, studies 3170, tasks
+  3170, training 2940
+tests: . 3420, analysis 3670, backbones 7090, checkpoints 1390, dense 940, encodings 6030, external 3170, gpu 890, hub
+  310, layers 1050, parity 2230, position 3280, registry 720, surgery 2510, system 200, testing 1380
+tests/lab: . 50, commands 2150, data 3970, figures 410, gym 980, pages 420, recipes 700, studies 2470, tasks 2350,
+  training 1860
+"""
+#: The most words of the larger pages of docs; each other page has at most GUIDE.
+WORDS = """
+claims.md 2860, conformance.md 3340, contrasts.md 7140, encodings.md 2460, extrapolation.md 2930, gym.md 2500,
+  matrix.md 2810, models.md 3080, pretrained.md 3950, recipe_sources.md 2070, results/correlations.md 1210,
+  results/costs.md 3090, results/gpu.md 1340, results/gym.md 7790, results/place_amplitude_norm.md 2150, which.md
+  4040, why_lape.md 1750
+"""
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 101_800, 89, 297
+
+
+def limits(table: str) -> dict[str, int]:
+    """Return name -> number of a table."""
+    pairs, folder = {}, ""
+    for first, name, number in re.findall(r"(?:(\S+): )?(\S+)\s+(\d+)", table):
+        folder = first or folder
+        pairs[f"{folder}/{name}".strip("/")] = int(number)
+    return pairs
+
+
+def lines() -> Counter[str]:
+    """Return the lines of each room."""
+    counts: Counter[str] = Counter()
+    for path in [path for name in ("src", "tests", "evidence", "benchmarks") for path in (TOP / name).rglob("*.py")]:
+        folder, *rooms = path.relative_to(TOP).parent.parts
+        if folder == "src":
+            folder, *rooms = rooms
+        if rooms[:1] == ["lab"]:
+            folder, rooms = f"{folder}/lab", rooms[1:]
+        room = rooms[0] if rooms and folder not in ("evidence", "benchmarks") else "."
+        counts[f"{folder}/{room}"] += len(path.read_text(encoding="utf-8").splitlines())
+    return counts
+
+
+def words() -> dict[str, int]:
+    """Return the words of each written page, code and tables included."""
+    pages = [path.relative_to(TOP / "docs") for path in (TOP / "docs").rglob("*.md")]
+    pages = [page for page in pages if page.parts[0] not in ("_build", "gallery", "api", "commands")]
+    return {str(page): len((TOP / "docs" / page).read_text(encoding="utf-8").split()) for page in pages}
+
+
+def test_every_room_is_within_its_lines():
+    counts, most = lines(), limits(LINES)
+    assert counts.keys() == most.keys()
+    assert {room: count for room, count in counts.items() if count > most[room]} == {}, REMEDY
+
+
+def test_every_page_is_within_its_words():
+    counts, most = words(), limits(WORDS)
+    assert most.keys() <= counts.keys()
+    assert {page: count for page, count in counts.items() if count > most.get(page, GUIDE)} == {}, REMEDY
+
+
+def test_the_number_of_files_and_of_words_is_limited():
+    counts = {"words": sum(words().values()), "pages": len(words()), "sources": len([*(TOP / "src").rglob("*.py")])}
+    assert {name for name, most in zip(counts, (TOTAL, PAGES, SOURCES), strict=True) if counts[name] > most} == set(), (
+        REMEDY
+    )
+
+
+def main() -> None:
+    """Print both tables, rounded up to the next ten."""
+    rows: dict[str, list[str]] = {}
+    for name, count in sorted(lines().items()):
+        folder, _, room = name.rpartition("/")
+        rows.setdefault(folder, []).append(f"{room} {-(-count // 10) * 10}")
+    pages = [f"{page} {-(-count // 10) * 10}" for page, count in sorted(words().items()) if count > GUIDE]
+    for text in [*(f"{folder}: {', '.join(row)}" for folder, row in rows.items()), ", ".join(pages)]:
+        print(textwrap.fill(text, 118, break_on_hyphens=False, subsequent_indent="  "))
+    print(f"{sum(lines().values()):,} lines, {sum(words().values()):,} words in {len(words())} pages")
+
+
+if __name__ == "__main__":
+    main()
