@@ -38,7 +38,6 @@ USES = {
     "irpe": "queries, keys or attention weights should meet vectors of displacements",
     "kerple": "near patches should count more, at a rate that each head learns",
     "mlp_bias": "a function of the displacement should be learned, without a table",
-    "pape": "the content of a patch should decide where it looks",
     "relative_bias": "attention has windows of one size, as in Swin",
     "sandwich": "attention should decay with the distance and nothing may be learned",
     "shared_mlp_bias": "all layers may share one `mlp_bias`",

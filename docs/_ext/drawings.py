@@ -156,7 +156,7 @@ def layer_position() -> Figure:
         0.7: "pre\nbefore",
         2.2: "inner, inputs\nqueries_keys",
         4.15: "rotary\nquery_scale",
-        5.0: "bias, token_bias\nkey_bias",
+        5.0: "bias\nkey_bias",
         5.85: "positional",
         6.55: "value_bias",
         9.1: "after",

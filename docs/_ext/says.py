@@ -149,7 +149,6 @@ def _reaches(function: Callable[[Tensor], Tensor], at: _Inputs, residual: bool =
 _MAPS: dict[layer.Kind, Callable[[Any, _Inputs], list[Map]]] = {
     layer.ADDED: _vectors,
     layer.BIAS: _bias,
-    layer.TOKEN_BIAS: lambda f, at: _rows("bias for random tokens", f(at.tokens).table(), at.grid, signed=True),
     layer.KEY_BIAS: lambda f, at: _rows("bias for random keys", f(at.heads), at.grid, signed=True),
     layer.POSITIONAL: lambda one, at: _rows("attention by position", one.weights, at.grid),
     layer.ROTARY: _rotation,

@@ -21,7 +21,7 @@ from in_turn import in_turn
 FORMS = [
     *[("learnable", "default"), ("learnable", "lape"), ("learnable", "queries_keys"), ("relative_bias", "default")],
     *[("rope", "default"), ("rope_mixed", "default"), ("liere", "default"), ("pope", "default"), ("peg", "default")],
-    *[("shaw", "default"), ("irpe", "default"), ("gpsa", "default"), ("pape", "default"), ("log_n", "default")],
+    *[("shaw", "default"), ("irpe", "default"), ("gpsa", "default"), ("log_n", "default")],
     ("learnable+rope+peg", "default"),
 ]
 

@@ -16,7 +16,7 @@ def cait(**kwargs):
     return draw(graticule.create_model("cait_xxs24_224", **{**sizes, **kwargs})).double().eval()
 
 
-@in_turn("encoding", ["relative_bias + rope + log_n", "irpe(on='qkv')", "pape", "gpsa", "kerple"])
+@in_turn("encoding", ["relative_bias + rope + log_n", "irpe(on='qkv')", "gpsa", "kerple"])
 @torch.no_grad()
 def test_heads_that_are_mixed_by_the_identity_are_those_of_plain_attention(encoding):
     grid = graticule.Grid(3, 4)

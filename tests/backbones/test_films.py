@@ -19,7 +19,7 @@ FAMILIES = {
     "mixer_s16_224": MIXING,
     "resmlp_12_224": MIXING,
 }
-ENCODINGS = ["learnable", "factorized", "rope_mixed", "relative_bias", "alibi", "shaw", "peg(places=[-1, 0])", "pape"]
+ENCODINGS = ["learnable", "factorized", "rope_mixed", "relative_bias", "alibi", "shaw", "peg(places=[-1, 0])"]
 
 
 def built(name="vit_tiny_patch16_224", img_size=(4, 8, 12), patch_size=(2, 4, 4), **kwargs):
@@ -62,10 +62,8 @@ def test_a_film_of_one_frame_is_the_image(encoding):
             parameter.copy_(own[name])
         elif "proj" in name and parameter.ndim == 5:
             parameter[:, :, parameter.shape[2] // 2] = own[name]  # the others see zeros before and after the frame
-        elif name.endswith("freqs"):
+        else:
             parameter[:2] = own[name]
-        else:  # the directions of pape
-            parameter[:, 1:] = own[name]
     images = torch.randn(3, 2, 8, 12, dtype=torch.float64)
     torch.testing.assert_close(film(images[:, :, None]), image(images), rtol=0, atol=1e-12)
 

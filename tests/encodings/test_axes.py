@@ -52,8 +52,6 @@ COMPUTED = [
     "gqpe_bias",
     "irpe(method='euclidean', on='qkv')",
     "irpe(method='cross', on='k')",
-    "pape",
-    "pape(rotation_invariant=True)",
     "gpsa",
     "log_n",
 ]
@@ -212,7 +210,7 @@ def test_points_are_refused_with_the_choice_where_there_is_a_table_or_an_order(e
         values(built(Grid(3, 4), encoding)(points)[0], points.tokens)
 
 
-@in_turn("encoding", ["sinusoidal_2d", "alibi", "fire", "kerple", "pape", "rope_mixed", "fourier(coordinates='max')"])
+@in_turn("encoding", ["sinusoidal_2d", "alibi", "fire", "kerple", "rope_mixed", "fourier(coordinates='max')"])
 @torch.no_grad()
 def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
     """Twice the spacing on an axis is every second patch of a grid that is twice as long there."""

@@ -16,7 +16,7 @@ INDICES = {
     "one per sample": torch.tensor([[0, 7, 2, 11], [0, 1, 5, 12]]),
 }
 ENCODINGS = [
-    *("relative_bias", "shaw", "rope", "rope_mixed", "pope", "liere", "pape", "log_n", "sandwich(channels=4)"),
+    *("relative_bias", "shaw", "rope", "rope_mixed", "pope", "liere", "log_n", "sandwich(channels=4)"),
     *("irpe(on='qkv')", "alibi + shaw", "decomposed"),
 ]
 

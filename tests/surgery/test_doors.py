@@ -21,7 +21,7 @@ REFERENCES = (
     "rope_1d(scaling='yarn', ramp=(0.1, 0.5))",
     "rope_mixed(scaling='interpolation')",
 )
-ALL = [*(name for name in ENCODINGS if name not in ("pape", "per_frame")), *REFERENCES, "relative_bias + learnable"]
+ALL = [*(name for name in ENCODINGS if name != "per_frame"), *REFERENCES, "relative_bias + learnable"]
 FAMILIES = [family for family in SMALL if family not in ("MViTv2", "CaiT")]
 #: In `make test`, the family's own encoding and these.
 FAST = {

@@ -21,7 +21,6 @@ from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition
 from graticule.encodings.irpe import Irpe
 from graticule.encodings.learnable import Learnable
-from graticule.encodings.pape import Pape
 from graticule.encodings.shaw import ShawBias
 from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Joining
@@ -92,11 +91,11 @@ def test_a_folded_model_refuses_to_be_trained_and_has_no_gradient_but_of_functio
     with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\).*model.eval\(\)"):
         model(x)
     model.eval()(x).sum().backward()
-    kinds = (Peg, ConvolutionalProjection, ShawBias, Irpe, Decomposed, Pape)
+    kinds = (Peg, ConvolutionalProjection, ShawBias, Irpe, Decomposed)
     made = [module for module in model.position.modules() if isinstance(module, kinds)]
     functions = {id(parameter) for module in made for parameter in module.parameters()}
     assert bool(functions) == any(
-        name in encoding for name in ("peg", "convolutional_projection", "shaw", "irpe", "decomposed", "pape")
+        name in encoding for name in ("peg", "convolutional_projection", "shaw", "irpe", "decomposed")
     )
     for name, parameter in model.position.named_parameters():
         assert (parameter.grad is not None) == (id(parameter) in functions), name

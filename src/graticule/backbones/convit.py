@@ -36,7 +36,7 @@ class ConVit(LateTokenTransformer):
         others: as `VisionTransformer`.
     """
 
-    takes = LateTokenTransformer.takes - {"token_bias", "key_bias", "value_bias"}
+    takes = LateTokenTransformer.takes - {"key_bias", "value_bias"}
     whole_grid = "its class token joins between the blocks"
     takes_why = "The class token has no position, and a function of all tokens cannot leave it out."
     published_parts = ((".attn.qkv.qk.", ".attn.qk."), (".attn.qkv.v.", ".attn.v."))  # in timm

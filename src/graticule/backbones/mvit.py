@@ -398,8 +398,8 @@ class PoolingAttention(Attention):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) of the grid `where` into (B, N', D')."""
-        q, k, v, of_q = self._pooled(x, position, *where)
-        mixed = self._attend(*self._positioned(q, k, v, of_q, position), position)
+        q, k, v = self._pooled(x, position, *where)
+        mixed = self._attend(*self._positioned(q, k, v, position), position)
         return self._output(mixed + q if self.residual_pooling else mixed)
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
@@ -407,10 +407,10 @@ class PoolingAttention(Attention):
         q, k, _, bias = self._positioned(*self._pooled(x, position, *where), position)
         return self._weights(q, k, bias, position)
 
-    def _pooled(self, x: Tensor, position: LayerPosition, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return pooled queries (B, h, N', d), keys and values (B, h, M, d), and the input of the query projection."""
-        q, k, v, of_q = self._projected(x, position)
-        return self._pool("q", q, grid), self._pool("k", k, grid), self._pool("v", v, grid), of_q
+    def _pooled(self, x: Tensor, position: LayerPosition, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """Return pooled queries (B, h, N', d), keys and values (B, h, M, d)."""
+        q, k, v = self._projected(x, position)
+        return self._pool("q", q, grid), self._pool("k", k, grid), self._pool("v", v, grid)
 
     def _pool(self, name: str, x: Tensor, grid: Grid) -> Tensor:
         """Convolve and normalize x: (B, h, N, d) of `grid`, to (B, h, N', d)."""

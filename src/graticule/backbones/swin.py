@@ -69,9 +69,7 @@ class SwinTransformer(MergingPyramid):
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
-    takes = frozenset(
-        {"pre", "before", "inner", "after", "bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
-    )
+    takes = frozenset({"pre", "before", "inner", "after", "bias", "key_bias", "value_bias", "rotary", "query_scale"})
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
     default_encoding = "relative_bias"
     encoding_options: ClassVar = {"relative_bias": {"resampler": "bicubic(antialias=False)"}}  # as in Microsoft's code

@@ -123,12 +123,11 @@ class Attention(nn.Module):
 
         A bias in two factors is not returned: it is part of queries and keys, which then have r more channels.
         """
-        q, k, v, of_q = self._projected(x, position)
-        return self._positioned(self.q_norm(q), self.k_norm(k), v, of_q, position)
+        q, k, v = self._projected(x, position)
+        return self._positioned(self.q_norm(q), self.k_norm(k), v, position)
 
-    def _projected(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (B, h, N, d) each, and the inputs of the queries, (B, N, D)."""
-        of_q = x
+    def _projected(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (B, h, N, d) each."""
         if position.inputs is None and position.queries_keys is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         else:
@@ -146,10 +145,10 @@ class Attention(nn.Module):
                 y.chunk(3, -1)[i].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
                 for i, y in enumerate((all_q, all_k, all_v))
             )
-        return q, k, v, of_q
+        return q, k, v
 
     def _positioned(
-        self, q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, position: LayerPosition
+        self, q: Tensor, k: Tensor, v: Tensor, position: LayerPosition
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return queries and keys with the position, values, and the bias, if there is one."""
         if self.logit_scale is not None:
@@ -160,14 +159,12 @@ class Attention(nn.Module):
         if position.query_scale is not None:
             q = (q * position.query_scale[..., None]).type_as(v)
         longer, tables = (q, k), []
-        of_tokens = None if position.token_bias is None else position.token_bias(of_q)
-        for given in (position.bias, of_tokens):
-            if given is not None:
-                bias = Bias.of(given)
-                appended = bias.append(*longer, self.scale)
-                if appended is None:
-                    tables.append(bias.table(q * self.scale).to(q.dtype))
-                longer = appended or longer
+        if position.bias is not None:
+            bias = Bias.of(position.bias)
+            appended = bias.append(*longer, self.scale)
+            if appended is None:
+                tables.append(bias.table(q * self.scale).to(q.dtype))
+            longer = appended or longer
         if position.key_bias is not None:
             tables.append(position.key_bias(k * self.scale).to(q.dtype))
         q, k = longer

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from graticule.position.bias import Bias, BiasFunction, LowRank
+from graticule.position.bias import Bias, BiasFunction
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.rotation import Rotation
 from graticule.position.tokens import Axes, Function, Part, Prefix, Subset, Tokens
@@ -109,7 +109,6 @@ ADDED = Kind(_rows, ("N D",), combine=_plus)
 RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(Part, Subset))
 INPUTS = Kind(_of_tokens, of="B N D", refuses=(Part, Subset))
 BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
-TOKEN_BIAS = Kind(_of_tokens, of="B N D", pairs=True, refuses=(Prefix,))
 KEY_BIAS = Kind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(Part, Prefix))
 VALUE_BIAS = Kind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(Part, Prefix))
 POSITIONAL = Kind(_attention, pairs=True, refuses=(Part, Subset))
@@ -160,8 +159,6 @@ class LayerPosition(NamedTuple):
     bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function that computes
         it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N). It also takes `start` and `stop`: then the
         queries are those of n tokens from `start` on, and the bias is for the keys of the tokens before `stop`.
-    token_bias: computes a bias from the normalized tokens from which queries are projected, (B, N, D) -> `LowRank` of
-        (B, heads, N, r) and (1, 1, N, r). It takes `start` and `stop` as `bias` does.
     key_bias: a function of the scaled keys, (B, heads, N, d), whose result is added to the attention logits, (B, heads,
         N, N), queries before keys.
     value_bias: a function of the attention weights, (B, heads, N, N), whose result is added to the mixed values, (B,
@@ -182,7 +179,6 @@ class LayerPosition(NamedTuple):
     pre: Annotated[Tensor | None, ADDED] = None
     inner: Annotated[Tensor | None, ADDED] = None
     bias: Annotated[Tensor | Bias | BiasFunction | None, BIAS] = None
-    token_bias: Annotated[Callable[..., LowRank] | None, TOKEN_BIAS] = None
     key_bias: Annotated[Function | None, KEY_BIAS] = None
     value_bias: Annotated[Function | None, VALUE_BIAS] = None
     positional: Annotated[PositionalAttention | None, POSITIONAL] = None
@@ -261,7 +257,7 @@ class LayerPosition(NamedTuple):
         """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.
 
         Raises:
-            ValueError: if both rotate queries and keys, compute the inputs or a bias from the tokens, have positional
+            ValueError: if both rotate queries and keys, compute the inputs of the projections, have positional
                 attention, or mix tokens; or if a bias is computed from queries or keys whose channels a rotation
                 doubles.
         """

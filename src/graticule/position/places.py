@@ -168,7 +168,7 @@ class Points(Places):
             "`grid` must be a Grid, got Points: this encoding has a table for the patches of a grid, or uses their "
             "order or neighbors. Encodings that are functions of coordinates take points: sinusoidal_2d, fourier, "
             "coordinates, rope, rope_mixed, rope_golden_gate, liere, mrope, pope, alibi, fire, kerple, sandwich, "
-            "continuous_bias, mlp_bias, gqpe_bias, irpe, pape, gpsa and log_n."
+            "continuous_bias, mlp_bias, gqpe_bias, irpe, gpsa and log_n."
         )
 
     whole = extent = table = axes = shape

@@ -38,7 +38,6 @@ FIELDS = {
     "inner": ("learnable", "lape"),
     "inputs": ("convolutional_projection(places=-1)", "default"),
     "bias": ("relative_bias", "default"),
-    "token_bias": ("pape", "default"),
     "key_bias": ("irpe(on='q')", "default"),
     "value_bias": ("irpe(on='v')", "default"),
     "positional": ("gpsa", "default"),

@@ -187,8 +187,6 @@ def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
             found[field] = Bias.of(value).table(q)
         else:
             found[field] = value(inputs[KINDS[field].of]) if KINDS[field].of and callable(value) else value
-    if "token_bias" in found:
-        found["token_bias"] = found["token_bias"].table()
     for field in ("positional", "inputs"):
         if field in found:
             found.update((f"{field} {at}", each) for at, each in enumerate(found.pop(field)))
