@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from commands import run_command
 from graticule.lab.recipes.load import RECIPES, load_recipe
 from graticule.lab.studies.images import Correct, crossed_interval, read_images, write_images
 from graticule.lab.studies.report import StudyReport, planned_tests, write_report
-from graticule.lab.studies.significance import format_p, paired_test, spending
+from graticule.lab.studies.significance import format_p, paired_test
 from graticule.lab.studies.study import (
     Endpoint,
     Row,
@@ -384,51 +383,6 @@ def test_the_plan_has_the_power_of_every_test_from_its_table_or_from_the_expecte
     assert any(row[1] == "2.65" for row in planned)  # of the differences 1, 2 and 6
     _, *unknown = StudyReport("small", small, []).power()
     assert {row[4] for row in unknown} == {"-"}
-
-
-def test_the_looks_of_a_plan_keep_the_level_together():
-    levels = spending(4)
-    assert sum(levels) == pytest.approx(0.05) and levels == sorted(levels)
-    assert levels[0] == pytest.approx(2 * stats.norm.sf(2 * stats.norm.isf(0.025)))
-
-
-def test_runs_end_at_the_first_look_that_decides_all_tests(tmp_path, monkeypatch):
-    def trained(values, looks=2, **kwargs):
-        """Return the seeds that are trained, if the table gets the scores of `values`, choice -> by seed."""
-        one = study(choices={"a": {}, "b": {}}, seeds=tuple(range(8)), looks=looks, **kwargs)
-        table, seeds = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", []
-        hashes = {one.cells[name][0]: recipe_hash(recipe) for name, recipe in one.recipes().items()}
-        known = {row.cell: dataclasses.replace(row, recipe=hashes[row.choice]) for row in rows(values)}
-        monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda runs, *_, **__: None)
-        monkeypatch.setattr(
-            "graticule.lab.studies.study_runs.check_choices", lambda *_: (dict.fromkeys("ab", 10), None)
-        )
-
-        def measured(study, planned, parameters):
-            seeds.append(planned.recipe.seed)
-            return [known[planned.choice, "", planned.recipe.seed]]
-
-        monkeypatch.setattr("graticule.lab.studies.study_runs.measured_rows", measured)
-        assert run_study(one, tmp_path, table, progress=False) == 0
-        assert run_study(one, tmp_path, table, progress=False) == 0  # nothing is left
-        assert len(seeds) == 2 * len(set(seeds))
-        return len(set(seeds)), StudyReport("x", one, read_table(table))
-
-    noise = [0.0, 0.1, -0.1, 0.05, 0.0, 0.2, -0.2, 0.1]
-    same = {"a": [0.0] * 8, "b": noise}
-    seeds, report = trained(same)  # within the margin
-    assert seeds == 4 and report.ended and report.level == pytest.approx(spending(2)[0])
-    assert "This is look 1 of 2, at the level 0.0056: p is multiplied by 8.97" in report.interim()
-    assert report.interim().endswith("so the runs ended after 4 of 8 seeds.")
-    assert trained({"a": [0.0] * 8, "b": [9 + x for x in noise]})[0] == 4  # a difference
-    assert trained(same, looks=1)[0] == 8
-    seeds, report = trained({"a": [0.0] * 8, "b": [20 * x for x in noise]})  # undecided
-    assert seeds == 8 and not report.ended and report.interim().startswith("This is look 2 of 2")
-    # The p of a look is below 5 % after the adjustment if it is below the level of the look.
-    (one,) = StudyReport("x", study(choices={"a": {}, "b": {}}, seeds=(0, 1, 2, 3), looks=4), rows(same)[:10]).tests()
-    assert one.adjusted == pytest.approx(min(1, one.p * 0.05 / spending(4)[1]))
-    with pytest.raises(ValueError, match=r"`looks` must divide the number of seeds, 8, into equal shares, got 3\."):
-        study(seeds=tuple(range(8)), looks=3)
 
 
 def test_an_interval_over_images_too_has_the_variance_of_seeds_and_of_images():

@@ -100,7 +100,6 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.images import Correct, read_images, write_images
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.report import StudyReport, report_pages, write_report
-    from graticule.lab.studies.significance import spending
     from graticule.lab.studies.study import TRAINED, read_table
     from graticule.lab.studies.study_runs import missing_runs, run_study
 
@@ -117,10 +116,7 @@ def run(arguments: list[str]) -> int:
     if options.plan:
         columns, *planned = StudyReport(name, part_of_it, read_table(table)).power()
         tests = output.table(columns, planned)
-        levels = [round(level, 5) for level in spending(study.looks)]
-        said = ", ".join(map(str, levels))
-        output.say(f"looks, after equal shares of the seeds: {study.looks}, at the levels {said}")
-        output.give({"tests": tests, "levels": levels})
+        output.give({"tests": tests})
         return 0
     if options.list_:
         rows = read_table(table)
@@ -177,10 +173,8 @@ def _selected(study: Study, options: StudyOptions) -> Study:
         for one in given:
             known_name(argument, one, known)
     seeds = options.seeds or list(study.seeds)
-    selected = bool(options.seeds or options.choices or options.variants or options.quick)
     return dataclasses.replace(
         study,
-        looks=1 if selected else study.looks,
         choices={name: study.choices[name] for name in choices},
         variants={name: study.variants[name] for name in variants},
         without=tuple(

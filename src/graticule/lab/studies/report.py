@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,11 @@ from graticule.lab.studies.significance import (
     LEVEL,
     POWER,
     Outcome,
-    equivalence,
     format_p,
     holm,
     paired_outcomes,
     power,
     seeds_needed,
-    spending,
     spread,
 )
 from graticule.lab.studies.study import TRAINED, Row, Study, read_table
@@ -143,7 +140,7 @@ class StudyReport:
                 seeds = sorted(ours.keys() & theirs.keys())
                 scores = ([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
                 found.append((choice, reference, variant, scores, self._over_images(names, variant, seeds)))
-        outcomes = paired_outcomes([scores for *_, scores, _ in found], self.level)
+        outcomes = paired_outcomes([scores for *_, scores, _ in found])
         return [
             Tested(one.test, one.adjusted, one.tests, choice, reference, variant, tuple(map(sub, *scores)), images)
             for (choice, reference, variant, scores, images), one in zip(found, outcomes, strict=True)
@@ -162,35 +159,6 @@ class StudyReport:
             return None
         signs = np.array((1, -1, -1, 1)[: len(names)])
         return crossed_interval([signs @ np.stack([correct[run] for run in of_seed]) for of_seed in runs])
-
-    @property
-    def complete(self) -> int:
-        """The number of seeds with all their runs."""
-        cells = {row.cell for row in self.rows}
-        return sum(all((*cell, seed) in cells for cell in self.study.cells.values()) for seed in self.study.seeds)
-
-    @property
-    def look(self) -> int:
-        """The number of the look at the complete seeds."""
-        return max(1, math.ceil(self.complete * self.study.looks / len(self.study.seeds)))
-
-    @property
-    def level(self) -> float:
-        """The level of the tests at this look."""
-        return spending(self.study.looks)[self.look - 1]
-
-    @property
-    def ended(self) -> bool:
-        """Whether a look before the last one decided all tests: differences, or differences below the margin."""
-        share = len(self.study.seeds) // self.study.looks
-        return (
-            0 < self.complete < len(self.study.seeds)
-            and self.complete % share == 0
-            and all(
-                one.supported or (one.test is not None and equivalence(one.differences, self.study.margin) < self.level)
-                for one in self.tests()
-            )
-        )
 
     def means(self, metric: str | None = None) -> Rows:
         """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
@@ -316,19 +284,10 @@ class StudyReport:
         """
         runs, tests = planned_runs(self.study), self.tests()
         missing = runs - len({row.cell for row in self.rows})
-        said = ""
-        if self.study.looks > 1:
-            said = (
-                f"This is look {self.look} of {self.study.looks}, at the level {self.level:.2g}: p is multiplied by "
-                f"{LEVEL / self.level:.3g} before it is adjusted."
-            )
-        if self.ended:
-            seeds = f"{self.complete} of {len(self.study.seeds)} seeds"
-            return f"{said} It decided all tests, so the runs ended after {seeds}."
         if missing <= 0:
-            return said
+            return ""
         made, planned = tests[0].tests if tests else 0, planned_tests(self.study)
-        said = f"{said} This is an interim result: {missing:,} of {runs:,} planned runs are missing".lstrip()
+        said = f"This is an interim result: {missing:,} of {runs:,} planned runs are missing"
         if made == planned:
             return f"{said}, and findings may change when they are added."
         said += (

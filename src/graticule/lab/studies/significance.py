@@ -75,20 +75,6 @@ def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most
     return next((seeds for seeds in range(2, most) if power(deviation, difference, seeds, level) >= POWER), most)
 
 
-def spending(looks: int, level: float = LEVEL) -> list[float]:
-    r"""Return the levels of equally spaced looks at growing data, which together have the level `level`.
-
-    .. math:: \alpha(t) = 2 - 2\, \Phi(z_{\alpha / 2} / \sqrt t)
-
-    is spent after the share t of the data. A look gets the increase since the last one, so a study may end at the first
-    look whose p is below its level, however the looks depend on each other.
-
-    Reference: Discrete Sequential Boundaries for Clinical Trials (Lan and DeMets, 1983).
-    """
-    spent = [2 * stats.norm.sf(stats.norm.isf(level / 2) / math.sqrt(look / looks)) for look in range(1, looks)]
-    return [float(after - before) for before, after in zip([0.0, *spent], [*spent, level], strict=True)]
-
-
 def equivalence(differences: Sequence[float], margin: float) -> float:
     """Return the larger p of the two one-sided tests that the mean is above -margin and below +margin.
 
@@ -163,16 +149,11 @@ class Outcome:
         return f"{interval}, p (Holm) {p if p.startswith('<') else f'= {p}'}: {self.conclusion}"
 
 
-def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], level: float = LEVEL) -> list[Outcome]:
-    """Test each pair of scores and reference, over the same seeds, as one family.
-
-    Args:
-        pairs: scores and reference of each test.
-        level: of this look at the scores (`spending`); p is multiplied by `LEVEL / level` before it is adjusted.
-    """
+def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Outcome]:
+    """Test each pair of scores and reference, over the same seeds, as one family."""
     tests = [paired_test(scores, reference) for scores, reference in pairs]
     count = sum(test is not None for test in tests)
-    adjusted = holm([None if test is None else min(1.0, test.p * (LEVEL / level)) for test in tests])
+    adjusted = holm([None if test is None else test.p for test in tests])
     return [Outcome(test, p, count) for test, p in zip(tests, adjusted, strict=True)]
 
 

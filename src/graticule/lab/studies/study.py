@@ -67,8 +67,6 @@ class Study:
     endpoint: the number that is tested; to be fixed before the runs, as the tests are.
     margin: the largest difference of the endpoint that would not matter, for which seeds are planned.
     deviation: standard deviation of the differences over seeds that is expected, if the table has no seeds yet.
-    looks: number of times that the tests are made, after equal shares of the seeds (`spending`); the runs end at the
-        first look at which each test shows a difference, or one smaller than the margin.
     decimals: of its means and differences in the tables.
     controls: a sentence that names the controls and their purpose.
     follows: the paper and table that it repeats on a small scale.
@@ -99,7 +97,6 @@ class Study:
     decimals: int = 2
     margin: Positive = 1.0
     deviation: Positive | None = None
-    looks: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -107,10 +104,6 @@ class Study:
             raise ValueError(
                 "`choices`, `variants` and `seeds` must not be empty, and seeds must differ, got "
                 f"{list(self.choices)}, {list(self.variants)}, {list(self.seeds)}."
-            )
-        if self.looks < 1 or len(self.seeds) % self.looks:
-            raise ValueError(
-                f"`looks` must divide the number of seeds, {len(self.seeds)}, into equal shares, got {self.looks}."
             )
         for argument, groups in (("tests", self.tests), ("interactions", self.interactions)):
             for name in (name for group in groups for name in group):

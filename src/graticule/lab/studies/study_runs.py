@@ -1,4 +1,4 @@
-"""Runs of a study: training and measuring those that its table lacks, until a look decides its tests."""
+"""Runs of a study: training and measuring those that its table lacks, and writing the table after each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
-from graticule.lab.studies.report import StudyReport
 from graticule.lab.studies.study import (
     TRAINED,
     Measured,
@@ -34,7 +33,7 @@ _PATIENCE = 60.0
 def missing_runs(
     study: Study, rows: Sequence[Row], folder: Path, *, quick: bool = False, data_root: Path | None = None
 ) -> list[PlannedRun]:
-    """List the runs that a table lacks, seed by seed; none if the study ended at an earlier look.
+    """List the runs that a table lacks, seed by seed.
 
     Raises:
         ValueError: if the table has scores of another recipe.
@@ -49,8 +48,6 @@ def missing_runs(
                 f"{f', {row.variant}' if row.variant else ''}, seed {row.seed}: recipe {now}, not {row.recipe}; move "
                 "the table away, or remove these rows."
             )
-    if StudyReport("", study, rows).ended:
-        return []
     kept = {row.cell for row in rows}
     return [
         dataclasses.replace(one, guess=study.seconds_of(study.cells[one.choice][1]))
@@ -105,8 +102,7 @@ def run_study(
         if not wanted:
             continue
         # an executor gets all runs at once, so that no worker waits for the last run of a seed
-        several = wanted if executor is None or study.looks > 1 else missing
-        train_runs(several, executor, progress=progress, ended=measure)
+        train_runs(wanted if executor is None else missing, executor, progress=progress, ended=measure)
         for one in missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root):
             if one.recipe.seed == seed:  # trained earlier, and not measured
                 measure(one)
