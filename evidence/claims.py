@@ -1,7 +1,7 @@
-"""Pages of answers: docs/claims.md (to the papers), docs/which.md (by task) and docs/contrasts.md (everything).
+"""Pages of answers: docs/claims.md (to the papers) and docs/which.md (by task).
 
 `python -m evidence.claims` writes them and the figures from docs/data. Their rows are evidence/questions.csv (at most
-40, each with its control), which.csv and contrasts.csv; left_out.csv has what was not run. A contrast is written in the
+40, each with its control) and which.csv; left_out.csv has what was not run. A contrast is written in the
 names of the choices of its data: `A - B`, or with the condition of the measurement, `A @ zoom 40 - B @ zoom 40`, or
 with the variant, `A [24 layers] - B [24 layers]`.
 """
@@ -51,7 +51,7 @@ class Asked:
     """A row of a page, before its answer.
 
     paper, where: the paper, and its table or section.
-    question: in plain words; empty on the page of all contrasts.
+    question: in plain words.
     label: the data set or condition, or the claim.
     data: study, or 'extrapolation', or a gym: the file in docs/data.
     variant: of the study, or task of the gym.
@@ -236,21 +236,9 @@ def forest(asked: Sequence[Asked], found: Sequence[Contrast]) -> Figure:
     return figure
 
 
-def contrasts_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> str:
-    """Return the table of docs/contrasts.md."""
-    rows: list[tuple[str, ...]] = [("claim", "contrast", *COLUMNS, "data")]
-    for one, contrast in zip(asked, found, strict=True):
-        mark = "" if one.fixed else f" {LATER}"
-        said = f"{one.contrast}, {one.variant}" if one.variant else one.contrast
-        cells = contrast.cells(decimals_of(one))[:-1]
-        rows.append((f"{one.paper}, {one.where}: {one.label}{mark}", said, *cells, answer_of(contrast), one.link))
-    return markdown(rows)
-
-
 #: The families of tests: file of rows -> the name of the family of a row.
 FAMILIES: dict[str, Callable[[Asked], str]] = {
     "questions": lambda one: one.paper + one.question,
-    "contrasts": lambda one: one.data,
     "which": lambda one: one.question,
 }
 
@@ -266,9 +254,8 @@ def page_texts(docs: Path) -> dict[Path, str]:
     parts = {f"claims {name}": part for name, part in claims_page(*read_rows("questions", docs)).items()}
     parts |= {f"which {name}": part for name, part in which_page(*read_rows("which", docs)).items()}
     parts["claims left out"] = left_out_table(docs)
-    parts["contrasts"] = contrasts_page(*read_rows("contrasts", docs))
     found = {}
-    for name in ("claims", "which", "contrasts"):
+    for name in ("claims", "which"):
         text = (docs / f"{name}.md").read_text(encoding="utf-8")
         for part, table in parts.items():
             if part.startswith(name):

@@ -26,7 +26,7 @@ sys.path.append(str(TOP / "benchmarks"))
 import extrapolation  # noqa: E402 - a script of benchmarks
 from test_study import rows  # noqa: E402 - a neighbor
 
-ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "contrasts", "which")}
+ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "which")}
 
 
 def score_of(choice, side, normalized, seed=0):
@@ -73,22 +73,6 @@ def test_the_page_of_claims_has_at_most_ten_questions_a_paper_and_forty_rows_eac
     asked = ASKED["questions"]
     assert len(asked) <= 40 and all(one.control and one.question.endswith("?") for one in asked)
     assert max(Counter(paper for paper, _ in {(one.paper, one.question) for one in asked}).values()) <= 10
-
-
-#: What a claim says is as good as another -> its choice.
-GOOD = {
-    "sinusoids": "sinusoidal_2d",
-    "2-D sinusoids": "sinusoidal 2-D, spread 1",
-    "one depth-wise layer of 3 x 3": "PEG",
-    "one depth-wise layer": "PEG",
-    "four separable layers": "four separable layers",
-}
-
-
-def test_what_a_claim_calls_as_good_as_another_counts_as_positive():
-    claims_of = [re.split(" (?:is|are) as good as ", one.label) for one in ASKED["contrasts"]]
-    found = {(said[0], one.terms()[0][:2]) for one, said in zip(ASKED["contrasts"], claims_of, strict=True) if said[1:]}
-    assert found == {(said, (1.0, choice)) for said, choice in GOOD.items()}
 
 
 def test_a_contrast_of_images_of_another_size_has_the_margin_of_other_sizes():
