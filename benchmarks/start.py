@@ -24,7 +24,7 @@ CASES = {
     "graticule --version": ["-m", "graticule", "--version"],
     "graticule trian (misspelt)": ["-m", "graticule", "trian"],
     "graticule compare --help": ["-m", "graticule", "compare", "--help"],
-    "graticule report --help": ["-m", "graticule", "report", "--help"],
+    "graticule runs --help": ["-m", "graticule", "runs", "--help"],
     "graticule runs --srot name (misspelt)": ["-m", "graticule", "runs", "--srot", "name"],
     "graticule runs FOLDER, 100 runs": ["-m", "graticule", "runs", "FOLDER"],
     "graticule models": ["-m", "graticule", "models"],

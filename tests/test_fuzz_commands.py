@@ -35,7 +35,6 @@ CALLS = {
     "models": ["", "deit*"],
     "new": ["encoding Mine --output mine", "task Other --output mine"],
     "runs": [".", "./image ./text", "./image --json"],
-    "report": ["./image", "./image ./mixer --no-position"],
     "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
     "predict": ["./image ./pictures/val/0/0.png"],
     "look": [

@@ -117,14 +117,13 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
         (["look", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
         (["look", "attention", "RUN", "--layers", 1], {"trained"}),
         (["look", "translation", "RUN", "--count", 8], {"trained"}),
-        (["report", "RUN", "--untrained", 0], {"report"}),
         (["models", "vit_nano*"], {"models", "encodings", "recipes"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, quick_pictures, arguments, keys):
     given = [trained.folder if argument == "RUN" else argument for argument in arguments]
-    files = {"report": ["--output", tmp_path / "a.html"], "models": []}.get(arguments[0], ["--output", tmp_path])
+    files = [] if arguments[0] == "models" else ["--output", tmp_path]
     code, out, err = run_command(capsys, *given, *files, "--json")
     found = json.loads(out)
     assert code == 0 and keys <= set(found[0] if isinstance(found, list) else found)

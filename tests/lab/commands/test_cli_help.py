@@ -61,10 +61,8 @@ def test_rare_options_are_listed_by_help_all_alone(capsys):
 
 
 def test_help_can_be_asked_for_in_three_ways(capsys):
-    pages = {
-        run_command(capsys, *command)[1] for command in (["report", "-h"], ["report", "--help"], ["help", "report"])
-    }
-    assert pages == {help_page(command_options("report"), "report") + "\n"}
+    pages = {run_command(capsys, *command)[1] for command in (["runs", "-h"], ["runs", "--help"], ["help", "runs"])}
+    assert pages == {help_page(command_options("runs"), "runs") + "\n"}
 
 
 def test_a_value_is_named_by_a_word_for_what_it_is():

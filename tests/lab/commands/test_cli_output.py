@@ -130,8 +130,8 @@ def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(mo
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     wrong = [
-        ["report", "--help"],
-        ["report", "--sise", "3"],
+        ["evaluate", "--help"],
+        ["evaluate", "--sise", "3"],
         ["runs", "a", "--sort", "hours"],
     ]
     piped = [run_command(capsys, *arguments) for arguments in wrong]

@@ -146,8 +146,6 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path):
 
 
 def test_an_output_of_another_kind_is_refused(capsys, run):
-    err = refused(capsys, "report", run.folder, "--output", run.log_file)
-    assert "`output` must be a folder, or a file NAME.html" in err
     err = refused(capsys, "look", "correlations", run.folder, "--output", run.log_file)
     assert "`output` must be a folder" in err
 
@@ -175,7 +173,6 @@ def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, ru
     red = run.folder.rename(tmp_path / "\x1b[31mred\n")
     for arguments in (
         ["runs", tmp_path],
-        ["report", red, "--no-position"],
         ["evaluate", red],
         ["look", "correlations", red],
     ):

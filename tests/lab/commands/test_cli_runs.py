@@ -1,4 +1,4 @@
-"""`graticule runs` and `graticule report` on the command line, on run folders with the files of training."""
+"""`graticule runs` on the command line, on run folders with the files of training."""
 
 import dataclasses
 import json
@@ -261,13 +261,6 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
     [
         (["runs", "--srot", "name"], "did you mean --sort"),
         (["runs", "--sort", "size"], "best"),
-        (["report", "runs/done", "--outptu", "a"], "did you mean --output"),
-        (["report"], "`RUN ...`"),
-        (["report", "runs/nowhere"], "'runs/nowhere', which does not exist"),
-        (["report", "runs/none"], "'runs/none', in which none has an epoch yet"),
-        (["report", "runs/done", "runs/new"], "must have finished at least one epoch, got new"),
-        (["report", "runs/done", "runs/broken"], "must not be damaged, got broken: metrics.csv, line 2"),
-        (["report", "runs/done", "--output", "picture.jpg"], "`output` must be a folder, or a file NAME.html"),
     ],
 )
 def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, arguments, said):
@@ -275,13 +268,3 @@ def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, argu
     before = snapshot(folder.parent)
     assert said in refused(capsys, *arguments)
     assert snapshot(folder.parent) == before
-
-
-def test_runs_of_a_task_from_outside_are_reported_by_its_metric(capsys, tmp_path, my_methods):
-    runs = [
-        write_run(tmp_path / str(seed), (0.5, 0.1234, 0.2), kind=my_methods.SlantRecipe, seed=seed) for seed in (0, 1)
-    ]
-    given = [*runs, "--plugin", my_methods.__file__]
-    code, _, err = run_command(capsys, "report", *given, "--no-position", "--output", tmp_path / "a.html")
-    assert code == 0, err
-    assert "mean absolute error on validation against epochs" in (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -62,6 +62,7 @@ def run(arguments: list[str]) -> int:
     base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
     choices = parse_choices(base, options.choices, f"train {options.recipe}", sizes)  # before PyTorch is imported
 
+    from graticule.lab.pages.run_report import run_page
     from graticule.lab.studies.comparison import compare
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import plan, planned_rows
@@ -102,7 +103,8 @@ def run(arguments: list[str]) -> int:
     output.table(comparison.columns, comparison.rows())
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}
-    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "png", "pdf", "svg", "json")))
+    page = run_page(comparison.runs, comparison).write(folder / "report.html")
+    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "png", "pdf", "svg", "json")), page)
     found: Resolutions | Lengths | None = None
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import OfCheckpoint, Output, check_image_sizes, check_names
+from graticule.lab.commands.options import OfCheckpoint, check_image_sizes, check_names
 from graticule.lab.training.run_folder import RunFolder, runs_in
 from graticule.registry.checks import is_path, parse_sizes, printable
 from graticule.registry.plugins import module_name
@@ -190,25 +190,6 @@ def _is_plain(target: str) -> bool:
 
 def _is_file(target: str) -> bool:
     return target.endswith(WEIGHTS) or (is_path(target) and Path(target).is_file() and ".py" not in target)
-
-
-def find_run_folders(folders: Sequence[Path], output: Output) -> list[Path]:
-    """Return the run folders among `folders`, and those in the others that have finished an epoch."""
-    from graticule.lab.studies.runs import find_runs
-
-    found: list[Path] = []
-    for folder in folders:
-        inside = list(find_runs(folder)) if folder.is_dir() else [folder]  # a missing one is reported when it is opened
-        if inside != [folder]:
-            begun = [place for place in inside if RunFolder(place).metrics_file.is_file()]
-            output.say(*(f"left out {printable(str(place))}: no epoch yet" for place in inside if place not in begun))
-            inside = begun
-        if not inside:
-            raise ValueError(
-                f"`runs` must be runs or folders of runs, got {str(folder)!r}, in which none has an epoch yet."
-            )
-        found += inside
-    return found
 
 
 def open_runs(folders: Sequence[Path]) -> list[Run]:

@@ -86,6 +86,7 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+    from graticule.lab.pages.run_report import run_page
     from graticule.lab.training.loop import train
     from graticule.lab.training.run import Run
 
@@ -116,8 +117,17 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
         named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
         print(f"{len(skipped)} broken images were left out: {named}")
     task = run.task()
-    files = ["recipe.json", "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]
-    print(f"wrote {shown}: {', '.join(files)}")
+    run_page({run.folder.name: [run]}).write(run.folder / "report.html")
+    names = [
+        "recipe.json",
+        "metrics.csv",
+        "log.txt",
+        "report.html",
+        "weights.safetensors",
+        "checkpoints/",
+        "tensorboard/",
+    ]
+    print(f"wrote {shown}: {', '.join(names)}")
     if next_step := task.next_step(shlex.quote(shown)):
         print(next_step)
     return 0

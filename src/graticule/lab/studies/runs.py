@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,7 +28,6 @@ State = Literal["finished", "running", "stopped", "no epoch yet", "damaged"]
 
 MOST_EPOCHS = 100_000  # that are read of a file of metrics
 _LARGEST = 64 << 20  # bytes of such a file
-LONGEST_LABEL = 60  # characters; a longer one leaves a legend no room
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -214,34 +213,6 @@ def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
         deviation = None if len(values) < 2 else math.nan if math.isnan(mean) else stdev(values)
         points.append(Point(int(epoch), mean, deviation))
     return points
-
-
-def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Group runs whose recipes differ only in `seed`.
-
-    Args:
-        recipes: name of a run -> its recipe, as plain values.
-
-    Returns:
-        A label with the values in which a group differs from the others, such as joining=lape -> names of its runs.
-    """
-    groups: list[tuple[dict[str, str], list[str]]] = []
-    for name, recipe in recipes.items():
-        values = flat_values({key: value for key, value in recipe.items() if key != "seed"})
-        for other, names in groups:
-            if other == values:
-                names.append(name)
-                break
-        else:
-            groups.append((values, [name]))
-    keys = dict.fromkeys(key for values, _ in groups for key in values)
-    differing = [key for key in keys if len({values.get(key) for values, _ in groups}) > 1]
-    found = {}
-    for values, names in groups:
-        label = ", ".join(f"{key}={values.get(key, '-')}" for key in differing)
-        label = label or f"{values.get('model')}, {values.get('joining')}"  # there is only one group
-        found[label if len(label) <= LONGEST_LABEL else f"as {names[0]}"] = names
-    return found
 
 
 def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
