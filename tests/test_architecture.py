@@ -237,7 +237,9 @@ def count_by_room(names):
 def test_vague_names_and_late_imports_become_fewer(names, left):
     allowed = {room: int(number) for room, number in re.findall(r"(\S+)\s+(\d+)", left)}
     counts = count_by_room(names)
-    assert {room: number for room, number in counts.items() if number > allowed.get(room, 0)} == {}, "rename or move them up"
+    assert {room: number for room, number in counts.items() if number > allowed.get(room, 0)} == {}, (
+        "rename or move them up"
+    )
 
 
 def test_a_class_name_exists_once():
