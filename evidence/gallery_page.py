@@ -31,7 +31,7 @@ USES = {
     "bucketed_bias": "far displacements may share numbers, as in T5",
     "causal": "frames must not attend to later ones; it is added to another encoding",
     "continuous_bias": "windows are larger after training than in it, as in Swin V2",
-    "decomposed": "the bias should depend on the query, with few products, as in MViTv2 and SAM",
+    "decomposed": "the bias should depend on the query, with few products, as in SAM",
     "fire": "a function of the distance, relative to the largest one, should be learned",
     "gpsa": "attention should start as a convolution and learn how much it stays one; it kept most on larger canvases",
     "gqpe_bias": "each head should look at a Gaussian around a displacement that it learns",

@@ -173,7 +173,7 @@ def shallow(family: str) -> dict[str, Any]:
     """Return depths for the small model of a family with one block per stage, or two if it needs two."""
     sizes = SMALL[family][1]
     if "depths" in sizes:
-        return {"depths": (1, 2) if family == "MViTv2" else (1,) * len(sizes["depths"])}
+        return {"depths": (1,) * len(sizes["depths"])}
     return {"num_blocks": 1} if "num_blocks" in sizes else {"depth": 2 if family == "ConViT" else 1}
 
 

@@ -98,7 +98,7 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     # families whose default encoding is not a table
     (
         "position_correlations of its own",
-        ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *(f for f in GATED if f != "GFNet")),
+        ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", *(f for f in GATED if f != "GFNet")),
     ): "`model` must have an absolute encoding",
     ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
 }
@@ -367,7 +367,6 @@ def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, 
     model = held(family, encoding, joining)
     positions = iter(model.position(model.grid))
     biased = "_bias" in str(encoding) or (family, encoding) in (("Swin", None), ("Swin V2", None))
-    biased = biased and family != "MViTv2"  # whose keys are pooled in all layers here
     for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
         given = [next(positions).bias for _ in range(depth)]
         found = bias_maps(model, stage=stage)

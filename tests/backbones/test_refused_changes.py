@@ -5,7 +5,6 @@ import torch
 
 import graticule
 from graticule.hub.config import take_position
-from graticule.lab.studies.matrix import build
 from in_turn import in_turn
 from tests.tiny import tiny
 
@@ -16,14 +15,6 @@ def test_a_position_that_cannot_be_built_leaves_the_present_one():
     with pytest.raises(ValueError, match="`encoding` must keep the channels"):
         model.replace_position(take_position({"encoding": "pope"}))
     assert model.position is before
-
-
-def test_a_position_that_the_widths_of_stages_refuse_leaves_the_model_that_can_be_published():
-    model = build("MViTv2", expand_attn=False)
-    before, created = model.position, model.created
-    with pytest.raises(ValueError, match="one that adds nothing to the tokens of later stages, without `expand_attn`"):
-        model.replace_position(take_position({"encoding": "decomposed + peg(places=[0])"}))
-    assert model.position is before and model.created is created
 
 
 @in_turn("name", ["vit_tiny_patch16_224", "cait_xxs24_224"])

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from timm.layers.pos_embed_rel import RelPosBias, RelPosBiasTf, RelPosMlp
 from timm.models.beit import Attention as BeitAttention
 from timm.models.convit import GPSA
-from timm.models.mvitv2 import MultiScaleAttention
 from timm.models.swin_transformer_v2 import WindowAttention as SwinV2Attention
 from timm.models.vision_transformer_relpos import RelPosAttention
 from timm.models.vision_transformer_sam import Attention as SamAttention
@@ -178,7 +177,7 @@ def test_the_table_of_coatnet_is_ours(grid):
     assert_same(encoding(grid), theirs.get_bias()[0])
 
 
-# Decomposed positions: SAM and MViTv2
+# Decomposed positions
 
 
 @in_turn("grid", [SQUARE, WIDE, Grid(1, 4)])
@@ -192,24 +191,6 @@ def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
     x = tokens(grid)
     expected = theirs(x.unflatten(1, grid.shape)).flatten(1, 2)
     assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), expected)
-
-
-@in_turn("prefix", [0, 1])
-@in_turn("shape", [(4, 4), (5, 4), (3, 5)])
-@torch.no_grad()
-def test_attention_with_decomposed_positions_is_that_of_mvitv2(shape, prefix):
-    grid, side = Grid(*shape, prefix=prefix), max(shape)
-    theirs = drawn(
-        MultiScaleAttention(DIM, DIM, (side, side), HEADS, has_cls_token=bool(prefix), residual_pooling=False)
-    )
-    encoding = Decomposed(Grid(side, side, prefix=prefix), HEADS, HEAD_DIM).double()
-    encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
-    # timm slices its square tables if a side is shorter; then only the middle of a table is used for the offsets
-    for name, length in zip(("rel_pos_h", "rel_pos_w"), shape, strict=True):
-        setattr(encoding, name, torch.nn.Parameter(theirs.get_parameter(name)[: 2 * length - 1]))
-    encoding.grid = grid
-    x = tokens(grid)
-    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x, list(shape))[0])
 
 
 def test_decomposed_positions_by_hand():

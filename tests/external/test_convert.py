@@ -113,7 +113,7 @@ def test_a_scale_that_the_fused_attention_of_timm_does_not_read_is_not_read(vit)
 
 FAMILIES = (
     *("vit_*_rope*", "eva02_*", "*_dinov3*", "vit_relpos_*", "vit_srelpos_*", "beit*", "samvit*"),
-    *("convit*", "mixer_*", "resmlp_*", "swinv2_*", "mvitv2*", "cait*"),
+    *("convit*", "mixer_*", "resmlp_*", "swinv2_*", "cait*"),
 )
 #: Models without a counterpart: names -> text of the error.
 REFUSED = {
@@ -128,7 +128,7 @@ def matching(*patterns):
 def on_meta(name):
     """Build a model without weights, with one layer where timm supports it."""
     chosen = {"depths": (1, 1, 1, 1)} if name.startswith("swinv2") else {"depth": 1}
-    chosen = {} if name.startswith(("mixer", "resmlp", "mvitv2", "convit")) else chosen
+    chosen = {} if name.startswith(("mixer", "resmlp", "convit")) else chosen
     with without_memory():
         model = timm.create_model(name, **chosen)
     for module in model.modules():  # a bias that must be zero for the conversion

@@ -48,7 +48,6 @@ FEW: list[Case] = [
     ("Swin", None, "default"),
     ("CPVT, GAP", None, "default"),
     ("PosMLP", None, "default"),
-    ("MViTv2", None, "default"),
 ]
 
 

@@ -34,7 +34,6 @@ OURS = {"twins_pcpvt_small": "pvt_small_peg_gap"}
 #: Backbones that are in neither table.
 NOT_COMPARED = {
     "ConditionalVisionTransformer": "DeiT with PEGs; its authors released no code",
-    "MultiscaleVisionTransformer": "timm's normal is cut at two standard deviations",
 }
 #: Model of timm -> its arguments, and the encoding whose position starts as its does.
 ENCODINGS = {

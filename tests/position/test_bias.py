@@ -8,7 +8,6 @@ from torch import Tensor
 
 from graticule import Grid
 from graticule.encodings.forms.bias import LayerBias, SomeHeads, squared_distance_factors
-from graticule.encodings.forms.pyramid import Pooling
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias, BiasSum, LowRank
 from graticule.position.folded import FoldedPosition
@@ -70,17 +69,12 @@ def test_the_sum_of_any_two_forms_is_the_sum_of_their_tables(queries):
             torch.testing.assert_close(values(merged, queries), values(one, queries) + values(two, queries))
 
 
-def test_tokens_without_a_position_get_no_bias_and_pooled_ones_their_rows_and_columns(queries):
-    rows, columns = GRID.every(2), torch.arange(N)
+def test_tokens_without_a_position_get_no_bias(queries):
     for bias in forms().values():
         whole = values(bias, queries)
         ahead = LayerPosition(bias=bias).with_prefix(1).bias
         found = values(ahead, torch.cat([queries[:, :, :1], queries], 2))
         assert torch.equal(found[..., 1:, 1:], whole) and not found[..., 0, :].any() and not found[..., 0].any()
-    for name in ("table", "factors", "diagonal"):
-        bias = forms()[name]
-        pooled = Pooling(2, 1).of(LayerPosition(bias=bias), GRID).bias
-        assert torch.equal(values(pooled, queries), values(bias, queries)[:, :, rows][..., columns]), name
 
 
 def test_a_bias_of_some_heads_is_zero_for_the_others(queries):

@@ -39,16 +39,6 @@ def test_offsets_and_their_rows_in_a_table_are_those_of_each_pair(shape):
     assert torch.equal(displacement_index(grid), index.T)
 
 
-@in_turn("shape", SHAPES)
-def test_every_second_patch_is_taken_on_each_axis(shape):
-    grid = Grid(*shape, prefix=1)
-    tokens = torch.tensor([[-1] * len(shape), *places(shape)])
-    kept = tokens[grid.every(2)]
-    assert kept[0].tolist() == [-1] * len(shape)
-    assert kept[1:].tolist() == [list(place) for place in places(shape) if not any(each % 2 for each in place)]
-    assert grid.pooled(2).tokens == len(kept)
-
-
 def test_maps_halves_and_windows_have_all_axes():
     grid = Grid(2, 4, 6, prefix=1)
     tokens = torch.randn(3, grid.tokens, 5)
@@ -102,7 +92,7 @@ def test_spacing_is_the_unit_of_coordinates_and_offsets_and_not_of_order():
     assert torch.equal(grid.order(), plain.order()) and torch.equal(grid.offset_index(), plain.offset_index())
     assert torch.equal(grid.displacements()[2], torch.arange(-3, 4) * 0.5)
     assert grid.extent == (10, 3, 2.0) and grid != plain and grid == replace(plain, spacing=[5, 1, 0.5])
-    assert grid.pooled(2).spacing == (10, 2, 1.0) and Grid(2, 4, spacing=(3, 1)).pyramid(2)[1].spacing == (6, 2)
+    assert Grid(2, 4, spacing=(3, 1)).pyramid(2)[1].spacing == (6, 2)
     crop = grid.cropped(Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
     assert torch.equal(crop.coordinates(), (plain.coordinates() + torch.tensor([1, 2, 3])) * unit)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings.forms.pyramid import Pooling
 from graticule.external.backbone_view import Places
 from graticule.position import layer
 from graticule.position.folded import FoldedPosition
@@ -52,7 +51,6 @@ def test_a_new_field_is_one_line(toy):
     assert torch.equal(given.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
     assert torch.equal(given.merge(given).toy, rows * rows) and given.merge(toy()).toy is rows
     assert torch.equal(given.take(Places(index, grid)).toy, rows[:, index])
-    assert torch.equal(Pooling(2, 1).of(given, grid).toy, rows[:, [0, 2]])
     with pytest.raises(ValueError, match="gives layer 0 `toy`"):
         check_fields([given], {"pre"}, set(), "Family")
 

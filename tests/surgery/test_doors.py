@@ -22,7 +22,7 @@ REFERENCES = (
     "rope_mixed(scaling='interpolation')",
 )
 ALL = [*(name for name in ENCODINGS if name != "per_frame"), *REFERENCES, "relative_bias + learnable"]
-FAMILIES = [family for family in SMALL if family not in ("MViTv2", "CaiT")]
+FAMILIES = [family for family in SMALL if family != "CaiT"]
 #: In `make test`, the family's own encoding and these.
 FAST = {
     "ViT, DeiT": [("learnable + log_n", "default"), ("rope(preset='pe')", "default"), ("learnable", "lape")],

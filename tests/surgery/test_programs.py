@@ -369,8 +369,3 @@ def test_a_converted_model_of_films_is_exported(name, tmp_path):
     exported = export_function(model, tmp_path / "model.onnx", dynamic=FREE if free else ("batch",))
     assert exported.error < 1e-5 and len(exported.compared) == 3
     assert ("depth 4 to" if free else "depth 4, height 16") in exported.takes
-
-
-def test_sides_that_pooling_rounds_are_refused_before_any_work(tmp_path):
-    with pytest.raises(ValueError, match="its pooling rounds sides up"):
-        export_function(build("MViTv2"), tmp_path / "model.pt2", dynamic=["height"])

@@ -14,7 +14,6 @@ from .language import list_language_models as list_language_models
 from .mixer import GfNet as GfNet
 from .mixer import Mixer as Mixer
 from .mixer import ResMlp as ResMlp
-from .mvit import MultiscaleVisionTransformer as MultiscaleVisionTransformer
 from .posmlp import PosMlp as PosMlp
 from .pvt import PyramidVisionTransformer as PyramidVisionTransformer
 from .pvt import TwinsSvt as TwinsSvt

@@ -241,12 +241,9 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """Return the name of a position parameter without the parts for combined encodings and for a norm.
-
-    The position that is added to all tokens is `whole` in SAM, and `tokens` in MViTv2.
-    """
-    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)(?:whole|tokens)\.", r"\1", name)
-    name = re.sub(r"^(position\.(?:stages\.\d+\.)?(?:windowed\.|pairs\.\d+\.)?)parts\.\d+\.", r"\1", name)
+    """Return the name of a position parameter without the parts for combined encodings, a norm, and SAM's `whole`."""
+    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)whole\.", r"\1", name)
+    name = re.sub(r"^(position\.(?:stages\.\d+\.)?(?:windowed\.)?)parts\.\d+\.", r"\1", name)
     return re.sub(r"^(position\.(?:.*\.)?encodings\.\d+)\.bias\.", r"\1.", name)
 
 

@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 from graticule.encodings.forms.absolute import AbsoluteEncoding, ComputedEncoding, FixedEncoding, JoinedPosition
 from graticule.encodings.forms.bias import BiasEncoding, BiasPosition, LayerBias, PatchBias, SharedBiasPosition
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition, TokenMixing
-from graticule.encodings.forms.pyramid import PooledPosition, PooledPyramid, Pooling, PyramidPosition
+from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.forms.rotary import RotaryEncoding, RotaryPosition
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
 from graticule.position.position import (
@@ -47,9 +47,6 @@ __all__ = [
     "NoEncoding",
     "NoPosition",
     "PatchBias",
-    "PooledPosition",
-    "PooledPyramid",
-    "Pooling",
     "Position",
     "PositionBuilder",
     "PyramidPosition",

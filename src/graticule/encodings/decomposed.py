@@ -1,11 +1,9 @@
-"""Decomposed relative positions of MViTv2 and SAM: products of the query with a vector per row and per column."""
+"""Decomposed relative positions of SAM: products of the query with a vector per row and per column."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +16,8 @@ from graticule.position.places import Axis, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.system.memory import check_memory
-from graticule.system.symbolic import ceiling
 
-#: The letters of rows and columns in MViTv2 and SAM.
+#: The letters of rows and columns in SAM.
 _LETTERS = {"y": "h", "x": "w"}
 
 
@@ -31,15 +28,12 @@ class Decomposed(BiasEncoding):
     .. math:: b_{h, i, j} = q_{h, i} \cdot (R^h_{y_i - y_j} + R^w_{x_i - x_j})
 
     All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors; each further axis has one. The queries are not
-    scaled, as in MViTv2 and SAM: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At
+    scaled, as in SAM: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At
     another grid each table is resampled, linearly by default, as in their code. Each query needs products with H + W
     vectors, not with H W.
 
-    If queries or keys are pooled, as in MViTv2, positions are those in the finer of the two grids, for which the tables
-    are built. The first vector is then for the lowest displacement that occurs, and some of the last are unused.
-
-    Reference: MViTv2 (Li et al., 2022), Eq. 4; Segment Anything (Kirillov et al., 2023), in global and windowed layers.
-    MViTv2 draws the tables from a normal of std 0.02; SAM's start at zero.
+    Reference: MViTv2 (Li et al., 2022), Eq. 4, which draws the tables from a normal of std 0.02; Segment Anything
+    (Kirillov et al., 2023), in global and windowed layers, whose tables start at zero.
 
     Args:
         scaled: whether the product is divided by :math:`\sqrt d`, too, as in Shaw's encoding.
@@ -91,24 +85,11 @@ class Decomposed(BiasEncoding):
         bias = self._between(own, places, grid)[..., : max(stop - grid.prefix, 0)]
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
 
-    def pooled_bias(self, queries: Tensor, grid: Grid, of_queries: int, of_keys: int) -> Tensor:
-        """Compute the bias, (B, h, n, m), from scaled queries, (B, h, n, d), of pooled tokens of `grid`.
-
-        Args:
-            queries: those of the prefix tokens, then of every `of_queries`-th row and column.
-            grid: the grid of their positions.
-            of_queries: the step between queries, in patches.
-            of_keys: the step between keys, in patches.
-        """
-        places = of_queries * Grid(*grid.shape).pooled(of_queries).coordinates(queries.device)
-        bias = self._between(queries[..., grid.prefix :, :], places, grid, of_keys)
-        return F.pad(bias, (grid.prefix, 0, grid.prefix, 0))
-
-    def _between(self, queries: Tensor, places: Tensor, grid: Grid, step: int = 1) -> Tensor:
-        """Compute the bias, (B, h, n, m), of queries (B, h, n, d) at `places`, (n, 2), and every `step`-th key."""
+    def _between(self, queries: Tensor, places: Tensor, grid: Grid) -> Tensor:
+        """Compute the bias, (B, h, n, H * W), of queries (B, h, n, d) at `places`, (n, 2)."""
         queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
         bias, *others = (
-            self._products(queries, self._vectors(grid, axis).to(queries.dtype), places[:, axis], side, step)
+            self._products(queries, self._vectors(grid, axis).to(queries.dtype), places[:, axis], side)
             for axis, side in enumerate(grid.shape)
         )  # (B, h, n, H) and (B, h, n, W)
         for own in others:
@@ -125,11 +106,9 @@ class Decomposed(BiasEncoding):
         return Axis(displacements.first + whole - 1, displacements.step).sample(table.T, 2 * side - 1).T
 
     @staticmethod
-    def _products(queries: Tensor, table: Tensor, place: Tensor, side: int, step: int = 1) -> Tensor:
-        """Return the products of queries (B, h, n, d) at `place`, (n,), with the vectors to every `step`-th key."""
-        keys = step * torch.arange(ceiling(side, step), device=place.device)
-        last = step * (ceiling(side, step) - 1)
-        offset = place[:, None] - keys + last  # query - key, from the lowest on
+    def _products(queries: Tensor, table: Tensor, place: Tensor, side: int) -> Tensor:
+        """Return the products of queries (B, h, n, d) at `place`, (n,), with the vectors to every key of an axis."""
+        offset = place[:, None] - torch.arange(side, device=place.device) + side - 1  # query - key, from the lowest on
         return (queries @ table.T).gather(-1, offset.expand(*queries.shape[:2], -1, -1))
 
     def set_grid(self, grid: Grid) -> None:
@@ -162,7 +141,3 @@ class DecomposedBias:
     def __call__(self, queries: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Compute the bias from scaled queries, as `Decomposed.bias` does."""
         return self.encoding.bias(queries, self.grid, start, stop)
-
-    def pooled(self, queries: int, keys: int) -> Callable[[Tensor], Tensor]:
-        """Return the function that computes the bias of pooled queries and keys, given their steps."""
-        return partial(self.encoding.pooled_bias, grid=self.grid, of_queries=queries, of_keys=keys)

@@ -292,19 +292,6 @@ class Grid(Places):
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
         return Grid(*(side if holds(side <= most) else min(side, most) for most in self.shape))
 
-    def pooled(self, step: int) -> Grid:
-        """Return the grid of every `step`-th patch on each axis, from the first on, with the same prefix tokens."""
-        if step == 1:
-            return self
-        spacing = self.spacing and tuple(step * each for each in self.spacing)
-        return Grid(*(ceiling(side, step) for side in self.shape), prefix=self.prefix, spacing=spacing)
-
-    def every(self, step: int, device: torch.device | str | None = None) -> Tensor:
-        """Return the index of each token of `pooled(step)` among the tokens of this grid, (N',), int64."""
-        places = lattice(*(step * torch.arange(side, device=device) for side in self.pooled(step).shape))
-        patches = ravel(places.unbind(-1), self.shape) + self.prefix
-        return torch.cat([torch.arange(self.prefix, device=device), patches])
-
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; unchanged if None."""
         if crop is None:

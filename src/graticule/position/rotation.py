@@ -171,27 +171,3 @@ class PatchRotation(NamedTuple):
             patches = slice(*(max(end - self.prefix, 0) for end in (tokens.start, tokens.stop)))
             return PatchRotation(self.rotation.take(patches), max(self.prefix - tokens.start, 0))
         return PatchRotation(self.rotation.take(tokens[..., self.prefix :] - self.prefix), self.prefix)
-
-
-class PooledRotation(NamedTuple):
-    """Rotates queries and keys of different tokens.
-
-    queries: the rotation of the queries.
-    keys: the rotation of the keys.
-    """
-
-    queries: Rotation
-    keys: Rotation
-
-    @property
-    def channels(self) -> int | None:
-        """Number of channels per head that it returns; None if it is unchanged."""
-        return self.queries.channels
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform queries (B, h, N, d) and keys (B, h, M, d), each by its own rotation."""
-        return self.queries(queries, queries)[0], self.keys(keys, keys)[1]
-
-    def take(self, tokens: Index) -> PooledRotation:
-        """Return the rotation of the tokens of these indices, of queries and of keys."""
-        return PooledRotation(self.queries.take(tokens), self.keys.take(tokens))

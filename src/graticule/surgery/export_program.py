@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.mvit import MultiscaleVisionTransformer
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.hub.kinds import HubModel
 from graticule.position.places import by
@@ -87,11 +86,6 @@ class Exportable:
 
     def check_free(self) -> None:
         """Check that a program of the model can accept images of other sizes."""
-        if isinstance(self.backbone, MultiscaleVisionTransformer):
-            raise ValueError(
-                "`dynamic` must be left out or 'batch' with MultiscaleVisionTransformer: its pooling rounds sides up, "
-                "which a program does for one size."
-            )
         if self.backbone is not None:
             return
         larger = [side + step for side, step in zip(self.size, self.patch, strict=True)]

@@ -26,9 +26,9 @@ def allowed(family, encoding, joining):
     if not takes(joining, encoding):
         return False
     given = fields(encoding, joining)
-    if family in ("Swin", "Swin V2", "SAM", "MViTv2") and JOININGS[joining].whole_grid:
+    if family in ("Swin", "Swin V2", "SAM") and JOININGS[joining].whole_grid:
         return False
-    if encoding == "per_frame" and family in ("Swin", "Swin V2", "SAM", "MViTv2", "PVT"):  # windows, pooled keys
+    if encoding == "per_frame" and family in ("Swin", "Swin V2", "SAM", "PVT"):  # windows, reduced keys
         return False
     if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; no layer without gates
         return False

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.mvit import PoolingAttention
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.attention import Attention
 
@@ -22,8 +21,8 @@ _BATCH = 8
 
 def is_plain(attention: nn.Module) -> bool:
     """Return True if logits are products of the projected queries and keys of all tokens, without further changes."""
-    if not isinstance(attention, Attention) or isinstance(attention, WindowAttention | PoolingAttention):
-        return False  # it attends to some pairs only, or to pooled tokens
+    if not isinstance(attention, Attention) or isinstance(attention, WindowAttention):
+        return False  # it attends to some pairs only
     norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
 

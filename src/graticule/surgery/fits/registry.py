@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.sam import WindowedPosition
-from graticule.encodings.forms.pyramid import PooledPosition, PyramidPosition
+from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position
@@ -106,10 +106,6 @@ def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[
         if isinstance(was, WindowedPosition):
             yield stage, was.whole, now.whole, replace(state, given=was.whole(state.grid))
             yield stage, was.windowed, now.windowed, _of_pairs(was.windowed, was.window)
-        elif isinstance(was, PooledPosition):
-            yield stage, was.tokens, now.tokens, state
-            for layers, one, other in zip(was.layers, cast("Any", was.pairs), now.pairs, strict=True):
-                yield stage, one, other, _of_pairs(one, state.grid.pooled(was.pooling[layers[0]].finer))
         else:
             yield stage, was, now, state
 
