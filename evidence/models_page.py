@@ -195,7 +195,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 #: A model of each family of timm with attention, and of MLPs that `convert` takes.
 TIMM = (
     *("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"),
-    *("vit_relpos_small_patch16_224", "cait_xxs24_224", "convit_tiny"),
+    *("vit_relpos_small_patch16_224", "convit_tiny"),
     *("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "twins_svt_small", "mixer_s32_224"),
     *("naflexvit_base_patch16_gap", "vit_dwee_patch16_reg1_gap_256", "hiera_tiny_224", "sam2_hiera_tiny"),
     *("xcit_nano_12_p16_224", "levit_128s", "tiny_vit_5m_224", "maxvit_nano_rw_256", "davit_tiny", "pvt_v2_b0"),

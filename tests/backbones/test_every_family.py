@@ -448,7 +448,7 @@ def test_a_larger_image_is_taken_apart_in_a_model_of_one_stage(family, encoding,
 @torch.no_grad()
 def test_coefficients_of_the_norms_are_those_of_a_table_that_is_added_once_and_alone(family, encoding, joining):
     model = held(family, encoding, joining)
-    with_a_table = ("ViT, DeiT", "DeiT, distilled", "ViT-Lite", "CVT", "CCT", "T2T-ViT", "CeiT", "CaiT")
+    with_a_table = ("ViT, DeiT", "DeiT, distilled", "ViT-Lite", "CVT", "CCT", "T2T-ViT", "CeiT")
     refused = "`model` must be a backbone of one stage|`model` must add one table to the embedded tokens"
     allowed = encoding is None and family in with_a_table
     found = result(None if allowed else refused, norm_coefficients, model, images(model))

@@ -14,7 +14,6 @@ FAMILIES = {
     "vit_tiny_patch16_224": SMALL,
     "deit_tiny_distilled_patch16_224": SMALL,
     "cpvt_tiny_gap_patch16_224": SMALL,
-    "cait_xxs24_224": SMALL,
     "gmlp_ti16_224": MIXING,
     "mixer_s16_224": MIXING,
     "resmlp_12_224": MIXING,
@@ -89,7 +88,6 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
         ("vit_tiny_patch16_224", "rope_mixed + causal"),
         ("deit_tiny_distilled_patch16_224", "alibi + causal"),
         ("cpvt_tiny_gap_patch16_224", "peg(past=True, places=[-1, 0], kernel=5) + causal"),
-        ("cait_xxs24_224", "rope + causal"),
     ],
 )
 @torch.no_grad()

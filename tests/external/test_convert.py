@@ -113,7 +113,7 @@ def test_a_scale_that_the_fused_attention_of_timm_does_not_read_is_not_read(vit)
 
 FAMILIES = (
     *("vit_*_rope*", "eva02_*", "*_dinov3*", "vit_relpos_*", "vit_srelpos_*", "beit*", "samvit*"),
-    *("convit*", "mixer_*", "resmlp_*", "swinv2_*", "cait*"),
+    *("convit*", "mixer_*", "resmlp_*", "swinv2_*"),
 )
 #: Models without a counterpart: names -> text of the error.
 REFUSED = {

@@ -20,7 +20,6 @@ DEPTHS = {"depths": (2, 2, 2, 2)}
 TIMM = {
     "deit_tiny_patch16_224": ({"depth": 2}, ("cls_token",)),  # here as in DeiT's code, which the case `lape default` is
     "deit_tiny_distilled_patch16_224": ({"depth": 2}, ("cls_token",)),
-    "cait_xxs24_224": ({"depth": 2}, ()),
     "convit_tiny": ({"depth": 11}, ()),
     "swin_tiny_patch4_window7_224": (DEPTHS, ()),
     "swinv2_tiny_window8_256": (DEPTHS, ()),

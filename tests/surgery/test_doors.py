@@ -22,7 +22,6 @@ REFERENCES = (
     "rope_mixed(scaling='interpolation')",
 )
 ALL = [*(name for name in ENCODINGS if name != "per_frame"), *REFERENCES, "relative_bias + learnable"]
-FAMILIES = [family for family in SMALL if family != "CaiT"]
 #: In `make test`, the family's own encoding and these.
 FAST = {
     "ViT, DeiT": [("learnable + log_n", "default"), ("rope(preset='pe')", "default"), ("learnable", "lape")],
@@ -75,7 +74,7 @@ def check_doors(family, model, folder):
                 torch.testing.assert_close(other(x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_all_ways_to_a_size_give_one_model(family, tmp_path):
     """With the family's encoding and those whose grid of reference or windows change with the size."""
     for encoding, joining in [(None, "default"), *FAST.get(family, [])]:
@@ -84,7 +83,7 @@ def test_all_ways_to_a_size_give_one_model(family, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ALL)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_all_ways_to_a_size_give_one_model_with_every_encoding_and_joining(family, encoding, tmp_path):
     for joining in JOININGS:
         try:

@@ -56,7 +56,7 @@ def assert_same(program, model, *shapes):
         ),
         # a formula, biases that are functions of queries, keys and weights, coordinates relative to the grid
         pytest.param(
-            "CaiT",
+            "ViT, DeiT",
             "sinusoidal_2d + irpe(on='qkv') + shaw + rope(coordinates='max') + log_n",
             "default",
             marks=pytest.mark.slow,

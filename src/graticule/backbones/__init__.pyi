@@ -1,5 +1,4 @@
 from .base import Backbone as Backbone
-from .cait import Cait as Cait
 from .ceit import CeitTransformer as CeitTransformer
 from .compact import CompactTransformer as CompactTransformer
 from .convit import ConVit as ConVit

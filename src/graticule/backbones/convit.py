@@ -10,14 +10,14 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.cait import LateTokenTransformer
 from graticule.backbones.registry import Size, register_sizes, register_small
+from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 
 
-class ConVit(LateTokenTransformer):
+class ConVit(VisionTransformer):
     """ConViT as published: a learnable table, gated positional attention in ten of twelve layers, then a class token.
 
     The class token joins the patches after the last layer with positional attention ('gpsa'), or before the first layer
@@ -36,7 +36,7 @@ class ConVit(LateTokenTransformer):
         others: as `VisionTransformer`.
     """
 
-    takes = LateTokenTransformer.takes - {"key_bias", "value_bias"}
+    takes = VisionTransformer.takes - {"key_bias", "value_bias"}
     whole_grid = "its class token joins between the blocks"
     takes_why = "The class token has no position, and a function of all tokens cannot leave it out."
     published_parts = ((".attn.qkv.qk.", ".attn.qk."), (".attn.qkv.v.", ".attn.v."))  # in timm
@@ -70,6 +70,18 @@ class ConVit(LateTokenTransformer):
             )
         if not hasattr(self, "joins_at"):  # else the position of an existing model is replaced
             self.joins_at = joins_at
+
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
+        """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
+        return self.patch_embed.grid(image)
+
+    def position_grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of the patches."""
+        return [grid]
+
+    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images into the tokens of their patches, (B, H * W, D)."""
+        return self.tokenize(x, stage).contiguous()
 
     def each_layer(
         self, images: Tensor, crop: Crop | None = None, keep: Tensor | None = None

@@ -183,8 +183,8 @@ def resize(
     that a patch that was enlarged has the same token (FlexiViT, Beyer et al., 2023). For other channels it is summed to
     one, else repeated and scaled, as in timm: images of equal channels have the same tokens with one, or a multiple.
 
-    A ViT, DeiT, CPVT, CaiT, gMLP, Mixer, ResMLP or Swin of images takes films or volumes with `img_size=(depth, height,
-    width)`: a film of one repeated image then has exactly the logits of the image, in CaiT and Swin if it has as many
+    A ViT, DeiT, CPVT, gMLP, Mixer, ResMLP or Swin of images takes films or volumes with `img_size=(depth, height,
+    width)`: a film of one repeated image then has exactly the logits of the image, in Swin if it has as many
     frames as `img_size`. The weights of a patch are spread over its
     frames, its position is that of the image in each frame (`graticule.encodings.PerFrame`), and what is new, a table
     of time, starts at zero; `model.certificate` lists it. `channels=1` is for volumes.
