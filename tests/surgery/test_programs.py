@@ -193,23 +193,12 @@ def test_maps_of_blocks_are_outputs_too(lape, tmp_path):
     torch.testing.assert_close(logits, lape(x))
 
 
-def test_weights_in_8_bits_halve_the_file_at_least_and_their_accuracy_is_measured(tmp_path):
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_weights_in_8_bits_halve_the_file_at_least(suffix, tmp_path):
     model = draw(tiny("learnable", depth=1, embed_dim=192)).eval()
-    labels = torch.randint(0, 5, (4,))
-    wide = export_function(model, tmp_path / "wide.safetensors")
-    small = export_function(model, tmp_path / "small.pt2", int8=True, batches=[(images(batch=4), labels)])
-    assert small.size < wide.size / 2  # the patch embedding is not a linear layer
+    small = export_function(model, tmp_path / f"small.{suffix}", int8=True)
+    assert small.size < 2 * sum(value.numel() for value in model.state_dict().values())  # of 4 bytes each
     assert 0 < small.error < 0.1
-    assert set(small.accuracy) <= {0.0, 25.0, 50.0, 75.0, 100.0}
-
-
-def test_weights_alone_are_read_back(lape, tmp_path):
-    exported = export_function(lape, tmp_path / "weights.safetensors")
-    assert exported.error == 0 and exported.operators == {}
-    again = graticule.load_checkpoint(tiny("learnable", "lape", depth=2), tmp_path / "weights.safetensors").eval()
-    with torch.no_grad():
-        x = images()
-        torch.testing.assert_close(again(x), lape(x), rtol=0, atol=0)
 
 
 def test_a_model_is_unchanged(lape, tmp_path):
@@ -240,7 +229,6 @@ def test_unsupported_models_are_refused_and_nothing_is_written(lape, tmp_path):
         ("axis", lape, "model.pt2", {"dynamic": ["depth"]}, "`dynamic` must be one of batch, height, width"),
         ("size", lape, "model.pt2", {"img_size": 30}, "`img_size` must be a positive multiple of the patch size"),
         ("block", lape, "model.pt2", {"features": [2]}, "`features` must be from 0 to 1, got 2"),
-        ("weights", lape, "model.safetensors", {"int8": True}, "`int8` must be left out with the format 'safetensors'"),
         ("matrix", matrix, "model.onnx", {"dynamic": ["width"]}, "the encoding 'liere' in this format, which has no"),
         ("spline", spline, "model.pt2", {"dynamic": ["height"]}, "`resampler` must not be 'geometric' in a program"),
     ]
@@ -304,7 +292,6 @@ def test_an_attached_position_is_exported_with_its_host(tmp_path):
     assert exported.error < 1e-5 and exported.operators["layer_norm"] == 2 + 1  # position is folded
     with pytest.raises(ValueError, match="`dynamic` must be left out or 'batch' with VisionTransformer, which takes"):
         export_function(model, tmp_path / "free.pt2", dynamic=EVERY)
-    assert export_function(model, tmp_path / "model.safetensors").error == 0
     with pytest.raises(ValueError, match="`features` must be left out with VisionTransformer, which is not a backbone"):
         export_function(model, tmp_path / "features.pt2", features=[0])
 

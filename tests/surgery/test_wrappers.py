@@ -68,9 +68,7 @@ OPTIONS = {
     "size and batch": {"img_size": (24, 40), "dynamic": ["batch"]},
     "features": {"features": [0]},
     "int8": {"int8": True},
-    "scored": {"batches": [(images(batch=3), torch.zeros(3, dtype=torch.long))], "dynamic": ["batch"]},
     "onnx": {"format": "onnx", "dynamic": ["batch"]},
-    "weights": {"format": "safetensors"},
 }
 
 

@@ -11,18 +11,15 @@ import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from graticule.backbones.base import Backbone
-from graticule.checkpoints.load import load_checkpoint, load_own, published_state_dict
-from graticule.checkpoints.read import save_weights
 from graticule.encodings.liere import LieRe
 from graticule.layers.tokenizers import on_axes
 from graticule.position.places import by
@@ -78,8 +75,8 @@ class Format(ABC):
                     )
 
     @abstractmethod
-    def write(self, path: Path, traced: ExportedProgram, program: Program) -> None:
-        """Write a traced program to `path`."""
+    def write(self, path: Path, traced: ExportedProgram, program: Program, sizes: Sizes, int8: bool) -> None:
+        """Write a traced program to `path`, with the weights of linear layers in float32 or int8."""
 
     @abstractmethod
     def open(self, path: Path) -> Runner:
@@ -98,9 +95,10 @@ class Onnx(Format):
     needs_int8 = ("onnxruntime.quantization",)
     lacks: ClassVar = {LieRe: "matrix exponential"}
 
-    def write(self, path: Path, traced: ExportedProgram, program: Program) -> None:
-        """Translate the operators and write one file."""
+    def write(self, path: Path, traced: ExportedProgram, program: Program, sizes: Sizes, int8: bool) -> None:
+        """Translate the operators and write one file; in int8 each other factor gets a scale when it runs."""
         exporter: Any = torch.onnx
+        wide = path.with_name("wide.onnx") if int8 else path
         with torch.no_grad(), warnings.catch_warnings(), errors_only("onnxscript"):
             warnings.simplefilter("ignore")
             try:
@@ -111,7 +109,16 @@ class Onnx(Format):
                     f"`model` must be one whose operators ONNX has, got the error: {reason[0][:300] if reason else ''} "
                     "For a fixed height and width, position is folded into constants; or use the format torch-export."
                 ) from error
-            made.save(str(path), external_data=False)
+            made.save(str(wide), external_data=False)
+        if int8:
+            import onnx
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            model = onnx.load(str(wide))
+            del model.graph.value_info[:]  # shapes of intermediate results, which contradict those after quantization
+            options = {"weight_type": QuantType.QInt8, "per_channel": True, "op_types_to_quantize": ["MatMul", "Gemm"]}
+            with errors_only(None):  # it recommends a step that the exporter has done
+                quantize_dynamic(model, str(path), **options)
 
     def open(self, path: Path) -> Runner:
         """Open a file with ONNX Runtime."""
@@ -138,8 +145,17 @@ class TorchExport(Format):
     suffix = ".pt2"
     needs_int8 = ("torchao.quantization",)
 
-    def write(self, path: Path, traced: ExportedProgram, program: Program) -> None:
-        """Save the program."""
+    def write(self, path: Path, traced: ExportedProgram, program: Program, sizes: Sizes, int8: bool) -> None:
+        """Save the program; weights in int8 are dequantized when they are used."""
+        if int8:
+            with errors_only("torch.utils._pytree"):  # its warnings are for the authors of torchao
+                from torchao.quantization import Int8WeightOnlyConfig, quantize_
+                from torchao.utils import unwrap_tensor_subclass
+
+            model = copy.deepcopy(program.model)
+            quantize_(model, Int8WeightOnlyConfig())
+            unwrap_tensor_subclass(model)
+            traced = trace(Program(Exportable.of(model), program.features), sizes)
         with path.open("wb") as file:  # for a path PyTorch requires its own suffix
             torch.export.save(traced, file)
 
@@ -164,36 +180,6 @@ class TorchExport(Format):
 
 
 FORMATS: dict[str, Format] = {"onnx": Onnx(), "torch-export": TorchExport()}
-
-
-Model = TypeVar("Model", bound=nn.Module)
-
-
-def quantize_linear(model: Model) -> Model:
-    """Quantize the weights of linear layers to int8, in place, by torchao; they are dequantized when used."""
-    with errors_only("torch.utils._pytree"):  # its warnings are for the authors of torchao
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-        from torchao.utils import unwrap_tensor_subclass
-
-    quantize_(model, Int8WeightOnlyConfig())
-    unwrap_tensor_subclass(model)
-    return model
-
-
-def quantize_onnx(source: Path, path: Path) -> None:
-    """Write the ONNX file `source` with the weights of matrix products in int8 to `path`, by ONNX Runtime.
-
-    The other factor is quantized at run time, with one scale per tensor.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(str(source))
-    del model.graph.value_info[:]  # shapes of intermediate results, which contradict those after quantization
-    with errors_only(None):  # it recommends a step that the exporter has done
-        quantize_dynamic(
-            model, str(path), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"]
-        )
 
 
 #: Largest accepted difference from PyTorch, relative to the largest output.
@@ -234,24 +220,6 @@ def checked_error(error: float, path: Path, size: Size) -> float:
     return error
 
 
-def accuracy(runs: Sequence[Runner], batches: Iterable[tuple[Tensor, Tensor]], free: bool) -> tuple[float, float]:
-    """Return the top-1 of the model and of the file, in percent; one image at a time if the batch is not free."""
-    right, count = [0, 0], 0
-    for images, labels in batches:
-        for index, run in enumerate(runs):
-            parts = [images] if free else images.split(1)
-            found = torch.cat([run(part)[0].argmax(-1) for part in parts])
-            right[index] += int((found == labels).sum())
-        count += len(labels)
-    if not count:
-        raise ValueError("`batches` must have at least one image, got none.")
-    before, after = (100 * each / count for each in right)
-    return before, after
-
-
-WEIGHTS = "safetensors"
-
-
 @dataclass(frozen=True)
 class Exported:
     """An exported file, and the results of running it.
@@ -260,9 +228,8 @@ class Exported:
     format: its format.
     takes: description of the images that it accepts.
     size: bytes on disk.
-    operators: their counts by name; empty for weights alone.
+    operators: their counts by name.
     compared: the differences from PyTorch.
-    accuracy: top-1 in percent on the given images, of the model in PyTorch and of the file; None without images.
     """
 
     path: Path
@@ -271,7 +238,6 @@ class Exported:
     size: int
     operators: dict[str, int]
     compared: tuple[Comparison, ...]
-    accuracy: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -289,7 +255,6 @@ def export(
     dynamic: Sequence[str] = (),
     features: Sequence[int] = (),
     int8: bool = False,
-    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Exported:
     """Write a model to a file, run the file, and compare it with the model.
 
@@ -301,15 +266,13 @@ def export(
         model: a backbone of images, films or volumes, a segmentation model, the feature maps of a dense model
             (`model.features`), or a module with an attached position.
         path: the file; nothing is written if the comparison fails.
-        format: 'onnx', 'torch-export', or 'safetensors' for the weights under their published names; from the suffix of
-            `path` (.onnx, .pt2, .safetensors) by default.
+        format: 'onnx' or 'torch-export'; from the suffix of `path` (.onnx, .pt2) by default.
         img_size: in pixels, one side, (height, width) or (depth, height, width); by default the size that the model is
             built for.
         dynamic: the free axes: any of 'batch', 'height', 'width', 'depth' of films and volumes, and 'sides', all of
             these but the batch.
         features: indices of blocks, or of stages if there are several, whose maps are also outputs.
         int8: whether the weights of linear layers are in 8 bits; `Exported` then has the difference of the outputs.
-        batches: pairs of images and labels (B,), on which the model and the file are scored.
 
     Raises:
         ValueError: for an invalid model, option or path, before any work; if the outputs of the file differ from those
@@ -318,7 +281,7 @@ def export(
     """
     path = Path(path)
     subject = Exportable.of(model)
-    named = _format(path, format)
+    name = _format(path, format)
     if path.is_dir():
         raise ValueError(f"`path` must be a file, got {str(path)!r}, which is a folder.")
     size = subject.size if img_size is None else on_axes(img_size, len(subject.size))
@@ -326,102 +289,39 @@ def export(
     if wrong := [index for index in features if not 0 <= index < count]:
         rule = f"from 0 to {count - 1}" if count else f"left out with {type(model).__name__}, which is not a backbone"
         raise ValueError(f"`features` must be {rule}, got {wrong[0]}.")
-    if named == WEIGHTS:
-        options = {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size, "batches": batches}
-        for name, given in options.items():
-            if given:
-                raise ValueError(f"`{name}` must be left out with the format {WEIGHTS!r}, which contains no program.")
-        return _write_weights(subject, path)
-    kind = FORMATS[named]
+    kind = FORMATS[name]
     kind.check(int8)
     subject = subject.plain()
     sizes = Sizes.of(subject, size, dynamic)
     if sizes.free - {"batch"}:
         kind.check_position(subject.position)
-    return _write_program(subject, path, named, kind, sizes, features, int8, batches)
+    program = Program(prepared(subject, sizes), features)
+    traced = trace(program, sizes)
+    expected = _runner(Program(prepared(subject, sizes, folded=False), features))
+    batches = [(random_images(subject.channels, batch, size), size) for batch, size in sizes.checked()]
+    for images, size in batches:  # before translating, which takes longer
+        checked_error(difference(_run_traced(traced, images, sizes), expected(images)), path, size)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"model{kind.suffix}"
+        kind.write(file, traced, program, sizes, int8)
+        run = kind.open(file)
+        compared = []
+        for images, size in batches:
+            error = difference(run(images), expected(images))
+            compared.append(Comparison(len(images), size, error if int8 else checked_error(error, path, size)))
+        operators = dict(kind.operators(file).most_common())
+        write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
+    return Exported(path, name, str(sizes), path.stat().st_size, operators, tuple(compared))
 
 
-def _format(path: Path, given: str | None) -> str:
-    suffixes = {**{kind.suffix: name for name, kind in FORMATS.items()}, ".safetensors": WEIGHTS}
-    if given is not None:
-        return known_name("format", given, [*FORMATS, WEIGHTS])
+def _format(path: Path, name: str | None) -> str:
+    if name is not None:
+        return known_name("format", name, list(FORMATS))
+    suffixes = {kind.suffix: name for name, kind in FORMATS.items()}
     if path.suffix not in suffixes:
         known = ", ".join(suffixes)
         raise ValueError(f"`format` must be given where `path` does not end in {known}, got {str(path)!r}.")
     return suffixes[path.suffix]
-
-
-def _write_weights(subject: Exportable, path: Path) -> Exported:
-    """Write the weights, and load them into another copy of the model."""
-    published = isinstance(subject.model, Backbone)
-    state = published_state_dict(subject.model) if published else subject.model.state_dict()
-    model = copy.deepcopy(subject.model).eval()
-    images = random_images(subject.channels, 1, subject.size).to(next(model.parameters()))
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        program = Program(Exportable.of(model))
-        expected = program(images)
-        for parameter in model.parameters():
-            parameter.zero_()
-        load = load_checkpoint if published else load_own
-        load(model, save_weights(state, Path(folder) / "weights.safetensors"))
-        error = difference(program(images), expected)
-    compared = (Comparison(1, subject.size, checked_error(error, path, subject.size)),)
-    save_weights(state, path)
-    return Exported(path, WEIGHTS, "weights", path.stat().st_size, {}, compared)
-
-
-def _write_program(
-    subject: Exportable,
-    path: Path,
-    named: str,
-    kind: Format,
-    sizes: Sizes,
-    features: Sequence[int],
-    int8: bool,
-    batches: Iterable[tuple[Tensor, Tensor]] | None,
-) -> Exported:
-    program = Program(prepared(subject, sizes), features)
-    expected = _runner(Program(prepared(subject, sizes, folded=False), features))
-    traced = trace(program, sizes)
-    for batch, size in sizes.checked():  # before translating, which takes longer
-        images = random_images(subject.channels, batch, size)
-        checked_error(difference(_run_traced(traced, images, sizes), expected(images)), path, size)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"model{kind.suffix}"
-        _write(kind, file, program, sizes, int8, traced)
-        run = kind.open(file)
-        compared = []
-        for batch, size in sizes.checked():
-            images = random_images(subject.channels, batch, size)
-            error = difference(run(images), expected(images))
-            compared.append(Comparison(batch, size, error if int8 else checked_error(error, path, size)))
-        scores = None if batches is None else accuracy([expected, run], batches, "batch" in sizes.free)
-        operators = dict(kind.operators(file).most_common())
-        write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
-    return Exported(
-        path,
-        named,
-        str(sizes),
-        path.stat().st_size,
-        operators,
-        tuple(compared),
-        scores,
-    )
-
-
-def _write(
-    kind: Format, file: Path, program: Program, sizes: Sizes, int8: bool, traced: ExportedProgram | None = None
-) -> None:
-    """Write a program, which may be traced already, with weights in float32 or int8."""
-    if int8 and kind is not FORMATS["onnx"]:
-        program, traced = Program(Exportable.of(quantize_linear(copy.deepcopy(program.model))), program.features), None
-    traced = traced or trace(program, sizes)
-    if int8 and kind is FORMATS["onnx"]:
-        wide = file.with_name("wide.onnx")
-        kind.write(wide, traced, program)
-        quantize_onnx(wide, file)
-    else:
-        kind.write(file, traced, program)
 
 
 def _runner(program: Program) -> Runner:

@@ -5,7 +5,6 @@ import json
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 
 import graticule
 from commands import refused, run_command
@@ -19,14 +18,11 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path, capsys):
     file = tmp_path / "model.pt2"
-    code, out, _ = run_command(
-        capsys, "export", lape_run.folder, "--output", file, "--images", "digits", "--dynamic", "batch"
-    )
+    code, out, _ = run_command(capsys, "export", lape_run.folder, "--output", file, "--dynamic", "batch")
     assert code == 0 and f"wrote {file}" in out
     said = {line.split()[0]: line for line in out.splitlines()}
     assert "batch of any size, height 28, width 28" in said["takes"]
     assert "layer_norm" in said["operators"] and "latency" not in said
-    assert "top-1; in PyTorch" in said["accuracy"]
     assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
 
 
@@ -37,21 +33,16 @@ def test_export_knows_every_free_axis_before_it_opens_a_model(tmp_path, capsys):
 
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run_command(capsys, "export", "vit_nano_patch4_28", "--format", "safetensors", "--joining", "lape")
-    assert (
-        code == 0
-        and "wrote runs/vit_nano_patch4_28/model.safetensors" in out
-        and "the weights of its initialization" in err
-    )
-    assert "blocks.0.pe_norm.weight" in load_file("runs/vit_nano_patch4_28/model.safetensors")
+    words = ["vit_nano_patch4_28", "--format", "torch-export", "--joining", "lape"]
+    code, out, err = run_command(capsys, "export", *words)
+    assert code == 0 and "wrote runs/vit_nano_patch4_28/model.pt2" in out and "the weights of its initialization" in err
 
 
 def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path, capsys):
-    file = tmp_path / "model.safetensors"
+    file = tmp_path / "model.pt2"
     arguments = ["--weights", "random", "--joining", "lape", "--output", str(file)]
-    code, out, _ = run_command(capsys, "export", "timm:vit_tiny_patch16_224", *arguments)
+    code, out, _ = run_command(capsys, "export", "timm:test_vit", *arguments)
     assert code == 0 and f"wrote {file}" in out
-    assert "blocks.0.pe_norm.weight" in load_file(file)
 
 
 def test_publish_writes_what_graticule_and_timm_open(lape_run, tmp_path, capsys):
@@ -70,8 +61,6 @@ def test_publish_writes_what_graticule_and_timm_open(lape_run, tmp_path, capsys)
             timm.create_model(f"local-dir:{folder}", pretrained=True).eval(),
         ):
             torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
-    code, out, _ = run_command(capsys, "export", folder, "--output", tmp_path / "again.safetensors")
-    assert code == 0 and "again.safetensors" in out
     config = json.loads((folder / "config.json").read_text())
     assert config["pretrained_cfg"]["label_names"] == [str(digit) for digit in range(10)]
     assert config["graticule"] | {"plugins": 0, "resamplers": 0} == {
@@ -127,10 +116,9 @@ def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": 1}
     model = create_segmenter("vit_tiny_patch16_224", num_classes=3, **small)
     folder = graticule.save_pretrained(model, tmp_path / "published")
-    file = tmp_path / "model.safetensors"
-    code, out, err = run_command(capsys, "export", folder, "--format", "safetensors", "--output", file)
+    file = tmp_path / "model.pt2"
+    code, out, err = run_command(capsys, "export", folder, "--output", file)
     assert code == 0 and f"wrote {file}" in out, err
-    assert load_file(file).keys() == model.state_dict().keys()
 
 
 def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_path):
@@ -150,7 +138,7 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
     cases = [
         (("export", tmp_path / "nothing"), "`run` must be the folder of a run"),
         (("export", "vit_nano_patch4_82"), "did you mean 'vit_nano_patch4_28'"),
-        (("export", run, "--format", "onx"), "`format` must be one of onnx, torch-export, safetensors; got 'onx'"),
+        (("export", run, "--format", "onx"), "`format` must be one of onnx, torch-export; got 'onx'"),
         (("export", run, "--output", new / "model.bin"), "`format` must be given where `path` does not end in"),
         (
             ("export", run, "--dynamic", "batch,depth"),
@@ -158,7 +146,6 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         ),
         (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
         (("export", run, "--encoding", "rope"), "`encoding` must be left out with '"),
-        (("export", "vit_nano_patch4_28", "--images", "cats"), "`images` must be one of"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be new"),

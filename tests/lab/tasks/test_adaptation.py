@@ -170,7 +170,18 @@ def test_the_classifier_is_in_no_stage(source):
 
 
 def test_the_command_is_the_recipe(source, folder, tmp_path, capsys):
-    words = ["--encoding", "factorized", "--images", folder, "--img-size", 32, 32, "--quick", "--output", tmp_path / "run"]
+    words = [
+        "--encoding",
+        "factorized",
+        "--images",
+        folder,
+        "--img-size",
+        32,
+        32,
+        "--quick",
+        "--output",
+        tmp_path / "run",
+    ]
     code, out, err = run_command(capsys, "adapt", source, *words)
     assert code == 0 and f"the adapted model: {tmp_path / 'run'}/published" in out, err
     assert (Run(tmp_path / "run").recipe().epochs, Run(tmp_path / "run").recipe().limit_train) == (2, 40)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from graticule.surgery.export import Exported
 
 #: The suffix of a file in each format.
-SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 #: Number of most frequent operators that are printed.
-_SHOWN = 8
+_PRINTED = 8
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Export(NamedModels, JsonOutput):
     model: Positional[str]
     """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, which are converted"""
     format: str | None = None
-    """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""
+    """onnx or torch-export (default: from the name of the output, or onnx)"""
     output: Path | None = None
-    """folder for model.onnx, .pt2 or .safetensors, or file (default: the run's folder, or runs/NAME)"""
+    """folder for model.onnx or model.pt2, or file (default: the run's folder, or runs/NAME)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
     """free (dynamic) axes of the program: batch; sides, or any of height, width and depth of films; separated by spaces
     or commas"""
@@ -51,8 +51,6 @@ class Export(NamedModels, JsonOutput):
     """for a detector or segmentation model, export only the backbone with its pyramid, whose maps are outputs"""
     int8: bool = False
     """quantize the weights of linear layers to 8 bits"""
-    images: str | None = None
-    """image folder or name of a data set to measure the accuracy on (default: the run's, with --int8)"""
 
 
 def run(arguments: list[str]) -> int:
@@ -73,19 +71,8 @@ def run(arguments: list[str]) -> int:
     from graticule.surgery.export import export
     from graticule.surgery.export_program import Exportable
 
-    own = Exportable.of(model).size
-    size = parse_size(options.img_size, len(own))
-    batches = _batches(options, model, source.run, size or own)
-    exported = export(
-        model,
-        output,
-        chosen,
-        img_size=size,
-        dynamic=free,
-        features=options.features,
-        int8=options.int8,
-        batches=batches,
-    )
+    size = parse_size(options.img_size, len(Exportable.of(model).size))
+    exported = export(model, output, chosen, img_size=size, dynamic=free, features=options.features, int8=options.int8)
     shown.say(*report(exported))
     shown.give(dataclasses.asdict(exported))
     shown.wrote(output)
@@ -97,17 +84,13 @@ def report(exported: Exported) -> list[str]:
     from graticule.position.places import by
 
     lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
-    if exported.operators:
-        top = list(exported.operators.items())[:_SHOWN]
-        rest = sum(exported.operators.values()) - sum(count for _, count in top)
-        lines.append("operators  " + ", ".join(f"{count} {name}" for name, count in top) + f", {rest} others")
+    top = list(exported.operators.items())[:_PRINTED]
+    rest = sum(exported.operators.values()) - sum(count for _, count in top)
+    lines.append("operators  " + ", ".join(f"{count} {name}" for name, count in top) + f", {rest} others")
     for one in exported.compared:
         lines.append(
             f"compared   batch {one.batch}, {by(one.size)}: differs from PyTorch by {one.error:.1e} of the largest"
         )
-    if exported.accuracy is not None:
-        before, after = exported.accuracy
-        lines.append(f"accuracy   {after:.2f} % top-1; in PyTorch {before:.2f} %")
     return lines
 
 
@@ -120,21 +103,3 @@ def _maps(model: Any) -> Any:
             "--features writes maps of a backbone."
         )
     return features
-
-
-def _batches(options: Export, model: Any, run: Any, size: Any) -> Any:
-    """Return batches of test images and labels to score the file on; None without data or need."""
-    if options.images is None and (run is None or not options.int8):
-        return None
-    if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):
-        if options.images is None:
-            return None
-        raise ValueError(f"`images` must be left out with {type(model).__name__}, which is not a classifier.")
-    if options.images is None:
-        return run.data().eval_dataloader(size)
-    from graticule.lab.commands.opening import check_labels, describe_model, named_data, with_images
-
-    opened = with_images(dataclasses.replace(describe_model(options.model, model, options.model), run=run))
-    data = named_data(dataclasses.replace(opened, img_size=size), options.images)
-    check_labels(opened, data, options.images)
-    return data.eval_dataloader(size)
