@@ -62,7 +62,6 @@ USES = {
     "convolutional_projection": "queries, keys and values should see their neighbors, as in CvT",
     "log_n": "images get larger: it keeps attention as sharp as in training; it is added to another encoding",
     "peg": "images get larger with more content in them; it also shows the border to a model without a table",
-    "per_frame": "a model of images should take films",
     "none": "you need the control: what does position add at all?",
 }
 

@@ -19,11 +19,10 @@ WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
 #: Encodings that use the tokens around a token, and those of gated MLPs.
 CONDITIONAL = [name for name in ENCODERS if not fields(name) <= LanguageModel.takes]
-FILMS = ["per_frame"]  # needs two axes, the first of which is the time
 MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
 #: Every encoding with every joining that supports texts, and some combinations.
 TEXTS = [
-    *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL, *FILMS}],
+    *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
     ("learnable+shaw", "lape"),
     ("shaw+irpe+relative_bias", "default"),
     ("sinusoidal_1d+rope_1d+bucketed_bias", "shared"),
@@ -52,7 +51,7 @@ def has_table(encoding, joining):
 @in_turn("encoding", graticule.list_encodings())
 def test_every_encoding_that_does_not_look_ahead_is_taken_with_every_joining(encoding):
     for joining in graticule.list_joinings():
-        if encoding not in [*CONDITIONAL, *FILMS] and (encoding, joining) in PAIRS:
+        if encoding not in CONDITIONAL and (encoding, joining) in PAIRS:
             assert small(encoding, joining)(texts()).shape == (2, CONTEXT, WORDS), joining
         else:
             with pytest.raises(ValueError, match=r"`(encoding|joining)` must|`grid` must have 2 axes"):
@@ -368,7 +367,7 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
 def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it():
     resampled = set()
     for encoding, joining in PAIRS:
-        if encoding in [*CONDITIONAL, *FILMS] or joining not in ("default", "lape") or not has_table(encoding, joining):
+        if encoding in CONDITIONAL or joining not in ("default", "lape") or not has_table(encoding, joining):
             continue
         resampled.add(encoding)
         case = f"{encoding}, {joining}"

@@ -178,10 +178,7 @@ def test_common_tensors_are_loaded_between_any_two_encodings_and_joinings(encodi
         assert outside <= with_status(found, "loaded")
         assert holds(model, {name: state[name] for name in outside})
         if "learnable" in encoding and "learnable" in other[0]:
-            # the tables of an image and of time in per_frame are others
-            tables = {
-                name for name in start if name.endswith("pos_embed") and not {"image", "time"} & {*name.split(".")}
-            }
+            tables = {name for name in start if name.endswith("pos_embed")}
             assert tables <= with_status(found, "loaded", "copied")
         # a shared bias has a table of the same name
         alone = "relative_bias" in encoding.split("+") and "shared_relative_bias" not in encoding

@@ -76,12 +76,12 @@ def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
     without = {law: {name for name in ENCODINGS if law not in found[name]} for law in LAWS}
     divided = {"sinusoidal_2d", "rope", "rope_golden_gate", "pope", "mrope", "irpe"}
     convolved = {"peg", "convolutional_projection"}
-    assert without["one_frame"] == {*divided, "causal", "per_frame"}
-    ordered = {"sinusoidal_1d", "rope_1d", "causal", "per_frame"}
+    assert without["one_frame"] == {*divided, "causal"}
+    ordered = {"sinusoidal_1d", "rope_1d", "causal"}
     assert without["permutation"] == {*divided, *ordered, "global_filter"}
     tables = {"learnable", "factorized", "relative_bias", "shared_relative_bias", "decomposed", "shaw", "bucketed_bias"}
     assert {name for name in without["points"] if not mixes(name)} == {*tables, *convolved, *ordered} - {"causal"}
-    assert {name for name in without["crop"] if not mixes(name)} == {*convolved, "per_frame", "log_n", "gpsa"}
+    assert {name for name in without["crop"] if not mixes(name)} == {*convolved, "log_n", "gpsa"}
 
 
 @in_turn(
@@ -230,17 +230,10 @@ def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
                 torch.testing.assert_close(value, one.bias[:, index][..., index], rtol=0, atol=1e-12)
 
 
-def test_each_encoding_is_built_for_texts_and_films_or_says_why_not():
-    refused = set()
+def test_each_encoding_is_built_for_texts_and_films():
     for name, shape in itertools.product(ENCODINGS, [(6,), (2, 3, 4)]):
         grid = Grid(*shape)
-        try:
-            given = build_position(grid, dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=name)(grid)
-            assert len(given) == DEPTH
-        except ValueError as error:
-            refused.add((name, len(shape)))
-            assert "axes" in str(error), name
-    assert refused == {("per_frame", 1)}  # a film of points without an axis
+        assert len(build_position(grid, dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=name)(grid)) == DEPTH
 
 
 @in_turn("encoding", ["learnable", "rope", "mlp_bias", "lrpe", "shaw", "coordinates", "log_n"])

@@ -21,7 +21,7 @@ REFERENCES = (
     "rope_1d(scaling='yarn', ramp=(0.1, 0.5))",
     "rope_mixed(scaling='interpolation')",
 )
-ALL = [*(name for name in ENCODINGS if name != "per_frame"), *REFERENCES, "relative_bias + learnable"]
+ALL = [*ENCODINGS, *REFERENCES, "relative_bias + learnable"]
 #: In `make test`, the family's own encoding and these.
 FAST = {
     "ViT, DeiT": [("learnable + log_n", "default"), ("rope(preset='pe')", "default"), ("learnable", "lape")],

@@ -288,10 +288,6 @@ class Backbone(TokenModel, HubModel):
         self.position.set_grid(grid)
         self.img_size, self.grid = size, grid
 
-    def become_films(self) -> dict[str, Any]:
-        """Adapt a model of images whose sizes became those of films; returns the arguments that changed; here, none."""
-        return {}
-
     def _describe_features(self) -> list[dict[str, Any]]:
         """Describe each intermediate for timm: the module that outputs it, its channels, and its pixels per token."""
         names = {id(module): name for name, module in self.named_modules()}

@@ -149,13 +149,6 @@ class SwinTransformer(MergingPyramid):
         self.window_size = given
         super().set_input_size(size)
 
-    def become_films(self) -> dict[str, Any]:
-        """Give the windows of all stages a number of frames that divides that of the film, so that none is padded."""
-        frames = self._whole(self.img_size).shape[0]
-        most = max(each for each in range(1, min(frames, max(self.windows[0])) + 1) if frames % each == 0)
-        self.window_size = tuple((most if most > 1 else frames, *window) for window in self.windows)
-        return {"window_size": self.window_size}
-
     def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return _with_windows(self._whole(image), self.window_size, len(self.depths), self.shift)

@@ -14,7 +14,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.pyramid import Pyramid
 from graticule.checkpoints.transfer import with_channels
-from graticule.encodings.per_frame import FilmPosition, PerFrame
+from graticule.hub.config import take_position
 from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
@@ -25,46 +25,48 @@ from graticule.registry.checks import checked
 from graticule.registry.registry import Table
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition, put_back, take_out
-from graticule.surgery.change import Certificate
-from graticule.surgery.fits.registry import Fit
 
 #: Where the weights of a patch of an image are placed in a patch of several frames.
 Placement = Literal["mean", "middle"]
 
 
-def check_inflation(model: Backbone, film: Shape, patch: Shape) -> Grid:
-    """Check that a model of images can become one of films of (depth, height, width); return their grid."""
+def check_inflation(model: Backbone, volume: Shape, patch: Shape) -> Grid:
+    """Check that a model of images can become one of volumes of (depth, height, width); return their grid."""
     kind = type(model).__name__
-    if 3 not in model.axes:
-        raise ValueError(f"`img_size` must be (height, width) with {kind}, got {film}: its blocks have no third axis.")
-    if isinstance(model.position, Folded):
-        raise ValueError("`model` must not be folded, to take films; call graticule.unfold(model) first.")
-    if getattr(model, "pool_include_prefix", False):
+    if 3 not in model.axes or isinstance(model, Pyramid):
         raise ValueError(
-            "`model` must not pool prefix tokens with the patches, whose number grows with the frames; give one "
-            "that pools patches alone."
+            f"`img_size` must be (height, width) with {kind}, got {volume}: its blocks have no third axis."
         )
+    if isinstance(model.position, Folded):
+        raise ValueError("`model` must not be folded, to take volumes; call graticule.unfold(model) first.")
+    if model.created is None:
+        raise ValueError("`model` must be built from names, to take volumes, got one of other parts.")
     if not isinstance(_embedding(model), Patches):
-        raise ValueError(f"`model` must make its tokens by one layer, to take films, got {kind}.")
+        raise ValueError(f"`model` must make its tokens by one layer, to take volumes, got {kind}.")
     if _embedding(model).frames > 1:
         raise ValueError(
-            f"`model` must have patches of one frame, to take films, got {_embedding(model).frames} frames."
+            f"`model` must have patches of one frame, to take volumes, got {_embedding(model).frames} frames."
         )
-    return Grid.of_image(film, patch, model.grid.prefix)
+    return Grid.of_image(volume, patch, model.grid.prefix)
 
 
 @torch.no_grad()
-def inflate(model: Backbone, film: Shape, patch: Shape, placement: Placement = "mean") -> None:
-    """Let a model of images take films of (depth, height, width), in place; height and width are those of its images.
+def inflate(model: Backbone, volume: Shape, patch: Shape, placement: Placement = "mean") -> None:
+    """Let a model of images take volumes of (depth, height, width), in place; height and width are those of its images.
+
+    The encoding is built for three axes, with the parameters of the image; a table is repeated along the depth.
 
     Args:
         model: a backbone that `check_inflation` accepts.
-        film: in pixels, the first side in frames or slices.
+        volume: in pixels, the first side in slices.
         patch: the same for a patch, whose height and width are those of the model.
-        placement: 'mean' if each of the frames of a patch has an equal part of the weights, 'middle' if the frame in
+        placement: 'mean' if each of the slices of a patch has an equal part of the weights, 'middle' if the slice in
             the middle has all.
+
+    Raises:
+        ValueError: if the encoding does not give a volume of one slice the position of the image.
     """
-    check_inflation(model, film, patch)
+    check_inflation(model, volume, patch)
     embedding = _embedding(model)
     flat = embedding.proj
     weight = torch.zeros(*flat.weight.shape[:2], *patch, dtype=flat.weight.dtype, device=flat.weight.device)
@@ -77,35 +79,42 @@ def inflate(model: Backbone, film: Shape, patch: Shape, placement: Placement = "
         solid = nn.Conv3d(flat.in_channels, flat.out_channels, sides, sides, bias=flat.bias is not None)
     solid.weight, solid.bias = nn.Parameter(weight, flat.weight.requires_grad), flat.bias
     embedding.proj = solid.train(flat.training)
-    embedding.set_sizes(film, patch)
-    sizes: Any = {"img_size": film, "patch_size": patch}
-    vars(model).update(sizes, converted_from=None)
-    changed = model.become_films()
-    sizes |= changed
-    model.grid = model.grid_at(film)
-    holder: Any = model.position
-    stages: Any = holder.stages if isinstance(model, Pyramid) else [holder]
-    for stage, at in enumerate(model.position_grids(model.grid)):
-        position = FilmPosition(stages[stage], at, None if stage else model.embed_dims[0])
-        position.axes = at.ndim
-        stages[stage] = position.to(weight).train(model.training)
-    if not isinstance(model, Pyramid):
-        (model.position,) = stages
-    model.position.axes = model.grid.ndim
-    old = "the position of images"
-    if model.created is not None:
-        words = model.created["arguments"]
-        old = f"{words['encoding']} ({words['joining']})"
-        spec = PerFrame.options(of=str(words["encoding"]), joined=str(words["joining"]))
-        model.created = {**model.created, "arguments": {**words, **sizes, "encoding": str(spec), "joining": "default"}}
-    table = next(name for name, _ in model.named_parameters() if name.endswith("time.encodings.0.pos_embed"))
-    patches = "in equal parts in each frame" if placement == "mean" else "in the frame in the middle"
-    new = (
-        f"{table}: zeros",
-        f"the weights of a patch: {patches} of {patch[0]}",
-        *(f"{name}: {value}" for name, value in changed.items()),
-    )
-    model.certificate = Certificate((Fit(0, old, "per_frame", True),), (), new=new)
+    embedding.set_sizes(volume, patch)
+    sizes: Any = {"img_size": volume, "patch_size": patch}
+    vars(model).update(sizes)
+    assert model.created is not None, "`check_inflation` refuses others"
+    words = {name: model.created["arguments"][name] for name in ("encoding", "joining")}
+    grid, old = model.grid, model.position
+    model.replace_position(take_position(dict(words), defaults=model.encoding_options))
+    values = {name: _repeated(value, grid.patches, model.grid.shape[0]) for name, value in old.state_dict().items()}
+    slice_grid = Grid(1, *grid.shape, prefix=grid.prefix)
+    new = {name: value.shape for name, value in model.position.state_dict().items()}
+    same = new == {name: value.shape for name, value in values.items()}
+    if same:
+        model.position.load_state_dict(values)
+    if not same or not _are_same(old(grid), model.position(slice_grid)):
+        raise ValueError(
+            "`encoding` must give a volume of one slice the position of the image, as tables of positions and biases "
+            f"of distances do, got {words['encoding']}; graticule.change_position gives the model another."
+        )
+    model.created = {**model.created, "arguments": {**model.created["arguments"], **sizes}}
+
+
+def _repeated(table: torch.Tensor, patches: int, depth: int) -> torch.Tensor:
+    """Return a table of positions, (1, N, D), repeated for each slice; other parameters as they are."""
+    prefix = table.shape[1] - patches if table.ndim == 3 and len(table) == 1 else -1
+    if prefix < 0:
+        return table
+    return torch.cat([table[:, :prefix], table[:, prefix:].repeat(1, depth, 1)], 1)
+
+
+def _are_same(image: Any, volume: Any) -> bool:
+    """Return whether positions are the same, up to functions of the tokens."""
+    if isinstance(image, torch.Tensor):
+        return image.shape == volume.shape and torch.allclose(image, volume, rtol=1e-4, atol=1e-6)
+    if isinstance(image, tuple | list):
+        return len(image) == len(volume) and all(map(_are_same, image, volume))
+    return type(image) is type(volume)
 
 
 def _embedding(model: Backbone) -> Any:
@@ -183,11 +192,10 @@ def resize(
     that a patch that was enlarged has the same token (FlexiViT, Beyer et al., 2023). For other channels it is summed to
     one, else repeated and scaled, as in timm: images of equal channels have the same tokens with one, or a multiple.
 
-    A ViT, DeiT, CPVT, gMLP, Mixer, ResMLP or Swin of images takes films or volumes with `img_size=(depth, height,
-    width)`: a film of one repeated image then has exactly the logits of the image, in Swin if it has as many
-    frames as `img_size`. The weights of a patch are spread over its
-    frames, its position is that of the image in each frame (`graticule.encodings.PerFrame`), and what is new, a table
-    of time, starts at zero; `model.certificate` lists it. `channels=1` is for volumes.
+    A model of images takes volumes with `img_size=(depth, height, width)` if its blocks do (ViT and
+    DeiT): a volume of one slice has the logits of the image. The weights of a patch are spread over its slices, and
+    a table is repeated for each; other encodings are those of three axes, if they give one slice the position of the
+    image. `channels=1` is for volumes.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
     is resized as its conversion, or if it does not convert gets the table that it computes for the size itself; its

@@ -28,8 +28,6 @@ def allowed(family, encoding, joining):
     given = fields(encoding, joining)
     if family in ("Swin", "Swin V2", "SAM") and JOININGS[joining].whole_grid:
         return False
-    if encoding == "per_frame" and family in ("Swin", "Swin V2", "SAM", "PVT"):  # windows, reduced keys
-        return False
     if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; no layer without gates
         return False
     return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])
