@@ -33,7 +33,7 @@ NOT_RUN = {
     r"python (-m evidence|benchmarks|tests|vectors)\b": "a program of the repository, which has its own tests",
     r"(torchrun|srun) ": "several machines",
     r".* imagenet/val ": "data",
-    r".* --(data-root (IMAGENET|COCO|ADE|CIFAR10|FASHION_MNIST)|push|devices|sweep)\b": "data, the hub, devices",
+    r".* --(data-root (IMAGENET|COCO|ADE|CIFAR10|FASHION_MNIST)|push|devices)\b": "data, the hub, devices",
 }
 #: Commands that train.
 TRAINS = re.compile(r"graticule (train|compare|gym|study|adapt|demo)\b")

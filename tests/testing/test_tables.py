@@ -1,14 +1,12 @@
-"""Laws of code that resamples a table: correct code passes, planted faults are found, and a sweep of transformers."""
+"""Laws of code that resamples a table: correct code passes, and planted faults are found."""
 
-import json
 import math
 
 import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from commands import run_command
-from graticule.testing.tables import TableCode, inspect_code, sweep_transformers
+from graticule.testing.tables import TableCode, inspect_code
 
 
 def resampled(table, native, grid, prefix, mode="bicubic", **options):
@@ -184,67 +182,3 @@ def test_refused_grids_and_wrong_numbers_of_rows_are_findings():
     assert "only wide images" in found["transposition"].detail or "rows" in found["transposition"].detail
     assert "must have" in found["constant"].detail
     assert list(found) == list(TableCode.laws)
-
-
-def test_a_sweep_and_a_target_exclude_each_other(capsys):
-    for given, message in (
-        (("--sweep", "timm", "vit_nano"), "`target` must be given, or else `sweep`, got both."),
-        ((), "got neither"),
-        (("--sweep", "transformers", "--skip", "axes"), "must be left out with `sweep`"),
-        (("--sweep", "transformers", "--output", "x"), "`output` must be left out without `sweep` timm"),
-        (("vit_nano_patch4_28", "--output", "x"), "`output` must be left out without `sweep` timm"),
-        (("--sweep", "transformers", "--seconds", "9"), "`seconds` must be left out with `sweep` transformers"),
-    ):
-        status, _, said = run_command(capsys, "check", *given)
-        assert status == 1 and message in said
-
-
-def finding(check, outcome):
-    return {"check": check, "outcome": outcome, "detail": "as seen"}
-
-
-def test_a_sweep_of_timm_continues_from_the_results_in_its_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("timm.list_modules", lambda: ["cait", "vgg", "xcit"])
-    monkeypatch.setattr(
-        "graticule.lab.commands.check._checked",
-        lambda *given: json.dumps({"target": given[0], "error": f"{given[1]} seconds"}),
-    )
-    cait = [finding("axes", "passed"), finding("caches", "failed")]
-    title = "cait_xxs24_224, random weights, depth 2, img_size (64, 96)"
-    (tmp_path / "cait.json").write_text(json.dumps({"target": "cait_xxs24_224", "title": title, "findings": cait}))
-    vgg = {"target": "vgg11", "title": "vgg11, random weights", "findings": [finding("axes", "not applicable")]}
-    (tmp_path / "vgg.json").write_text(json.dumps(vgg))
-    given = ("--sweep", "timm", "--output", str(tmp_path), "--seconds", "7", "--json")
-    status, written, _ = run_command(capsys, "check", *given)
-    first, second, third = json.loads(written)["classes"]
-    assert status == 1 and first["at"] == "depth 2, img_size (64, 96)"
-    assert first["reproducer"] == "graticule check cait_xxs24_224 --skip export" and len(first["findings"]) == 2
-    assert second["findings"] == [] and second["reason"] == "no position is seen: as seen"
-    assert third["name"] == "xcit_nano_12_p8_224" and third["reason"] == "7 seconds"
-    assert json.loads((tmp_path / "xcit.json").read_text())["error"] == third["reason"]
-
-
-@pytest.mark.slow
-def test_each_family_of_timm_is_checked_in_a_process(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("timm.list_modules", lambda: ["xcit", "vision_transformer"])
-    status, written, _ = run_command(capsys, "check", "--sweep", "timm", "--output", str(tmp_path))
-    assert status == 0
-    assert (
-        "no position is seen: the tokens of the patches were not found" in written and "vit_tiny_patch16_224" in written
-    )
-    assert "1 checked, 0 failed" in written
-
-
-@pytest.mark.slow
-def test_the_sweep_of_transformers_finds_tables_that_are_read_as_squares():
-    pytest.importorskip("transformers", minversion="5.20")
-    found = list(sweep_transformers())
-    square = {one.name for one in found if one.at == "4 x 4" and one.findings and not one.failed}
-    wrong = {one.name for one in found if one.at == "3 x 12" and "native" in one.failed}
-    known = ["DeiT", "Dinov2", "Dinov2WithRegisters", "ViT", "ViTMAE", "ViTMSN", "IJepa"]
-    assert {f"{name}Embeddings" for name in known} <= square & wrong
-    assert {"CLIPVisionEmbeddings", "SiglipVisionEmbeddings"} <= square  # cannot be built with another table
-    reproducer = next(one.reproducer for one in found if one.name == "ViTEmbeddings" and one.at == "3 x 12")
-    said = {}
-    exec(reproducer.replace("print(", "said = ("), said)
-    assert said["said"] > 0.1

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-import signal
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -455,7 +453,6 @@ def inspect_model(
     img_size: tuple[int, int] | None = None,
     patch_size: tuple[int, int] | None = None,
     skip: Collection[str] = (),
-    seconds: int | None = None,
 ) -> list[Finding]:
     """Check the position code of any model of images as a black box; the model is not changed.
 
@@ -463,8 +460,7 @@ def inspect_model(
     accepts one. The inputs of each attention are compared for an image whose patches are all the same, so that only
     position distinguishes them.
 
-    The arguments are those of `graticule.testing.check_model`; a check that takes more than `seconds` of processor time
-    is stopped, and then does not apply.
+    The arguments are those of `graticule.testing.check_model`.
 
     Returns:
         One finding per check, in the order of `CHECKS`.
@@ -485,36 +481,5 @@ def inspect_model(
         for name, check in CHECKS.items():
             if name in skip:
                 continue
-            try:
-                with _stopping(seconds):
-                    found.append(Finding.of(name, check, subject, original))
-            except _Stopped:
-                found.append(Finding(name, "not applicable", f"{STOPPED} {seconds} seconds of processor time"))
+            found.append(Finding.of(name, check, subject, original))
     return found
-
-
-#: The start of the detail of a check that was stopped.
-STOPPED = "stopped after"
-
-
-class _Stopped(BaseException):
-    """Ends a check; no error, which a check would take for one of the model."""
-
-
-@contextmanager
-def _stopping(seconds: int | None) -> Iterator[None]:
-    """Stop what runs within the block after some seconds of processor time."""
-    if seconds is None:
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise _Stopped
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)

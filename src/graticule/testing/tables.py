@@ -1,18 +1,15 @@
-"""Laws of code that resamples a learned table of positions, alone or in every class of transformers."""
+"""Laws of code that resamples a learned table of positions, without a model."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graticule.position.places import by
 from graticule.position.resampling import build_resampler
@@ -220,105 +217,6 @@ def inspect_code(code: PositionCode) -> list[Finding]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return [Finding.of(name, law, code) for name, law in code.laws.items()]
-
-
-@dataclass(frozen=True)
-class Swept:
-    """A class of another library, and the laws that its position code was checked by.
-
-    name: of the class, or of a model.
-    at: the grid of its table, or the size of its images.
-    findings: of the laws; none if it could not be built or has another interface.
-    reason: why there are none.
-    reproducer: lines of Python, or a command, that show the failure.
-    """
-
-    name: str
-    at: str
-    findings: tuple[Finding, ...] = ()
-    reason: str = ""
-    reproducer: str = ""
-
-    @property
-    def failed(self) -> list[str]:
-        """Names of the laws that failed."""
-        return [one.check for one in self.findings if one.outcome == "failed"]
-
-
-def sweep_transformers(grids: tuple[Shape, ...] = ((4, 4), (4, 6), (3, 12))) -> Iterator[Swept]:
-    """Check the position code of every class of transformers that has `interpolate_pos_encoding(tokens, h, w)`.
-
-    Each is built from its configuration, small and with random tables, once per grid of the table.
-    """
-    folder = Path(str(importlib.import_module("transformers").__file__)).parent
-    for file in sorted(folder.glob("models/*/modeling_*.py")):
-        if "def interpolate_pos_encoding" not in file.read_text(encoding="utf-8"):
-            continue
-        module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
-        for name, kind in vars(module).items():
-            own = inspect.isclass(kind) and kind.__module__ == module.__name__
-            if own and "interpolate_pos_encoding" in vars(kind):
-                for grid in grids:
-                    yield _swept(module, name, grid)
-
-
-#: Side of a patch in the sweep, and the values of a small configuration.
-PATCH = 4
-SMALL = {
-    "hidden_size": 8,
-    "num_attention_heads": 2,
-    "num_channels": 3,
-    "patch_size": PATCH,
-    "num_hidden_layers": 1,
-    "use_absolute_position_embeddings": True,
-    "tubelet_size": [1, PATCH, PATCH],
-    "num_frames": 1,
-}
-
-
-def _swept(module: Any, name: str, grid: Shape) -> Swept:
-    """Build a class of transformers with a table for `grid`, and check it."""
-    about = name, by(grid)
-    kind = getattr(module, name)
-    annotation = inspect.signature(kind.__init__).parameters.get("config")
-    given = list(inspect.signature(kind.interpolate_pos_encoding).parameters)[1:]
-    config = getattr(annotation, "annotation", inspect.Parameter.empty)
-    if len(given) != 3 or config is inspect.Parameter.empty:
-        return Swept(*about, reason="it has another interface")
-    config = config if isinstance(config, type) else getattr(module, str(config))
-    known: dict[str, Any] = {key: value for key, value in SMALL.items() if hasattr(config(), key)}
-    height, width = grid[0] * PATCH, grid[1] * PATCH
-    known["image_size"] = height if height == width else (height, width)
-    try:
-        torch.manual_seed(0)
-        built = kind(config(**known)).eval().double()
-    except Exception as error:  # any error of another library
-        return Swept(*about, reason=f"it cannot be built: {type(error).__name__}: {error}".partition("\n")[0])
-    tables = dict(built.named_parameters())
-    before = {key: table.numel() // table.shape[-1] - grid[0] * grid[1] for key, table in tables.items()}
-    parameter = next((key for key in tables if "position" in key and 0 <= before[key] <= 8), None)
-    if parameter is None:
-        return Swept(*about, reason="no table of that grid was found")
-    table, prefix = tables[parameter], before[parameter]
-    nn.init.normal_(table)
-
-    def compute(size: Shape) -> Tensor:
-        tokens = torch.zeros(1, prefix + size[0] * size[1], table.shape[-1], dtype=torch.float64)
-        found: Tensor = built.interpolate_pos_encoding(tokens, size[0] * PATCH, size[1] * PATCH)
-        return found
-
-    found = tuple(inspect_code(TableCode(compute, table, grid, prefix)))
-    arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
-    failed = {one.check for one in found if one.outcome == "failed"}
-    factor, shown = (1, " - table).abs().max()") if "native" in failed else (2, ").shape")
-    rows = prefix + grid[0] * grid[1] * factor**2
-    reproducer = f"""import torch
-from {module.__name__} import {config.__name__}, {name}
-code = {name}({config.__name__}({arguments}))
-table = torch.nn.init.normal_(code.get_parameter({parameter!r})).reshape(-1, {table.shape[-1]})
-tokens = torch.zeros(1, {rows}, {table.shape[-1]})
-print((code.interpolate_pos_encoding(tokens, {factor * height}, {factor * width}){shown})"""
-    return Swept(*about, found, reproducer=reproducer if failed else "")
 
 
 def _others(code: TableCode) -> tuple[Shape, ...]:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.lab.commands.targets import TIMM, check_name, is_published
-from graticule.lab.terminal import bar
-from graticule.registry.checks import Range, parse_sizes
-from graticule.system.files import write_text
+from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from graticule.testing.models import Finding
-    from graticule.testing.tables import PositionCode, Swept
+    from graticule.testing.tables import PositionCode
 
 
 @dataclass
@@ -35,8 +27,6 @@ class Check(JsonOutput):
         graticule check vit_small_patch16_rope_224 --skip export
         graticule check my_model.py:build --img-size 64x96
         graticule check my_methods.py        # the classes of a plugin
-        graticule check --sweep transformers # the tables of every class of a library
-        graticule check --sweep timm --output timm_checks
 
     MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
     FILE.py:NAME is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a
@@ -45,35 +35,20 @@ class Check(JsonOutput):
     The exit code is 1 if a check failed.
     """
 
-    target: Positional[str] = ""
+    target: Positional[str]
     """MODEL, FILE.py or FILE.py:NAME"""
-    sweep: Literal["transformers", "timm"] | None = None
-    """instead of a target, classes of a library: tables of transformers, a model of each family of timm"""
-    output: Path | None = None
-    """with --sweep timm (about 100 families), a folder in which results are kept; a family whose results are there is
-    not checked again"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     patch_size: Rare[str | None] = None
     """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
     skip: list[str] = dataclasses.field(default_factory=list)
     """names of checks to leave out"""
-    seconds: Rare[Annotated[int | None, Range(1)]] = None
-    """processor time after which a check of a model is stopped (default: none; 60 with --sweep timm)"""
 
 
 def run(arguments: list[str]) -> int:
     """Check the position code of a model or a plugin."""
     options = parse(Check, "check", arguments)
     output = Output(options.json)
-    if bool(options.target) == bool(options.sweep):
-        raise ValueError("`target` must be given, or else `sweep`, got " + ("both." if options.target else "neither."))
-    if options.output and options.sweep != "timm":
-        raise ValueError("`output` must be left out without `sweep` timm, got one.")
-    if options.seconds and options.sweep == "transformers":
-        raise ValueError(f"`seconds` must be left out with `sweep` transformers, got {options.seconds}.")
-    if options.sweep:
-        return _sweep(options, output)
     sizes = {
         name: parse_sizes([text], name)[0]
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
@@ -91,7 +66,7 @@ def run(arguments: list[str]) -> int:
             _check_alone(options, sizes, "position code")
             found = inspect_code(model)
         else:
-            found = inspect_model(model, **sizes, skip=options.skip, seconds=options.seconds)
+            found = inspect_model(model, **sizes, skip=options.skip)
     failed = sum(one.outcome == "failed" for one in found)
     output.say(title)
     width = max(len(one.check) for one in found)
@@ -104,119 +79,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], what: str) -> None:
-    if sizes or options.skip or options.seconds:
-        raise ValueError(
-            f"`img_size`, `patch_size`, `skip` and `seconds` must be left out for {what}, got one of them."
-        )
-
-
-def _sweep(options: Check, output: Output) -> int:
-    """Check classes of a library, print a row for each, and the reproducers of those that fail."""
-    if options.img_size or options.patch_size or options.skip:
-        raise ValueError("`img_size`, `patch_size` and `skip` must be left out with `sweep`, got one of them.")
-    from graticule.testing.tables import sweep_transformers
-
-    found: list[Swept] = []
-    reproducers: dict[str, str] = {}
-    for one in (
-        sweep_transformers()
-        if options.sweep == "transformers"
-        else _sweep_timm(options.output, options.seconds or _SECONDS)
-    ):
-        found.append(one)
-        said = ", ".join(one.failed) or one.reason or "passed"
-        output.say(f"{one.name:40} {one.at:8} {said}")
-        if one.reproducer:
-            reproducers.setdefault(one.name, one.reproducer)
-    for name, lines in reproducers.items():
-        output.say(f"\n{name}\n\n{lines}")
-    checked = [one for one in found if one.findings]
-    output.say(f"\n{len(checked)} checked, {sum(bool(one.failed) for one in checked)} failed")
-    output.give({"sweep": options.sweep, "classes": [dataclasses.asdict(one) for one in found]})
-    return int(any(one.failed for one in found))
-
-
-def _sweep_timm(folder: Path | None, seconds: int) -> Iterator[Swept]:
-    """Check a small model of every family of timm, each in a process of its own; results in `folder` are kept.
-
-    A process ends with the memory of its model, and an error in it, or a model that takes too long, ends nothing else.
-    """
-    import timm
-
-    from graticule.testing.models import Finding
-    from graticule.testing.tables import Swept
-
-    with ExitStack() as stack:
-        place = folder or Path(stack.enter_context(TemporaryDirectory()))
-        place.mkdir(parents=True, exist_ok=True)
-        families = [family for family in timm.list_modules() if _names_of_timm(family)]
-        for family in bar(families, desc="families of timm", unit="family"):
-            file = place / f"{family}.json"
-            if not file.is_file():
-                model, attends = _small_model(family)
-                none = json.dumps({"target": model, "error": "it has no attention"})
-                write_text(file, _checked(model, seconds) if attends else none)
-            said = json.loads(file.read_text(encoding="utf-8"))
-            name = said["target"]
-            if "error" in said:
-                yield Swept(name, "", reason=said["error"])
-                continue
-            found = tuple(Finding(**one) for one in said["findings"])
-            seen = [one for one in found if one.check not in ("batch", "sizes", "caches")]
-            applied = any(one.outcome != "not applicable" for one in seen)
-            reason = "" if applied else f"no position is seen: {seen[0].detail}"
-            failed = any(one.outcome == "failed" for one in found)
-            lines = f"graticule check {name} --skip export" if failed else ""
-            yield Swept(name, said["title"].partition(", random weights, ")[2], found if applied else (), reason, lines)
-
-
-#: Seconds of processor time after which a check in a sweep is stopped.
-_SECONDS = 60
-
-
-def _checked(name: str, seconds: int) -> str:
-    """Run `graticule check` on a model in a process, and return its results as JSON, or its error."""
-    command = [sys.executable, "-m", "graticule", "check", name, "--skip", "export", "--json"]
-    done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)
-    if done.stdout.strip():
-        return done.stdout
-    last = (done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1]
-    return json.dumps({"target": name, "error": f"cannot be checked: {last}"})
-
-
-def _names_of_timm(family: str) -> list[str]:
-    """Return the names of the models of a family, without ours, which are registered with timm."""
-    import timm
-
-    return [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
-
-
-#: Names of classes of attention in timm.
-_ATTENTION = re.compile("Attn|Attention|GPSA|SHMA|SHSA|LiteMLA")
-
-
-def _small_model(family: str) -> tuple[str, bool]:
-    """Return the name of a small model of a family of timm, and whether it has attention, by the names of its modules.
-
-    It is the first of those named small with few parameters and small images, or else the smallest one.
-    """
-    import timm
-    import torch
-
-    names = _names_of_timm(family)
-    words = ("nano", "tiny", "pico", "xx", "small", "_s", "")
-    found: dict[str, tuple[bool, int, bool]] = {}
-    for name in dict.fromkeys(name for word in words for name in names if word in name):
-        with torch.device("meta"):
-            model: Any = timm.create_model(name)
-        kinds = {type(module).__name__ for module in model.modules()}
-        count = sum(parameter.numel() for parameter in model.parameters())
-        large = model.default_cfg["input_size"][-1] > 256
-        found[name] = large, count, any(_ATTENTION.search(kind) for kind in kinds)
-        if not large and count < 60_000_000:
-            return name, found[name][2]
-    smallest = min(found, key=lambda name: found[name])
-    return smallest, found[smallest][2]
+    if sizes or options.skip:
+        raise ValueError(f"`img_size`, `patch_size` and `skip` must be left out for {what}, got one of them.")
 
 
 def _plugin(file: str) -> Iterator[Finding]:
