@@ -62,7 +62,6 @@ STANDS = {
     "--model FOLDER": "--model ./FOLDER2",
     "--images 0 5 --sizes 224 288": "--images 0 5 --sizes 28 36",
     "--sizes 160 192 224 288": "--sizes 20 28",
-    "--sizes 288 --causes": "--sizes 36 --causes",
     "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
     "--window 512 --stride 341": "--window 96 --stride 60",
     "gym --seeds": "gym --choices encoding=rope --tasks displacement --seeds",

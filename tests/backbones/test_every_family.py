@@ -21,7 +21,6 @@ import graticule
 from graticule import external
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.correlation import norm_coefficients, position_correlations
-from graticule.analysis.effect import check_larger, logits_of_passes
 from graticule.analysis.equivariance import translation_error, whole_patches
 from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
 from graticule.analysis.position_maps import bias_maps
@@ -426,22 +425,6 @@ def test_the_translation_error_is_measured_in_every_layer(family, encoding, join
     assert np.isfinite(found.all_patches).all() and (found.all_patches >= 0).all()
     assert np.isfinite(found.logits) and 0 <= found.flips <= 1
     assert np.isfinite(found.prefix).all() == all(grid.prefix for grid in found.grids)
-
-
-@every
-@torch.no_grad()
-def test_a_larger_image_is_taken_apart_in_a_model_of_one_stage(family, encoding, joining):
-    model = held(family, encoding, joining)
-    x, larger = images(model), images(model, taller=2)
-    refused = "`model` must be a backbone of one stage with a head" if len(model.depths) > 1 else None
-    grids = result(refused, check_larger, model, x.shape[-2:], larger.shape[-2:])
-    found = result(refused, logits_of_passes, model, x, larger)
-    if found is None:
-        return
-    assert grids == (model.grid, model.grid_at(tuple(larger.shape[-2:])))
-    assert all(logits.shape == (2, CLASSES) and logits.isfinite().all() for logits in found.values())
-    torch.testing.assert_close(found["trained"], model(x))
-    torch.testing.assert_close(found["values"], model(larger))
 
 
 @every

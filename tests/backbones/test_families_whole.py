@@ -21,10 +21,10 @@ from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.studies.matrix import build
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_scores import evaluate, size_causes
+from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.surgery.change import change_position
-from tiny import GATED, PYRAMIDS, SMALL, draw, every_family, shallow, three_families, two_families
+from tiny import GATED, SMALL, draw, every_family, shallow, three_families, two_families
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
@@ -201,19 +201,12 @@ def test_detection_gives_boxes_within_the_image(family):
 
 
 @two_families
-def test_scores_at_two_sizes_differ_by_the_sum_of_their_causes(family):
+def test_a_classifier_is_scored_at_two_sizes(family):
     model = classifier_of_digits(family)
     size = model.img_size
     taller = (2 * size[0], size[1])
     small, large = evaluate(model, digits(size), [size, taller], progress=False, measure_cost=False)
     assert small.size == size and large.size == taller and 0 < small.loss < float("inf")
-    if family in PYRAMIDS:
-        with refused("`model` must be a backbone of one stage"):
-            size_causes(model, digits(size), taller, progress=False)
-        return
-    found = size_causes(model, digits(size), taller, progress=False)
-    assert found.top1 == pytest.approx((small.top1, large.top1))
-    assert sum(part.loss for part in found.parts.values()) == pytest.approx(large.loss - small.loss, abs=1e-4)
 
 
 @two_families

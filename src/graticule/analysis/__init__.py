@@ -8,7 +8,7 @@ from graticule.analysis.audit import Audit, audit, audit_json
 from graticule.analysis.certificate import DebiasCertificate, certify
 from graticule.analysis.correlation import Coefficients, norm_coefficients, position_correlations
 from graticule.analysis.debias import debias
-from graticule.analysis.effect import PASSES, Effect, check_larger, logits_of_passes
+from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
 from graticule.analysis.position_maps import BiasMaps, bias_maps, rotary_similarity
@@ -17,7 +17,6 @@ from graticule.analysis.share import PositionShare, position_share
 from graticule.analysis.similarity import Correlations, cosine_similarity, reach, two_dimensionality
 
 __all__ = [
-    "PASSES",
     "Audit",
     "BiasMaps",
     "Coefficients",
@@ -35,10 +34,8 @@ __all__ = [
     "audit_json",
     "bias_maps",
     "certify",
-    "check_larger",
     "cosine_similarity",
     "debias",
-    "logits_of_passes",
     "mixing_maps",
     "mixing_parts",
     "norm_coefficients",

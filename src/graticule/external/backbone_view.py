@@ -23,7 +23,6 @@ from graticule.external.view import (
     chosen_layers,
     nearest,
     permutation,
-    repeated,
     split_features,
 )
 from graticule.position.folded import Folded, FoldedPosition
@@ -182,25 +181,7 @@ class BackboneView(ModelView):
             self.model.grid_at(img_size)
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        return BackboneView(self.model, self.img_size, partial(self._from, img_size, nearest))
-
-    def repeated_from(self, img_size: Size) -> BackboneView:
-        """Return a view in which each patch has the position of the patch of a smaller image that it lies in.
-
-        Functions of the tokens, such as a PEG, are not changed.
-        """
-        self.model.grid_at(img_size)
-        return BackboneView(self.model, self.img_size, partial(self._from, img_size, repeated))
-
-    def with_query_scale(self, factor: float) -> BackboneView:
-        """Return a view in which the queries of all layers are multiplied by `factor`.
-
-        Raises:
-            Unavailable: if the layers cannot multiply their queries.
-        """
-        if "query_scale" not in self.model.takes:
-            raise Unavailable(f"{type(self.model).__name__} cannot multiply its queries")
-        return BackboneView(self.model, self.img_size, partial(self._with_query_scale, factor, self.change))
+        return BackboneView(self.model, self.img_size, partial(self._from, img_size))
 
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
         """Compute the attention weights of chosen layers, all by default, in addition to the forward pass."""
@@ -264,26 +245,15 @@ class BackboneView(ModelView):
         grids = self.model.layer_grids(grid)
         return [one.take(_shuffling(at, seed)) for one, at in zip(position(grid), grids, strict=True)]
 
-    def _from(
-        self, img_size: Size, index: Callable[[Grid, Grid], Tensor], position: Position, grid: Grid
-    ) -> list[LayerPosition]:
-        """Give each patch the position of the patch of an image of `img_size` that `index` names."""
+    def _from(self, img_size: Size, position: Position, grid: Grid) -> list[LayerPosition]:
+        """Give each patch the position of the nearest patch of an image of `img_size`."""
         source, grids_of = self.model.grid_at(img_size), self.model.layer_grids
         own, other = position(grid), position(source)
         found = []
         for there, here, at, wide in zip(other, own, grids_of(grid), grids_of(source), strict=True):
-            window = Places(index(at.within, wide.within), wide.within) if at.windows else None
-            found.append(there.take(Places(index(at, wide), wide, window), here))
+            window = Places(nearest(at.within, wide.within), wide.within) if at.windows else None
+            found.append(there.take(Places(nearest(at, wide), wide, window), here))
         return found
-
-    def _with_query_scale(
-        self, factor: float, change: Change | None, position: Position, grid: Grid
-    ) -> list[LayerPosition]:
-        given = position(grid) if change is None else change(position, grid)
-        # one factor for all queries; where prefix tokens join later, it is extended from the patches to them
-        count = grid.tokens if grid.prefix < self.model.num_prefix_tokens else 1
-        scale = LayerPosition(query_scale=torch.full((count,), factor, device=next(self.model.parameters()).device))
-        return [one.merge(scale) for one in given]
 
 
 class _ChangedPosition(Position):

@@ -194,27 +194,10 @@ def nearest(grid: Grid, larger: Grid) -> Tensor:
     """
     if any(side < own for side, own in zip(larger.shape, grid.shape, strict=True)):
         raise Unavailable(f"a grid of {larger.shape} patches is smaller than {grid.shape} on some side")
-    return _nearest(grid, larger)
-
-
-def repeated(grid: Grid, smaller: Grid) -> Tensor:
-    """Return the index of the patch of `smaller` that contains the center of each patch of `grid`, (H * W,).
-
-    Both cover the same rectangle.
-
-    Raises:
-        Unavailable: if `smaller` has a larger side, so that some of its patches would be left out.
-    """
-    if any(side > own for side, own in zip(smaller.shape, grid.shape, strict=True)):
-        raise Unavailable(f"a grid of {smaller.shape} patches is larger than {grid.shape} on some side")
-    return _nearest(grid, smaller)
-
-
-def _nearest(grid: Grid, other: Grid) -> Tensor:
     places = (
-        ((torch.arange(side) + 0.5) * whole / side).long() for side, whole in zip(grid.shape, other.shape, strict=True)
+        ((torch.arange(side) + 0.5) * wide / side).long() for side, wide in zip(grid.shape, larger.shape, strict=True)
     )
-    index: Tensor = ravel(torch.meshgrid(*places, indexing="ij"), other.shape).flatten()
+    index: Tensor = ravel(torch.meshgrid(*places, indexing="ij"), larger.shape).flatten()
     return index
 
 

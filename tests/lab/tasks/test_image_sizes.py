@@ -1,7 +1,6 @@
-"""Test images of other sizes: crops keep scale and position, and the causes of a difference add up to it."""
+"""Test images of other sizes: crops keep scale and position."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import graticule
 from commands import run_command
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_scores import OnMiddle, crop_of, evaluate, middle, size_causes
+from graticule.lab.tasks.parts.image_scores import OnMiddle, crop_of, evaluate, middle
 from graticule.lab.training.loop import train
 
 WHOLE = (28, 28)
@@ -85,16 +84,6 @@ def test_the_model_is_unchanged_and_crops_after_folding_are_the_same(data):
     assert all(torch.equal(value, before[name]) for name, value in one.state_dict().items())
 
 
-def test_the_control_of_the_causes_is_the_score_of_the_middle_of_the_zoomed_image(data):
-    one = model("sinusoidal_2d")
-    found = size_causes(one, data, (36, 36), progress=False)
-    cropped = OnMiddle(one, middle(one, WHOLE, (36, 36)), WHOLE, crop_of(one, WHOLE, (36, 36)))
-    with torch.no_grad():
-        right = [(cropped(images).argmax(1) == labels).double() for images, labels in data.eval_dataloader((36, 36))]
-    expected = 100 * float(torch.cat(right).mean()) - found.top1[1]
-    assert found.controls["crop"].top1 == pytest.approx(expected)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """Train a run whose encoding cannot encode crops."""
@@ -116,34 +105,3 @@ def test_evaluate_and_compare_take_crops_no_larger_than_the_training(capsys, tin
     compare = ["compare", "digits_quick", "--choices", "encoding=none", "--output", tmp_path / "c", "--mode", "crop"]
     code, _, err = run_command(capsys, *compare, "--sizes", 36)
     assert code == 1 and "of crops" in err and not (tmp_path / "c").exists()
-
-
-def test_the_parts_add_up_to_the_difference_of_the_scores(data):
-    for encoding in ("learnable", "rope"):
-        one = model(encoding)
-        found = size_causes(one, data, (36, 28), progress=False)
-        small, large = evaluate(one, data, [(28, 28), (36, 28)], progress=False, measure_cost=False)
-        assert found.top1 == pytest.approx((small.top1, large.top1))
-        assert sum(part.top1 for part in found.parts.values()) == pytest.approx(large.top1 - small.top1)
-        assert sum(part.loss for part in found.parts.values()) == pytest.approx(large.loss - small.loss, abs=1e-5)
-        assert tuple(found.parts) == ("tokens", "content", "values")
-        assert set(found.controls) == {"log_n", "canvas", "crop"} | ({"bilinear"} if encoding == "learnable" else set())
-        assert all(math.isfinite(part.top1_error) for part in found.parts.values())
-
-
-def test_evaluate_shows_the_causes(capsys, tiny, tmp_path):
-    command = ["evaluate", tiny.folder, "--output", tmp_path, "--device", "cpu"]
-    code, out, err = run_command(capsys, *command, "--sizes", 28, 36, "--causes")
-    assert code == 0, err
-    (row,) = [line.split() for line in out.splitlines() if line.startswith("tiny")]
-    assert row[1] == "36x36" and "difference = tokens + content + values" in out
-    at_28, at_36 = json.loads((tmp_path / "evaluation.json").read_text())
-    assert at_28["causes"] is None and set(at_36["causes"]["parts"]) == {"tokens", "content", "values"}
-    for more, said in (
-        (["--sizes", 20, "--mode", "canvas"], "`causes` must be left out"),
-        (["--sizes", 20], "`sizes` must be no smaller"),
-        (["--sizes", 28], "`sizes` must include one above that of the training, 28 x 28,"),
-        ([], "`sizes` must include one above that of the training, 28 x 28,"),
-    ):
-        code, _, err = run_command(capsys, *command, "--causes", *more)
-        assert code == 1 and said in err

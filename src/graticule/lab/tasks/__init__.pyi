@@ -14,14 +14,12 @@ from .language import check_lengths as check_lengths
 from .language import evaluate_text as evaluate_text
 from .parts.detection_scores import CocoScores as CocoScores
 from .parts.image_evaluation import ImageEvaluation as ImageEvaluation
-from .parts.image_scores import Causes as Causes
 from .parts.image_scores import Mode as Mode
 from .parts.image_scores import Score as Score
 from .parts.image_scores import check_crop as check_crop
 from .parts.image_scores import check_sizes as check_sizes
 from .parts.image_scores import evaluate as evaluate
 from .parts.image_scores import set_windows as set_windows
-from .parts.image_scores import size_causes as size_causes
 from .parts.models import build_backbone as build_backbone
 from .segmentation import Segmentation as Segmentation
 from .segmentation import SegmentationRecipe as SegmentationRecipe

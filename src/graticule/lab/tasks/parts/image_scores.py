@@ -1,11 +1,11 @@
-"""Accuracy and cost at any image size, including those of no training, and the causes of a difference between two."""
+"""Accuracy and cost at any image size, including those of no training."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.analysis.effect import PASSES, check_larger, logits_of_passes
 from graticule.backbones.base import Backbone
 from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
@@ -25,45 +24,12 @@ from graticule.position.grid import Crop
 from graticule.registry.checks import printable
 from graticule.registry.fields import Whole, read_typed
 from graticule.surgery.fold import fold, unfold
-from graticule.surgery.resize import with_resampler
 
 Size = tuple[int, int]
 
 #: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
 #: cropped.
 Mode = Literal["zoom", "canvas", "crop"]
-
-
-#: The parts of the difference, and the controls.
-PARTS = PASSES[1:]
-CONTROLS = ("log_n", "bilinear", "canvas", "crop")
-
-
-@dataclass(frozen=True)
-class Change:
-    """A mean difference over images and its standard error: of top-1 in percent, and of the loss in nats."""
-
-    top1: float
-    top1_error: float
-    loss: float
-    loss_error: float
-
-
-@dataclass(frozen=True)
-class Causes:
-    """The parts of the difference between the size of the training and `size`, and the effects of the controls.
-
-    size: (height, width) in pixels.
-    top1: accuracy at the size of the training and at `size`, in percent.
-    parts: 'tokens', 'content' and 'values'; their sum is the whole difference.
-    controls: those of 'log_n', 'bilinear', 'canvas' and 'crop' that apply to the model, as changes of the score at
-        `size`.
-    """
-
-    size: Size
-    top1: tuple[float, float]
-    parts: dict[str, Change]
-    controls: dict[str, Change]
 
 
 @dataclass(frozen=True)
@@ -75,7 +41,6 @@ class Score:
     multiply_adds: of one image (`count_multiply_adds`).
     images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
         None if not measured.
-    causes: causes of the difference from the size of the training; None if not computed.
     placed: for a crop, whether it had the position of its part of the whole image; otherwise None.
     """
 
@@ -87,7 +52,6 @@ class Score:
     batch: int | None = None
     images_per_second: float | None = None
     memory: float | None = None
-    causes: Causes | None = None
     placed: bool | None = None
     real: float | None = None
     multiply_adds: int | None = None
@@ -252,83 +216,6 @@ def _multiply_adds(model: nn.Module, channels: int, size: Size) -> int | None:
 def _on_middle(model: nn.Module, size: Size, whole: Size) -> OnMiddle:
     crop = crop_of(model, size, whole)
     return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, whole), size, crop)
-
-
-@torch.inference_mode()
-def size_causes(
-    model: Any, data: DataModule, size: Size, *, device: torch.device | str = "cpu", progress: bool = True
-) -> Causes:
-    """Find the causes of the difference between the test images at the size of the training and at a larger one.
-
-    The difference is the sum of three parts; each is the effect of one change, made in this order
-    (`graticule.analysis.PASSES`): tokens (the same content on more tokens), content (the larger image: objects of a
-    larger scale, in more detail), and values (the position of the encoding for the larger grid instead of a repeated
-    one). Four controls change one thing of the last pass: the log N temperature, which makes attention as sharp as in
-    training; tables resampled bilinearly; content at the scale of training on a larger canvas; and the middle of the
-    larger image, with as many tokens as in training and their position in that image. If a table is resampled, `values`
-    is the effect of its resampler relative to repeated entries.
-
-    Args:
-        model: a backbone of one stage.
-        data: the test images.
-        size: (height, width) in pixels, each at least that of the training.
-        device: the device of the model.
-        progress: whether to show a bar.
-
-    Raises:
-        ValueError: for another model or size, before any work.
-    """
-    trained_at = data.size
-    check_larger(model, trained_at, size)
-    model = model.to(device).eval()
-    bilinear = _bilinear(model)
-    crop = crop_of(model, trained_at, size) if size != trained_at else None
-    cropped = None if crop is None else OnMiddle(model, middle(model, trained_at, size), trained_at, crop)
-    losses: dict[str, list[Tensor]] = {}
-    right: dict[str, list[Tensor]] = {}
-    loaders = [data.eval_dataloader(at) for at in (trained_at, size)] + [data.eval_dataloader(size, mode="canvas")]
-
-    def compute(batch: Any) -> None:
-        (images, labels), (larger, _), (canvas, _) = batch
-        found = {**logits_of_passes(model, images, larger), "canvas": model(canvas)}
-        if bilinear is not None:
-            found["bilinear"] = bilinear(larger)
-        if cropped is not None:
-            found["crop"] = cropped(larger)
-        for name, logits in found.items():
-            losses.setdefault(name, []).append(F.cross_entropy(logits.double(), labels, reduction="none").cpu())
-            right.setdefault(name, []).append((logits.argmax(-1) == labels).double().cpu() * 100)
-
-    label = f"causes at {size[0]}x{size[1]}"
-    for _ in batch_results(compute, zip(*loaders, strict=True), label, device, progress):
-        pass
-    whole = {name: (torch.cat(right[name]), torch.cat(losses[name])) for name in right}
-    pairs = zip(PASSES[1:], PASSES[:-1], strict=True)
-    return Causes(
-        size,
-        (float(whole["trained"][0].mean()), float(whole["values"][0].mean())),
-        {name: _change(whole[name], whole[before]) for name, before in pairs},
-        {name: _change(whole[name], whole["values"]) for name in CONTROLS if name in whole},
-    )
-
-
-def _change(after: Sequence[Tensor], before: Sequence[Tensor]) -> Change:
-    """Return mean and standard error of the differences, of top-1 and of the loss."""
-    return Change(*_moments([new - old for new, old in zip(after, before, strict=True)]))
-
-
-def _moments(differences: Sequence[Tensor]) -> Iterator[float]:
-    for values in differences:
-        yield float(values.mean())
-        yield float(values.std() / len(values) ** 0.5) if len(values) > 1 else float("nan")
-
-
-def _bilinear(model: nn.Module) -> nn.Module | None:
-    """Return a copy that resamples its tables bilinearly; None if it has none."""
-    try:
-        return with_resampler(model, "bilinear")
-    except ValueError:
-        return None
 
 
 def read_real(path: Path, data: DataModule) -> list[list[int]]:
