@@ -5,7 +5,6 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.position.windows import Windows
 from in_turn import in_turn
 
 SMALL = {"num_classes": 5, "in_chans": 2, "embed_dim": 24, "num_heads": 2, "depth": 2}
@@ -156,100 +155,3 @@ def test_a_film_model_is_exported_by_torch_with_fixed_and_with_free_sizes():
 def test_inputs_of_other_axes_are_refused(act, message):
     with pytest.raises((ValueError, TypeError), match=message):
         act()
-
-
-SWIN = {
-    "patch_size": (2, 4, 4),
-    "embed_dim": 12,
-    "depths": (2, 2),
-    "num_heads": (1, 2),
-    "num_classes": 5,
-    "in_chans": 2,
-}
-
-
-def swin(img_size=(8, 24, 40), **kwargs):
-    torch.manual_seed(0)
-    given = {**SWIN, "window_size": ((2, 3, 4), (2, 3, 4)), **kwargs}
-    model = graticule.create_model("swin_tiny_patch4_window7_224", img_size=img_size, **given)
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape) / 3
-    return model.double().eval()
-
-
-@in_turn("shape", [(4, 6, 8), (5, 7, 9)])
-def test_windows_of_three_axes_are_those_of_the_rolled_volume_by_hand(shape):
-    windows = Windows(Grid(*shape), Grid(2, 3, 4), (1, 1, 2))
-    volume = torch.arange(1, Grid(*shape).patches + 1).view(1, *shape)
-    rolled = torch.nn.functional.pad(volume.roll((-1, -1, -2), (1, 2, 3)), [0, -shape[2] % 4, 0, -shape[1] % 3, 0, 0])
-    rolled = torch.nn.functional.pad(rolled, [0, 0, 0, 0, 0, -shape[0] % 2])[0]
-    steps = [range(0, side, step) for side, step in zip(rolled.shape, (2, 3, 4), strict=True)]
-    expected = [rolled[i : i + 2, j : j + 3, k : k + 4].flatten() for i in steps[0] for j in steps[1] for k in steps[2]]
-    tokens = volume.flatten()[None, :, None]
-    assert torch.equal(windows.cut(tokens)[..., 0], torch.stack(expected))
-    assert torch.equal(windows.join(windows.cut(tokens), 1), tokens)
-    late = [torch.arange(side) >= side - shift for side, shift in zip(rolled.shape, (1, 1, 2), strict=True)]
-    kind = 4 * late[0][:, None, None].long() + 2 * late[1][:, None].long() + late[2].long()  # the part of the volume
-    each = [kind[i : i + 2, j : j + 3, k : k + 4].flatten() for i in steps[0] for j in steps[1] for k in steps[2]]
-    assert torch.equal(windows.strangers(torch.device("cpu")), torch.stack([one[:, None] != one for one in each]))
-
-
-@in_turn("encoding", ["relative_bias", "learnable + alibi", "rope + peg", "shaw"])
-def test_a_film_swin_learns_keeps_frames_apart_and_takes_other_sizes(encoding):
-    model, films = swin(encoding=encoding).train(), torch.randn(2, 2, 8, 24, 40, dtype=torch.float64)
-    grids = [grid.shape for _, grid in model.each_layer(films)]
-    assert grids == [(4, 6, 10)] * 2 + [(4, 3, 5)] * 2 and model.coarsest_patch == (2, 8, 8)
-    assert model.windows == ((2, 3, 4), (2, 3, 4))
-    model(films).square().sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-    maps = model.forward_intermediates(films, intermediates_only=True)
-    assert [tuple(one.shape) for one in maps] == [(2, 12, 4, 6, 10), (2, 24, 4, 3, 5)]
-    assert model(torch.randn(2, 2, 7, 21, 38, dtype=torch.float64)).shape == (2, 5)  # padded
-    model.eval()
-    torch.testing.assert_close(graticule.fold(model)(films), model(films), rtol=0, atol=1e-12)
-
-
-@in_turn(("encoding", "window_size"), [(one, w) for one in ("relative_bias", "learnable", "alibi") for w in (3, 7)])
-@torch.no_grad()
-def test_a_film_of_one_frame_is_the_image_in_swin(encoding, window_size):
-    image = swin((24, 36), patch_size=4, encoding=encoding, window_size=window_size)
-    film = swin((1, 24, 36), patch_size=(1, 4, 4), encoding=encoding, window_size=window_size)
-    own = dict(image.named_parameters())
-    for name, parameter in film.named_parameters():
-        parameter.copy_(own[name].view(parameter.shape))
-    images = torch.randn(3, 2, 24, 36, dtype=torch.float64)
-    torch.testing.assert_close(film(images[:, :, None]), image(images), rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_tokens_of_a_film_see_their_window_alone():
-    model, films = swin(depths=(1,), num_heads=(1,), window_size=((2, 3, 4),)), torch.randn(1, 2, 8, 24, 40).double()
-    before = model.forward_features(films).unflatten(1, (4, 6, 10))
-    films[:, :, 2:4, 4:8, 12:16] += 1  # the patch at (1, 1, 3), of the window at the origin
-    changed = (model.forward_features(films).unflatten(1, (4, 6, 10)) != before).any(-1)[0]
-    assert changed[:2, :3, :4].all() and changed.sum() == 2 * 3 * 4
-
-
-@torch.no_grad()
-def test_merging_of_frames_is_an_option_for_volumes():
-    model = swin(merge_frames=True, window_size=4)
-    volumes = torch.randn(2, 2, 8, 24, 40, dtype=torch.float64)
-    assert [grid.shape for _, grid in model.each_layer(volumes)] == [(4, 6, 10)] * 2 + [(2, 3, 5)] * 2
-    assert model.layers[1].downsample.reduction.weight.shape == (24, 96) and model.coarsest_patch == (4, 8, 8)
-    assert model(volumes).shape == (2, 5)
-
-
-def test_a_film_swin_that_cannot_be_built_is_refused():
-    for options, message in [
-        ({"window_size": ((2, 3), (2, 3))}, r"a side, or \(frames, rows, columns\) for each of 2 stages"),
-        (
-            {"img_size": (24, 40), "patch_size": 4, "window_size": 4, "merge_frames": True},
-            "`merge_frames` must be left",
-        ),
-        ({"img_size": (8, 24, 40, 3)}, "`img_size` must have 2 or 3 axes in SwinTransformer"),
-        ({"img_size": (0, 24, 40)}, "`img_size` must be at least 1, got 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            swin(**options)
-    with pytest.raises(ValueError, match=r"`x` must be films or volumes \(B, 2, depth, height, width\)"):
-        swin()(torch.randn(1, 2, 24, 40))

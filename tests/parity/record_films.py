@@ -253,31 +253,6 @@ def packed_siglip2() -> Any:
     return source, "Siglip2VisionModel", kwargs, {**inputs(row), "output": output, **weights}, note
 
 
-@case
-def film_swin3d() -> Any:
-    from torchvision.models.video.swin_transformer import SwinTransformer3d
-
-    kwargs: dict[str, Any] = {"patch_size": (2, 4, 4), "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2)}
-    kwargs |= {"window_size": (2, 3, 4), "num_classes": 5}
-    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in kwargs.items()}
-    model, weights = filled(SwinTransformer3d(**lists))
-    film = draw(2, 3, 8, 48, 32)
-    note = "windows tile the grids, (4, 12, 8) and (4, 6, 4), of which the second is not shifted along its last axis."
-    source, tensors = f"torchvision {version('torchvision')}", {"input": film, "output": model(film), **weights}
-    return source, "SwinTransformer3d", kwargs, tensors, note
-
-
-@case
-def film_swinunetr_merging() -> Any:
-    from monai.networks.nets.swin_unetr import PatchMergingV2
-
-    module, weights = filled(PatchMergingV2(6, spatial_dims=3))
-    volume = draw(2, 4, 3, 6, 6)
-    note = "input and output: maps with channels last, the second side odd."
-    source = f"monai {version('monai')}"
-    return source, "PatchMergingV2", {"dim": 6}, {"input": volume, "output": module(volume), **weights}, note
-
-
 @torch.no_grad()
 def main(names: list[str]) -> None:
     """Record the cases of these names, all by default."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import graticule
 from graticule import Grid
-from graticule.backbones.pyramid import VolumeMerging
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.build import build_position
 
@@ -175,35 +174,6 @@ def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     return {"output": graticule.convert(theirs)(images(tensors))}
 
 
-def swin3d(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute torchvision's Video Swin, whose list of features has the blocks and the merging of each stage in turn."""
-    film, window = tensors["input"], tuple(kwargs["window_size"])
-    model = graticule.create_model(
-        "swin_tiny_patch4_window7_224",
-        img_size=tuple(film.shape[2:]),
-        window_size=(window,) * len(kwargs["depths"]),
-        num_classes=kwargs["num_classes"],
-        embed_dim=kwargs["embed_dim"],
-        **{name: tuple(kwargs[name]) for name in ("patch_size", "depths", "num_heads")},
-    )
-    renamed = {}
-    for name, value in weights.items():
-        if found := re.match(r"features\.(\d+)\.(.*)", name):
-            stage, merging = divmod(int(found[1]), 2)
-            name = f"layers.{stage + merging}.{'downsample' if merging else 'blocks'}.{found[2]}"
-        name = name.replace("mlp.0", "mlp.fc1").replace("mlp.3", "mlp.fc2")
-        renamed[re.sub(r"^head\.", "head.fc.", name)] = value
-    model.double().eval().load_state_dict(renamed, strict=True)
-    return {"output": model(film)}
-
-
-def swinunetr_merging(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute MONAI's merging of the patches of a volume."""
-    merging = VolumeMerging(kwargs["dim"], 2 * kwargs["dim"], torch.nn.LayerNorm).double()
-    merging.load_state_dict(weights)
-    return {"output": merging(tensors["input"])}
-
-
 #: (reference, class) -> function that computes the outputs of its cases from their arguments, weights and tensors.
 COMPUTE: dict[tuple[str, str], Callable[[Arguments, Tensors, Tensors], Tensors]] = {
     ("timm", "RotaryEmbeddingMRope"): mrope,
@@ -211,8 +181,6 @@ COMPUTE: dict[tuple[str, str], Callable[[Arguments, Tensors, Tensors], Tensors]]
     ("rotary-embedding-torch", "get_axial_freqs"): axial,
     ("vit-pytorch", "vit_nd.ViTND"): vit_nd,
     ("vit-pytorch", "vit_nd_rotary.ViTND"): vit_nd,
-    ("torchvision", "SwinTransformer3d"): swin3d,
-    ("monai", "PatchMergingV2"): swinunetr_merging,
     ("monai", "ViT"): monai_vit,
     ("monai", "build_sincos_position_embedding"): monai_sincos,
     ("transformers", "Siglip2VisionModel"): siglip2,

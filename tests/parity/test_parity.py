@@ -55,7 +55,6 @@ def test_every_recorded_case_is_checked():
         *["ms_deform_attn", "vit_adapter_segmentation", "segmenter_linear", "segmenter_mask_decoder"],
         *["uperhead", "fpnhead", "fpn_semantic", "fpn_retinanet", "retina_head", "pvt_retinanet", "cpvt_retinanet"],
         *[f"film_{name}" for name in ("axial_language", "axial_pixels", "monai_sincos", "monai_vit", "mrope_timm")],
-        *[f"film_{name}" for name in ("swin3d", "swinunetr_merging")],
         *[f"film_{name}" for name in ("vit_nd", "vit_nd_rotary", "vit_nd_rotary_causal")],
         *[f"packed_naflex_{kind}" for kind in ("axial", "factorized", "learned", "mixed", "mrope")],
         "packed_siglip2",

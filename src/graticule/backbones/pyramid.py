@@ -77,7 +77,7 @@ class Pyramid(Backbone):
     def alternating_windows(self, stage: int, grid: Grid, together: bool = False) -> list[tuple[Windows]]:
         """Return the windows of the blocks of a stage: every second one shifts them by half a window.
 
-        An axis that one window covers is not shifted, and with `together` neither is the other one of the last two.
+        An axis that one window covers is not shifted, and with `together` neither is the other one.
         """
         kinds = Windows(grid, grid.within), _shifted_windows(grid, together)
         return [(kinds[index % 2],) for index in range(self.depths[stage])]
@@ -129,7 +129,7 @@ def _shifted_windows(grid: Grid, together: bool) -> Windows:
     window = grid.within.shape
     several = [side > step for side, step in zip(grid.shape, window, strict=True)]
     if together:
-        several[-2:] = [all(several[-2:])] * 2
+        several = [all(several)] * 2
     return Windows(
         grid, grid.within, tuple(step // 2 if more else 0 for step, more in zip(window, several, strict=True))
     )
@@ -184,11 +184,8 @@ class MergingPyramid(Pyramid):
             tokens = self.patch_embed(pad_to(x, self.patch_size))
             return tokens
         merge, features = cast("Stage", self.layers[stage]).downsample, x.movedim(1, -1)  # (B, H, W, D)
-        if self.grid.kept:  # each frame of a film
-            tokens = merge(features.flatten(0, 1)).unflatten(0, (-1, features.shape[1]))
-        else:
-            tokens = merge(features)
-        return tokens.flatten(1, -2)
+        tokens = merge(features)
+        return tokens.flatten(1, 2)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of Microsoft's code under our names, any other one unchanged.
@@ -213,34 +210,9 @@ class MergingPyramid(Pyramid):
 
 
 def pad_to(images: Tensor, patch: Shape) -> Tensor:
-    """Pad images with zeros, at the bottom and on the right, to multiples of `patch` = (height, width).
-
-    Films and volumes are padded after the last frame, too.
-    """
-    more = [-side % step for side, step in zip(images.shape[-len(patch) :], patch, strict=True)]
-    return F.pad(images, [each for count in reversed(more) for each in (0, count)]) if any(more) else images
-
-
-class VolumeMerging(nn.Module):
-    """Merges 2 x 2 x 2 patches of a map (B, D, H, W, C) into one of 2C channels, after a norm, as in SwinUNETR.
-
-    A map of odd sides is padded with zeros. The channels of the eight patches are in row-major order.
-
-    Reference: Swin UNETR (Hatamizadeh et al., 2022), section 3.1, and the order of MONAI's `PatchMergingV2`; Swin
-    Transformer (Liu et al., 2021), section 3.1, for the merging of images.
-    """
-
-    def __init__(self, dim: int, out_dim: int, norm_layer: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        self.norm = norm_layer(8 * dim)
-        self.reduction = nn.Linear(8 * dim, out_dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Merge the patches of x: (B, D, H, W, C) into (B, D / 2, H / 2, W / 2, 2C)."""
-        x = F.pad(x, [0, 0, *(each for side in x.shape[3:0:-1] for each in (0, side % 2))])
-        parts = [x[:, i::2, j::2, k::2] for i in (0, 1) for j in (0, 1) for k in (0, 1)]
-        merged: Tensor = self.reduction(self.norm(torch.cat(parts, -1)))
-        return merged
+    """Pad images with zeros, at the bottom and on the right, to multiples of `patch` = (height, width)."""
+    bottom, right = (-side % step for side, step in zip(images.shape[-2:], patch, strict=True))
+    return F.pad(images, (0, right, 0, bottom)) if bottom or right else images
 
 
 torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as one node

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from timm.models.swin_transformer import PatchMerging
 from torch import nn
 
-from graticule.backbones.pyramid import MergingPyramid, VolumeMerging
+from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.block import Block
@@ -23,8 +22,8 @@ from graticule.registry.checks import checked
 
 #: Rule for the axes along which windows are shifted.
 Shift = Literal["timm", "microsoft"]
-#: Size of windows in patches: the side for all stages, or (rows, columns) for each, or (frames, rows, columns).
-WindowSize = int | tuple[tuple[int, ...], ...]
+#: Size of windows in patches: the side for all stages, or (rows, columns) for each.
+WindowSize = int | tuple[tuple[int, int], ...]
 
 
 class SwinTransformer(MergingPyramid):
@@ -48,24 +47,16 @@ class SwinTransformer(MergingPyramid):
     Weights of Microsoft's code load under their names. Bias tables are resampled for other windows as in that code,
     bicubically; models that are converted from timm have its way, "geometric(mode='linear')".
 
-    Films and volumes have windows and shifts on three axes, as in Video Swin, whose patch merging keeps the frames
-    apart; `merge_frames` merges them, too, as in SwinUNETR. Video Swin's code pads before it rolls the map, so it
-    can differ where windows do not tile the grid; where a side of a stage is less than that of its window, it takes the
-    first rows of the bias table of whole windows, whatever their offsets, and here the table is that of the smaller
-    window.
-
-    Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5; Video Swin
-    Transformer (Liu et al., 2022); Swin UNETR (Hatamizadeh et al., 2022).
+    Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
 
     Args:
-        window_size: in patches, one side, or (rows, columns), for films (frames, rows, columns), for every stage.
+        window_size: in patches, one side, or (rows, columns) for every stage.
         shift: 'timm', every second block shifts its windows along each axis of more than one window; 'microsoft', along
             both axes or, if one window covers either axis, along neither, and one side that is larger than a grid means
             square windows of the grid's shorter side.
         patch_norm: whether the patch embedding ends with a norm.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
-        merge_frames: for films and volumes, whether 2 x 2 x 2 patches are merged, instead of 2 x 2 of each frame.
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
@@ -73,12 +64,11 @@ class SwinTransformer(MergingPyramid):
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
     default_encoding = "relative_bias"
     encoding_options: ClassVar = {"relative_bias": {"resampler": "bicubic(antialias=False)"}}  # as in Microsoft's code
-    axes = (2, 3)
 
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, ...] = 4,
+        patch_size: int | tuple[int, int] = 4,
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
@@ -91,8 +81,7 @@ class SwinTransformer(MergingPyramid):
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
-        merging_layer: Callable[..., nn.Module] | None = None,
-        merge_frames: bool = False,
+        merging_layer: Callable[..., nn.Module] = PatchMerging,
         **kwargs: Any,
     ) -> None:
         norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
@@ -100,9 +89,6 @@ class SwinTransformer(MergingPyramid):
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(patch_size=patch_size, embed_dims=dims, depths=depths, **kwargs)
         self.shift = shift
-        self.merge_frames = merge_frames
-        if merge_frames and len(self.img_size) < 3:
-            raise ValueError("`merge_frames` must be left out for images, which have no frames, got True.")
         self.window_size = window_size
         self.build_position(position, num_heads)
         self.build_head(norm)
@@ -113,21 +99,8 @@ class SwinTransformer(MergingPyramid):
             attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=drop)
             return block_layer(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
 
-        merging = merging_layer or (VolumeMerging if merge_frames else PatchMerging)
-        self.build_stages(block, norm, merging, patch_norm)
+        self.build_stages(block, norm, merging_layer, patch_norm)
         self.finish()
-
-    def _whole(self, image: tuple[int, ...]) -> Grid:
-        """Return the first stage's grid, without windows."""
-        grid = super().grid_at(image)
-        return replace(grid, kept=1) if len(image) > 2 and not self.merge_frames else grid
-
-    @property
-    def coarsest_patch(self) -> tuple[int, int]:
-        """Return the sides in pixels of a patch of the last stage; its frames are those of the first, unless merged."""
-        sides = super().coarsest_patch
-        kept: Any = sides if len(sides) < 3 or self.merge_frames else (self.patch_size[0], *sides[1:])
-        return cast("tuple[int, int]", kept)
 
     @property
     def windows(self) -> tuple[tuple[int, ...], ...]:
@@ -143,33 +116,32 @@ class SwinTransformer(MergingPyramid):
         Args:
             window_size: in patches, one side, or (rows, columns) for every stage; unchanged by default.
         """
-        size = on_axes(self.img_size if img_size is None else img_size, len(self.img_size))
-        given = self.window_size if window_size is None else window_size
-        _with_windows(self._whole(size), given, len(self.depths), self.shift)  # refuses others before any change
-        self.window_size = given
+        size = on_axes(self.img_size if img_size is None else img_size, 2)
+        windows = self.window_size if window_size is None else window_size
+        _with_windows(super().grid_at(size), windows, len(self.depths), self.shift)  # refuses others before any change
+        self.window_size = windows
         super().set_input_size(size)
 
     def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
-        return _with_windows(self._whole(image), self.window_size, len(self.depths), self.shift)
+        return _with_windows(super().grid_at(image), self.window_size, len(self.depths), self.shift)
 
     def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks: every second one shifts them by half, by the rule `shift`."""
         return self.alternating_windows(stage, grid, together=self.shift == "microsoft")
 
 
-def _with_windows(grid: Grid, given: WindowSize, stages: int, shift: Shift) -> Grid:
+def _with_windows(grid: Grid, size: WindowSize, stages: int, shift: Shift) -> Grid:
     """Return the first stage's grid with the windows of all `stages`, each no larger than the grid of its stage."""
-    sides = [(given,) * grid.ndim] * stages if isinstance(given, int) else given[:stages]
-    if len(sides) != stages or any(len(one) != grid.ndim for one in sides):
-        names = "(rows, columns)" if grid.ndim == 2 else "(frames, rows, columns)"
-        raise ValueError(f"`window_size` must be a side, or {names} for each of {stages} stages, got {given}.")
+    sides = [(size, size)] * stages if isinstance(size, int) else size[:stages]
+    if len(sides) != stages or any(len(pair) != 2 for pair in sides):
+        raise ValueError(f"`window_size` must be a side, or (rows, columns) for each of {stages} stages, got {size}.")
     windows = [
-        tuple(at.window(side).shape[axis] for axis, side in enumerate(one))
-        for at, one in zip(grid.pyramid(stages, pad=True), sides, strict=True)
+        tuple(at.window(side).shape[axis] for axis, side in enumerate(pair))
+        for at, pair in zip(grid.pyramid(stages, pad=True), sides, strict=True)
     ]
-    if shift == "microsoft" and isinstance(given, int):
-        windows = [(*one[:-2], min(one[-2:]), min(one[-2:])) for one in windows]
+    if shift == "microsoft" and isinstance(size, int):
+        windows = [(min(window),) * 2 for window in windows]
     return grid.with_windows(windows)
 
 

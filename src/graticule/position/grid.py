@@ -79,13 +79,11 @@ class Crop:
         """Return the coordinates of the patches of a crop of `shape` patches on each axis of the whole image."""
         return tuple(axis_of(*each) for each in zip(self.starts, self.sizes, shape, strict=True))
 
-    def halved(self, kept: int = 0) -> Crop:
-        """Return the same rectangle on the grid of half the sides, except those of the first `kept` axes."""
-        steps = [1 if axis < kept else 2 for axis in range(len(self.whole))]
-        if any(side % step for side, step in zip(self.whole, steps, strict=True)):
+    def halved(self) -> Crop:
+        """Return the same rectangle on the grid of half the sides."""
+        if any(side % 2 for side in self.whole):
             raise ValueError(f"`whole` must have even sides to merge patches, got {by(self.whole)}.")
-        whole = tuple(side // step for side, step in zip(self.whole, steps, strict=True))
-        return Crop(whole, tuple(each / step for each, step in zip(self.box, steps * 2, strict=True)))
+        return Crop(tuple(side // 2 for side in self.whole), tuple(each / 2 for each in self.box))
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -104,9 +102,8 @@ class Grid(Places):
             of a volume; None for patches. Tables are of patches, whatever their distance.
         windows: the shapes of the windows within which tokens interact, for this stage of a pyramid and for each later
             one; empty for the whole grid.
-        kept: the number of first axes whose sides all stages of a pyramid keep, such as 1 for the frames of a film.
 
-    Two grids are equal if their tokens are, whatever `windows` and `kept` are.
+    Two grids are equal if their tokens are, whatever `windows` are.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens
@@ -118,7 +115,6 @@ class Grid(Places):
     crop: Crop | None
     spacing: tuple[float, ...] | None
     windows: tuple[Shape, ...] = field(compare=False)
-    kept: int = field(compare=False)
 
     def __init__(
         self,
@@ -128,7 +124,6 @@ class Grid(Places):
         crop: Crop | None = None,
         spacing: Sequence[float] | None = None,
         windows: Sequence[Shape] = (),
-        kept: int = 0,
     ) -> None:
         shape = sides or tuple(shape)
         spacing = None if spacing is None else tuple(spacing)
@@ -138,7 +133,6 @@ class Grid(Places):
         assign(self, "crop", crop)
         assign(self, "spacing", spacing)
         assign(self, "windows", tuple(windows))
-        assign(self, "kept", kept)
         if not shape:
             raise ValueError("`shape` must have at least one axis, got none.")
         _check_counts("shape", shape, 1)
@@ -238,8 +232,7 @@ class Grid(Places):
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return the grids of `stages` stages, this one first, each with half the sides of the one before.
 
-        The sides of the first `kept` axes are the same in all. Each has the windows of its stage and of later ones.
-        Prefix tokens of this grid are in every stage.
+        Each has the windows of its stage and of later ones. Prefix tokens of this grid are in every stage.
 
         Args:
             stages: number of stages.
@@ -250,22 +243,21 @@ class Grid(Places):
             ValueError: if a side cannot be halved that often, unless `pad`.
         """
         step = 1 << (stages - 1)
-        if not pad and any(side % step for side in self.shape[self.kept :]):
+        if not pad and any(side % step for side in self.shape):
             raise ValueError(
                 f"`grid` must have sides that are multiples of {step}, to be halved {stages - 1} times, "
                 f"got {by(self.shape)}."
             )
-        grids, steps = [self], [1 if axis < self.kept else 2 for axis in range(len(self.shape))]
+        grids = [self]
         for stage in range(1, stages):
             last = grids[-1]
             grids.append(
                 Grid(
-                    *(ceiling(side, each) for side, each in zip(last.shape, steps, strict=True)),
+                    *(ceiling(side, 2) for side in last.shape),
                     prefix=self.prefix,
-                    crop=last.crop and last.crop.halved(self.kept),
-                    spacing=last.spacing and tuple(a * b for a, b in zip(last.spacing, steps, strict=True)),
+                    crop=last.crop and last.crop.halved(),
+                    spacing=last.spacing and tuple(2 * distance for distance in last.spacing),
                     windows=self.windows[stage:],
-                    kept=self.kept,
                 )
             )
         if prefix > self.prefix:
