@@ -43,7 +43,7 @@ from graticule.analysis.certificate import certify
 from graticule.analysis.debias import METHODS
 from graticule.analysis.effect import resampled
 from graticule.external import Debiased, Eraser
-from graticule.lab.data.sets.cifar import cifar10
+from graticule.lab.data.sets.published import cifar10
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.style import line_style, new_axes
 from graticule.lab.recipes.load import load_recipe

@@ -18,7 +18,6 @@ KINDS = {
 #: Files with reasons that become part of another message, which names the file or the option.
 REASONS = {
     *(
-        "lab/data/sets/cifar.py",
         "lab/data/sets/coco.py",
         "lab/data/images.py",
         "lab/data/sets/mask_folder.py",

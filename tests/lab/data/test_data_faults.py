@@ -1,11 +1,8 @@
 """Malicious and broken data have no effect, and no option is accepted and ignored."""
 
-import gzip
-
 import numpy as np
 import pytest
 import torch
-from test_fashion_mnist_files import TRAIN, idx, write
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
@@ -24,22 +21,6 @@ def test_only_the_accepted_image_formats_are_opened(tmp_path):
     images, _ = load_dataset("image_folder", "test", root)
     with pytest.raises(ValueError, match="cannot identify"):
         images[0]
-
-
-def test_an_archive_damaged_in_its_middle_is_refused_by_name(tmp_path):
-    write(tmp_path, packed=True)
-    content = bytearray(gzip.compress(idx(TRAIN)))
-    content[10:20] = b"\xff" * 10  # the header stays valid, the compressed data do not
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(bytes(content))
-    with pytest.raises(ValueError, match="train-images-idx3-ubyte"):
-        load_dataset("fashion_mnist", "train", tmp_path)
-
-
-def test_images_of_another_size_are_not_fashion_mnist(tmp_path):
-    write(tmp_path, packed=False)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((6, 14, 14), np.uint8)))
-    with pytest.raises(ValueError, match="28"):
-        load_dataset("fashion_mnist", "train", tmp_path)
 
 
 def test_without_augmentation_training_images_are_transformed_as_in_evaluation(tmp_path):

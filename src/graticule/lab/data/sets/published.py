@@ -1,0 +1,129 @@
+"""CIFAR-10, CIFAR-100 and Fashion-MNIST from their published files, read by torchvision."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torchvision.datasets import CIFAR10, CIFAR100, FashionMNIST
+from torchvision.datasets.mnist import read_image_file, read_label_file
+from torchvision.datasets.utils import check_integrity, extract_archive
+
+from graticule.lab.data.images import ArrayImages, DatasetInfo, Split
+from graticule.lab.data.registry import register_dataset
+
+#: The folder of Debian's package dataset-fashion-mnist.
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+_PARTS = {"train": "train", "test": "t10k"}
+
+FASHION = DatasetInfo("fashion_mnist", tuple(FashionMNIST.classes), 1, (28, 28), (0.2860,), (0.3530,))
+
+
+@register_dataset("cifar10")
+def cifar10(split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load CIFAR-10, with ten classes: 50,000 training or 10,000 test images, 32 x 32, RGB.
+
+    `root` (or the folder that the environment variable GRATICULE_DATA names, or `data`) is the folder of the published
+    files for Python, cifar-10-batches-py, or its parent.
+
+    Raises:
+        FileNotFoundError: if they do not exist.
+        ValueError: if one has another MD5 than the published file; it is not read.
+    """
+    return _cifar(CIFAR10, split, root, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+@register_dataset("cifar100")
+def cifar100(split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load CIFAR-100, with a hundred classes, as `cifar10` does; its folder is cifar-100-python."""
+    return _cifar(CIFAR100, split, root, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+
+
+def _cifar(
+    published: type[CIFAR10], split: Split, root: Path | None, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[ArrayImages, DatasetInfo]:
+    base = Path(os.environ.get("GRATICULE_DATA", "data")) if root is None else root
+    kind: Any = published
+    if not (base / kind.base_folder).is_dir():  # the folder of the files itself
+        kind = type(published.__name__, (published,), {"base_folder": "."})
+    try:
+        images = kind(base, train=split == "train")
+    except RuntimeError:
+        folder = base / kind.base_folder
+        files = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+        wrong = next(folder / name for name, md5 in files if not check_integrity(folder / name, md5))
+        raise _refusal(wrong, published) from None
+    info = DatasetInfo(published.__name__.lower(), tuple(images.classes), 3, (32, 32), mean, std)
+    return ArrayImages(np.ascontiguousarray(images.data), np.asarray(images.targets)), info
+
+
+def _refusal(wrong: Path, published: type[Any]) -> Exception:
+    """Return the error about a file that does not exist, or is not the published one."""
+    error, what = (ValueError, "has another MD5") if wrong.exists() else (FileNotFoundError, "does not exist")
+    return error(
+        f"`data_root` must have the published files of {published.__name__}, got {wrong}, which {what}; "
+        f'torchvision.datasets.{published.__name__}("data", download=True) writes them, for --data-root data.'
+    )
+
+
+@register_dataset("fashion_mnist")
+def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load 60,000 training or 10,000 test images, 28 x 28, gray, ten classes.
+
+    The four files of the set, gzipped or not, are searched for in `root` and in `root`/FashionMNIST/raw (torchvision's
+    folder). Without `root`, the folder of the environment variable GRATICULE_DATA is used, then Debian's.
+
+    Raises:
+        FileNotFoundError: if they are not found, naming the folders and how to get them.
+        ValueError: if a file is damaged or of another kind, or a gzipped one has another MD5 than the published file.
+    """
+    folder = _find(root)
+    images = _read(folder, f"{_PARTS[split]}-images-idx3-ubyte", read_image_file)
+    labels = _read(folder, f"{_PARTS[split]}-labels-idx1-ubyte", read_label_file)
+    if images.shape[1:] != FASHION.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
+        raise ValueError(
+            f"{folder} must contain images of 28 x 28 and as many labels from 0 to 9, got images of {images.shape} and "
+            f"{len(labels)} labels."
+        )
+    return ArrayImages(images, labels), FASHION
+
+
+def _find(root: Path | None) -> Path:
+    bases = [root or os.environ["GRATICULE_DATA"]] if root is not None or "GRATICULE_DATA" in os.environ else []
+    folders = [folder for base in map(Path, bases) for folder in (base, base / "FashionMNIST" / "raw")]
+    if root is None:
+        folders.append(DEBIAN_FOLDER)
+    for folder in folders:
+        if all(_file(folder, f"{part}-images-idx3-ubyte").exists() for part in _PARTS.values()):
+            return folder
+    raise FileNotFoundError(
+        f"`data_root` must contain the files of Fashion-MNIST (train-images-idx3-ubyte.gz and three more); looked in "
+        f"{', '.join(map(str, folders))}. Get them with `apt-get install dataset-fashion-mnist`, or with "
+        'torchvision.datasets.FashionMNIST("data", download=True) and --data-root data.'
+    )
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / name if (folder / name).exists() else folder / f"{name}.gz"
+
+
+def _read(folder: Path, name: str, read: Callable[[str], Tensor]) -> np.ndarray:
+    """Read a file of the set; one that is gzipped is unpacked if it is the published one."""
+    path = _file(folder, name)
+    if not path.is_file():
+        raise _refusal(path, FashionMNIST)
+    with tempfile.TemporaryDirectory() as temporary:
+        plain = str(path)
+        if path.suffix == ".gz":
+            if not check_integrity(path, dict(FashionMNIST.resources)[path.name]):
+                raise _refusal(path, FashionMNIST)
+            plain = str(extract_archive(plain, temporary))
+        try:
+            return read(plain).numpy()
+        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path} is damaged, or no file of Fashion-MNIST ({error}).") from None

@@ -1,0 +1,144 @@
+"""Published files of CIFAR and Fashion-MNIST: read in order, and refused by name if they are not the published ones."""
+
+import gzip
+import hashlib
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+from torchvision.datasets import CIFAR10, CIFAR100, FashionMNIST
+
+from graticule.lab.data.registry import load_dataset
+
+KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+PIXELS = np.arange(6 * 28 * 28, dtype=np.int64).astype(np.uint8).reshape(6, 28, 28)
+LABELS = np.array([0, 9, 3, 3, 1, 7], np.uint8)
+ARRAYS = {
+    "train-images-idx3-ubyte": PIXELS,
+    "train-labels-idx1-ubyte": LABELS,
+    "t10k-images-idx3-ubyte": PIXELS[:2],
+    "t10k-labels-idx1-ubyte": LABELS[:2],
+}
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_cifar(root, name, monkeypatch):
+    """Write four images per file, and let them be the published ones."""
+    kind = KINDS[name]
+    folder = root / kind.base_folder
+    folder.mkdir()
+
+    def write(file, content):
+        (folder / file).write_bytes(pickle.dumps(content, 2))
+        return hashlib.md5((folder / file).read_bytes()).hexdigest()
+
+    files = [file for file, _ in [*kind.train_list, *kind.test_list]]
+    sums = [[file, write(file, batch(name, start))] for start, file in enumerate(files)]
+    monkeypatch.setattr(kind, "train_list", sums[:-1])
+    monkeypatch.setattr(kind, "test_list", sums[-1:])
+    names = {kind.meta["key"]: [f"class {n}" for n in range(10 if name == "cifar10" else 100)]}
+    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": write(kind.meta["filename"], names)})
+    return folder
+
+
+def batch(name, start):
+    pixels = np.random.RandomState(start).randint(0, 256, (4, 3072)).astype(np.uint8)
+    labels = [(start * 4 + n) % (10 if name == "cifar10" else 100) for n in range(4)]
+    return {"data": pixels, "labels" if name == "cifar10" else "fine_labels": labels}
+
+
+def write_fashion(folder, packed, monkeypatch):
+    folder.mkdir(parents=True, exist_ok=True)
+    sums = []
+    for name, array in ARRAYS.items():
+        content = gzip.compress(idx(array)) if packed else idx(array)
+        (folder / (f"{name}.gz" if packed else name)).write_bytes(content)
+        sums.append((f"{name}.gz", hashlib.md5(content).hexdigest()))
+    monkeypatch.setattr(FashionMNIST, "resources", sums)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_cifar_has_the_images_in_order_row_by_row(tmp_path, name, monkeypatch):
+    folder = write_cifar(tmp_path, name, monkeypatch)
+    train, info = load_dataset(name, "train", tmp_path)
+    test, _ = load_dataset(name, "test", folder)  # the folder itself works as well
+    files = len(KINDS[name].train_list)
+    assert (len(train), len(test)) == (4 * files, 4)
+    assert (info.size, info.channels, info.num_classes) == ((32, 32), 3, 10 if name == "cifar10" else 100)
+    assert info.name == name and info.class_names[3] == "class 3"
+    for start in range(files):
+        for n in range(4):
+            image, label = train[4 * start + n]
+            pixels = batch(name, start)["data"][n].reshape(3, 32, 32)  # red, green, blue, each row by row
+            np.testing.assert_array_equal(np.asarray(image).transpose(2, 0, 1), pixels)
+            assert label == (start * 4 + n) % info.num_classes
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("file", ["data_batch_3", "batches.meta"])
+def test_a_pickle_that_is_not_the_published_one_runs_no_code(tmp_path, file, monkeypatch):
+    folder, trace = write_cifar(tmp_path, "cifar10", monkeypatch), tmp_path / "trace"
+    (folder / file).write_bytes(pickle.dumps(batch("cifar10", 0) | {"more": Hostile(trace)}))
+    with pytest.raises(ValueError, match=f"{file}, which has another MD5"):
+        load_dataset("cifar10", "train", tmp_path)
+    assert not trace.exists()
+    (folder / file).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{file}, which does not exist"):
+        load_dataset("cifar10", "train", tmp_path)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("below", [".", "FashionMNIST/raw"])
+def test_fashion_mnist_is_read_as_written_packed_or_not_in_either_folder(tmp_path, packed, below, monkeypatch):
+    write_fashion(tmp_path / below, packed, monkeypatch)
+    monkeypatch.setenv("GRATICULE_DATA", str(tmp_path))
+    train, info = load_dataset("fashion_mnist", "train", tmp_path)
+    test, _ = load_dataset("fashion_mnist", "test")  # in the folder that the environment names
+    assert (len(train), len(test), info.num_classes, info.channels) == (6, 2, 10, 1)
+    for index in range(6):
+        image, label = train[index]
+        np.testing.assert_array_equal(np.asarray(image), PIXELS[index])
+        assert label == LABELS[index]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train-images-idx3-ubyte", b"", "train-images-idx3-ubyte is damaged"),
+        ("train-images-idx3-ubyte", b"<html>not found</html>", "train-images-idx3-ubyte is damaged"),
+        ("train-images-idx3-ubyte", idx(PIXELS)[:-1], "train-images-idx3-ubyte is damaged"),
+        ("train-images-idx3-ubyte", idx(LABELS), "train-images-idx3-ubyte is damaged"),
+        ("train-images-idx3-ubyte", idx(np.zeros((6, 14, 14), np.uint8)), "images of 28 x 28"),
+        ("train-labels-idx1-ubyte", idx(LABELS[:5]), "as many labels"),
+        ("train-labels-idx1-ubyte", idx(np.full(6, 10, np.uint8)), "labels from 0 to 9"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(PIXELS[::-1])), "ubyte.gz, which has another MD5"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path, file, content, message, monkeypatch):
+    write_fashion(tmp_path, file.endswith(".gz"), monkeypatch)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_dataset("fashion_mnist", "train", tmp_path)
+
+
+def test_files_that_do_not_exist_are_refused_with_the_folders_that_were_searched(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist") as caught:
+        load_dataset("fashion_mnist", "train", tmp_path)
+    assert str(tmp_path / "FashionMNIST" / "raw") in str(caught.value)
+    write_fashion(tmp_path, False, monkeypatch)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    os.mkfifo(tmp_path / "train-labels-idx1-ubyte")
+    with pytest.raises(ValueError, match="train-labels-idx1-ubyte, which has another MD5"):
+        load_dataset("fashion_mnist", "train", tmp_path)
