@@ -193,7 +193,7 @@ lab/training 11, system 2
 """
 #: Names of several classes.
 TWICE_LEFT = """
-Attention Audit Cell Comparison Correlations Crop Evaluation Examples Found Mixing Option Places Reader Row Scale Site
+Attention Audit Cell Comparison Correlations Crop Examples Found Mixing Option Places Reader Row Scale Site
 Size Table Translation _Config _Described _Named _Pictures
 """
 

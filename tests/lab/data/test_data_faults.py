@@ -1,6 +1,5 @@
 """Malicious and broken data have no effect, and no option is accepted and ignored."""
 
-import numpy as np
 import pytest
 import torch
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
+from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import Flag, NotNegative, Positive, Share, ShareAboveZero, Side, Whole, check_fields
@@ -87,7 +88,6 @@ class Augmentation:
 
 def named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]) -> Callable[[Any], Any]:
     """Build timm's augmentation of that name for images of `size` = (height, width)."""
-    from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 
     fill = tuple(min(255, round(255 * value)) for value in mean)
     options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if len(fill) > 1 else fill[0]}

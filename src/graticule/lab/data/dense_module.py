@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target
-from graticule.lab.data.dense_transforms import DenseTransform, Evaluation, Training, plain
+from graticule.lab.data.dense_transforms import DenseTransform, EvaluationTransform, TrainingTransform, plain
 from graticule.lab.data.images import UNREADABLE, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, loaded
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, GroupSampler, Key, Loading
@@ -141,7 +141,7 @@ class DenseModule(Loading):
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images and targets, in another order each epoch."""
-        transform = Training(self.size, self.augmentation, self._normalization)
+        transform = TrainingTransform(self.size, self.augmentation, self._normalization)
         examples = Examples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
         return self.load(examples, _lists, batch_sampler=order or self.train_order())
 
@@ -153,9 +153,9 @@ class DenseModule(Loading):
         examples = Examples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
         return self.load_test(examples, self.eval_batch_size, rank, world_size, _lists)
 
-    def evaluation(self, size: tuple[int, int]) -> Evaluation:
+    def evaluation(self, size: tuple[int, int]) -> EvaluationTransform:
         """Return the transform of evaluation at `size`."""
-        return Evaluation(size, self._normalization)
+        return EvaluationTransform(size, self._normalization)
 
     @property
     def _normalization(self) -> DenseInfo | None:

@@ -136,7 +136,7 @@ def _each(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
     return {name: change(value) if isinstance(value, tv_tensors.TVTensor) else value for name, value in target.items()}
 
 
-class Training:
+class TrainingTransform:
     """The transform of training: the changes of `DenseAugmentation` in their order, then normalization and padding.
 
     Args:
@@ -200,7 +200,7 @@ class Training:
         )
 
 
-class Evaluation:
+class EvaluationTransform:
     """The transform of evaluation: the resize and the normalization. The target stays that of the original image.
 
     The target gets the `size` of the original, (height, width), to which predictions are resized.

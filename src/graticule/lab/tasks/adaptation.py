@@ -6,34 +6,39 @@ PyTorch is imported where it is needed, so that commands that only print options
 from __future__ import annotations
 
 import copy
+import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
+import torch
+import torch.nn.functional as F
 from pydantic import Field
+from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from graticule.backbones.base import Backbone
+from graticule.checkpoints.transfer import Transfer, transfer
+from graticule.hub.config import Preparation, prepare
 from graticule.lab.arguments import Usual
 from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.module import DataModule
+from graticule.lab.data.sampling import PADDING
+from graticule.lab.tasks.parts.models import build_backbone, describe_backbone
+from graticule.lab.training.opening import label_names, open_backbone
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
+from graticule.lab.training.run import Run
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import Count, Finite, Flag, Side, Whole
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from graticule.backbones.base import Backbone
-    from graticule.checkpoints.transfer import Transfer
-    from graticule.lab.data.module import DataModule
-    from graticule.lab.training.run import Run
-    from graticule.surgery.change import Certificate, Drift
+from graticule.surgery.change import Certificate, Drift, change_position, drift_of, features
+from graticule.surgery.resize import resize
+from graticule.system.files import read_json, write_json
 
 COSINE = Metric("cosine", "cosine with the original's features", "", highest=True, decimals=4)
 Stage = Literal["position", "attention", "all"]
@@ -134,8 +139,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     @cached_property
     def original(self) -> Backbone:
         """The model before, in evaluation mode, without gradients."""
-        from graticule.checkpoints.transfer import transfer
-        from graticule.lab.training.opening import open_backbone
 
         recipe = self.recipe
         if not recipe.of_source:
@@ -152,7 +155,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
         """Build the data, resized, cropped and normalized as for the original."""
-        from graticule.lab.data.module import DataModule
 
         recipe, original = self.recipe, self.original
         if recipe.encoding is None and recipe.joining == "default":
@@ -189,8 +191,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return preprocessing, names of classes and architecture of the original, with its own position."""
-        from graticule.lab.tasks.parts.models import describe_backbone
-        from graticule.lab.training.opening import label_names
 
         return {
             **{name: getattr(data.info, name) for name in ("mean", "std", "crop_mode")},
@@ -201,8 +201,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the model with the new position and the head of the original."""
-        from graticule.hub.config import Preparation, prepare
-        from graticule.lab.tasks.parts.models import build_backbone
 
         source = described["backbone"]
         classes, channels = (source["model_args"][name] for name in ("num_classes", "in_chans"))
@@ -215,9 +213,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the original with the new position, fitted to the old one on some of the pictures."""
-        from graticule.checkpoints.transfer import transfer
-        from graticule.surgery.change import change_position
-        from graticule.surgery.resize import resize
 
         recipe, data = self.recipe, self._data
         assert data is not None
@@ -241,9 +236,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def _drift(self, model: Backbone, data: DataModule) -> tuple[Drift, ...]:
         """Compare the tokens of held-out pictures with those of the original."""
-        import torch
-
-        from graticule.surgery.change import drift_of, features
 
         images = data.spread_images("test", self.size, _PICTURES)
         with torch.no_grad():
@@ -251,7 +243,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def save(self, data: DataModule, folder: Path) -> None:
         """Write the certificate of the fit."""
-        from graticule.system.files import write_json
 
         write_json(folder / "certificate.json", dict(self._certificate or {}))
 
@@ -281,8 +272,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def _distances(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean distance of the tokens of each image, and the mean cosine of its features, (B,) each."""
-        import torch
-        import torch.nn.functional as F
 
         with torch.no_grad():
             expected = self._tokens(self.original, images)
@@ -309,7 +298,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss and the mean cosine of the features of each image."""
-        from graticule.lab.data.sampling import PADDING
 
         images, labels = batch
         loss, cosine = self._distances(model, images)
@@ -318,11 +306,9 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def finish(self, run: Run, data: DataModule) -> None:
         """Complete the certificate with the drift after training, draw the curve, and publish the model."""
-        import csv
 
         from graticule.lab.figures.save import save_figure
         from graticule.lab.figures.scores import curves
-        from graticule.system.files import read_json, write_json
 
         model: Any = run.model()
         path = run.folder / "certificate.json"
@@ -351,7 +337,6 @@ def _train_only(model: nn.Module, trained: set[int]) -> None:
 
 def stage_parameters(model: Any, stage: Stage) -> Iterator[Any]:
     """Yield the parameters that a stage trains; the classifier is in none."""
-    from torch import nn
 
     held = model.get_classifier()
     heads = {id(one) for head in (held if isinstance(held, tuple) else (held,)) for one in head.parameters()}

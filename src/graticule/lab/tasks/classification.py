@@ -9,15 +9,31 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
 from pydantic import Field
+from timm.data import Mixup
+from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
 from typing_extensions import TypedDict
 
+from graticule.backbones.base import Backbone
+from graticule.hub.config import Preparation, prepare
 from graticule.lab.arguments import Usual
 from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
+from graticule.lab.data.module import DataModule, build_mixup
+from graticule.lab.data.registry import load_dataset
+from graticule.lab.data.sampling import PADDING
+from graticule.lab.data.transforms import evaluation_transform
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
+from graticule.lab.tasks.parts.models import build_backbone, describe_source
+from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import TOP1, Found, Metric, Prediction
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
@@ -35,16 +51,6 @@ from graticule.registry.fields import (
     Whole,
     check_fields,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from timm.data import Mixup
-    from torch import Tensor, nn
-
-    from graticule.backbones.base import Backbone
-    from graticule.lab.data.images import DatasetInfo
-    from graticule.lab.data.module import DataModule
-    from graticule.lab.tasks.parts.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -166,8 +172,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
         """Build the data; for a run, they must have its classes, in the same order."""
-        from graticule.lab.data.images import check_class_names
-        from graticule.lab.data.module import DataModule
 
         recipe = self.recipe
         data = DataModule(
@@ -193,7 +197,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
-        from graticule.lab.tasks.parts.models import describe_source
 
         info = data.info
         return {
@@ -204,8 +207,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the backbone for `num_classes` and `channels` (default: 1); its configuration describes the images."""
-        from graticule.hub.config import Preparation, prepare
-        from graticule.lab.tasks.parts.models import build_backbone
 
         recipe = self.recipe
         model: Backbone = build_backbone(
@@ -228,7 +229,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def notes(self, data: DataModule) -> list[str]:
         """Say which part of images of another aspect ratio a center crop leaves out, or that they are squashed."""
-        import numpy as np
 
         size = self.recipe.img_size
         if data.info.size is not None:
@@ -246,14 +246,11 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
         """Return whether classes are those of the data, as far as the classes have names."""
-        from graticule.lab.data.images import same_classes
 
         return not names or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
         """Build the mixing and the teacher; check that the model accepts all sizes of the training images."""
-        from graticule.lab.data.module import build_mixup
-        from graticule.lab.tasks.parts.teacher import build_teacher
 
         recipe = self.recipe
         data.to(device)
@@ -276,7 +273,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the loss of images (B, C, height, width) and labels (B,)."""
-        import torch.nn.functional as F
 
         images, labels = batch
         smoothing = self.recipe.label_smoothing
@@ -295,9 +291,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return loss and top-1 (100 if the highest logit is right, else 0) of each image."""
-        import torch.nn.functional as F
-
-        from graticule.lab.data.sampling import PADDING
 
         images, labels = batch
         logits = model(images)
@@ -307,10 +300,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the five most likely classes of an image."""
-        from PIL import Image
-        from torchvision.transforms.functional import to_pil_image
-
-        from graticule.lab.data.transforms import evaluation_transform
 
         recipe = self.recipe
         info = _images(recipe, described)
@@ -343,8 +332,6 @@ def images_of(run: TrainedRun) -> DatasetInfo:
 
 def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
     """Return the facts of images; runs of earlier versions did not record all, and need their data set."""
-    from graticule.lab.data.images import DatasetInfo
-    from graticule.lab.data.registry import load_dataset
 
     names = tuple(described["class_names"])
     if "mean" not in described:

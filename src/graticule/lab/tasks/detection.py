@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones.base import Backbone
+from graticule.dense.detector import HEADS
+from graticule.dense.factory import create_detector
 from graticule.lab.arguments import Usual
+from graticule.lab.data.dense import Target
+from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, show
+from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, evaluate_detection, restored
 from graticule.lab.training.results import BOX_MAP, Evaluated, Found, Metric, Prediction, Table
 from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from graticule.backbones.base import Backbone
-    from graticule.lab.data.dense import Target
-    from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore
 
 
 @dataclass
@@ -30,7 +33,6 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
         self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool
     ) -> DetectionScore:
         """Score a detector on images that are fitted to `size`, their shorter and longer side."""
-        from graticule.lab.tasks.parts.detection_scores import evaluate_detection
 
         return evaluate_detection(model, data, size, device=device, progress=progress)
 
@@ -77,7 +79,6 @@ class Detection(DenseTask[DetectionRecipe]):
     @property
     def truth(self) -> tuple[str, ...]:
         """Return boxes, and masks if the head predicts them."""
-        from graticule.dense.detector import HEADS
 
         return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
 
@@ -88,14 +89,12 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the detector."""
-        from graticule.dense.factory import create_detector
 
         recipe = self.recipe
         return create_detector(backbone, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the sum of the detector's losses of images and their objects."""
-        import torch
 
         images, targets = batch
         each = [_objects(target, images[0].dtype) for target in targets]
@@ -106,15 +105,11 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def start_validation(self) -> None:
         """Clear the detections of the last validation."""
-        from graticule.lab.tasks.parts.detection_scores import CocoScores
 
         self._scores = CocoScores()
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Store the detections of each image for the score; returns ones, one per image."""
-        import torch
-
-        from graticule.lab.data.sampling import PADDING
 
         images, targets = batch
         real = [target["image_id"] != PADDING for target in targets]
@@ -125,7 +120,6 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the detections in an image; they are written as COCO results of boxes, and of masks."""
-        from graticule.lab.tasks.parts.detection_scores import CocoScores, restored
 
         size = (int(image.shape[1]), int(image.shape[2]))
         small = self.prepared(image, described).to(next(model.parameters()).device)
@@ -151,7 +145,6 @@ class Detection(DenseTask[DetectionRecipe]):
 
 def _corners(boxes: list[dict[str, Any]]) -> Tensor:
     """Return left, top, right and bottom of box results, (n, 4)."""
-    import torch
 
     sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
     return torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
@@ -159,7 +152,6 @@ def _corners(boxes: list[dict[str, Any]]) -> Tensor:
 
 def image_seed(seed: int, epoch: int, image: int) -> int:
     """Return the seed of the draws for an image in an epoch, whatever process and batch it is in."""
-    import numpy as np
 
     return int(np.random.SeedSequence([seed, epoch, image]).generate_state(1)[0])
 

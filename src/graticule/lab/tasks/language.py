@@ -9,25 +9,37 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from graticule.backbones.language import (
+    LanguageModel,
+    create_language_model,
+    list_language_arguments,
+    list_language_models,
+)
 from graticule.lab.arguments import Usual
+from graticule.lab.data.registry import TEXTS
+from graticule.lab.data.sampling import PADDING
+from graticule.lab.data.text_module import TextModule
+from graticule.lab.tasks.parts.models import built, model_arguments
+from graticule.lab.training.cost import inference_cost
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, Table
 from graticule.lab.training.task import Task, TrainedRun, register_task
+from graticule.lab.training.validation import batch_results
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Flag, ShareBelowOne
+from graticule.registry.plugins import Definition
+from graticule.surgery.fold import fold, unfold
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
-    from torch import Tensor, nn
-
-    from graticule.backbones.language import LanguageModel
-    from graticule.lab.data.text_module import TextModule
-    from graticule.registry.plugins import Definition
 
 
 @dataclass(frozen=True)
@@ -164,7 +176,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
         """Build the text and its tokens."""
-        from graticule.lab.data.text_module import TextModule
 
         data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
         data.setup()
@@ -172,7 +183,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def loader(self) -> Definition | None:
         """Return the registered function that loads the text of the recipe."""
-        from graticule.lab.data.registry import TEXTS
 
         return TEXTS.get(self.recipe.dataset)
 
@@ -182,14 +192,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> LanguageModel:
         """Build the language model for `num_classes` tokens."""
-        from functools import partial
-
-        from graticule.backbones.language import (
-            create_language_model,
-            list_language_arguments,
-            list_language_models,
-        )
-        from graticule.lab.tasks.parts.models import built, model_arguments
 
         recipe = self.recipe
         known_name("model", recipe.model, list_language_models())
@@ -216,14 +218,12 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss per token, in nats, of inputs and targets (B, context)."""
-        import torch.nn.functional as F
 
         inputs, targets = batch
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the nats of each token."""
-        from graticule.lab.data.sampling import PADDING
 
         inputs, targets = batch
         return {"loss": token_nats(model(inputs), targets)[targets != PADDING]}
@@ -245,7 +245,6 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
         ValueError: for a model of another kind or vocabulary, for no length, a repeated one, one below 1, or one
             longer than the held-out text, whose last positions would have no token.
     """
-    from graticule.backbones.language import LanguageModel
 
     if not isinstance(model, LanguageModel):
         raise ValueError(f"`model` must be a LanguageModel, got {type(model).__name__}.")
@@ -287,7 +286,6 @@ def evaluate_text(
     Raises:
         ValueError: for lengths, or a model, that `check_lengths` refuses, before any work.
     """
-    from graticule.surgery.fold import unfold
 
     lengths = list(lengths)
     check_lengths(model, lengths, data)
@@ -302,11 +300,6 @@ def evaluate_text(
 def _score(
     model: LanguageModel, data: TextModule, length: int, device: torch.device | str, progress: bool
 ) -> TextScore:
-    import torch
-
-    from graticule.lab.data.sampling import PADDING
-    from graticule.lab.training.cost import inference_cost
-    from graticule.lab.training.validation import batch_results
 
     resampled = length > model.context and bool(model.position.resampled_encodings())
     model = _at_length(model, length)
@@ -341,7 +334,6 @@ def _score(
 
 def _at_length(model: LanguageModel, length: int) -> LanguageModel:
     """Return `model`, or beyond its context a copy for `length` tokens, with folded position."""
-    from graticule.surgery.fold import fold, unfold
 
     if length > model.context:
         model = copy.deepcopy(unfold(model))
@@ -357,10 +349,6 @@ def _doubling(length: int) -> list[tuple[int, int]]:
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -log p of each target, (B, n), 0 where it is `PADDING`, from logits (B, n, vocab_size)."""
-    import torch
-    import torch.nn.functional as F
-
-    from graticule.lab.data.sampling import PADDING
 
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
     return F.cross_entropy(exact, targets.flatten(), ignore_index=PADDING, reduction="none").view_as(targets)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.backbones.base import Backbone
+from graticule.dense.factory import create_segmenter
+from graticule.dense.segmentation import segment_in_windows
 from graticule.lab.arguments import Rare
+from graticule.lab.data.dense import IGNORED
+from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, show
 from graticule.lab.training.results import MIOU, Evaluated, Found, Metric, Prediction, Table
 from graticule.lab.training.task import register_task
+from graticule.lab.training.validation import batch_results
 from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from graticule.backbones.base import Backbone
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the segmentation model."""
-        from graticule.dense.factory import create_segmenter
 
         recipe = self.recipe
         return create_segmenter(
@@ -167,7 +170,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss of images and the classes of their pixels."""
-        import torch
 
         images, targets = batch
         by_size: dict[Any, list[int]] = {}
@@ -196,9 +198,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
-        import torch
-
-        from graticule.lab.data.sampling import PADDING
 
         values: dict[str, list[Tensor]] = {}
         for image, target in zip(*batch, strict=True):
@@ -245,9 +244,6 @@ def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
         logits: (B, classes, height, width).
         classes: (B, height, width).
     """
-    import torch.nn.functional as F
-
-    from graticule.lab.data.dense import IGNORED
 
     return F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
 
@@ -261,9 +257,6 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
         size: (height, width) of the original image.
         windows: an object with `window`, `stride` and `located`, such as a recipe.
     """
-    import torch.nn.functional as F
-
-    from graticule.dense.segmentation import segment_in_windows
 
     if windows.window is None:
         logits = model(image[None])
@@ -278,7 +271,6 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
 
 def per_class(matrix: Tensor) -> Tensor:
     """Return the pixels that are right, of the class, and predicted as it, (3, classes), from the `confusion`."""
-    import torch
 
     return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
@@ -291,9 +283,6 @@ def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
         truth: (height, width); pixels that are `IGNORED` do not count.
         classes: number of classes.
     """
-    import torch
-
-    from graticule.lab.data.dense import IGNORED
 
     counts = truth != IGNORED
     pairs = truth[counts].long() * classes + found[counts].long()
@@ -334,9 +323,6 @@ def evaluate_segmentation(
         device: the device of the model.
         progress: whether to show a bar.
     """
-    import torch
-
-    from graticule.lab.training.validation import batch_results
 
     names = data.class_names
     model.to(device)

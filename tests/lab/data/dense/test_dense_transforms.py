@@ -11,8 +11,8 @@ from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import IGNORED, boxes_target
 from graticule.lab.data.dense_module import DenseModule, Examples
 from graticule.lab.data.dense_transforms import (
-    Evaluation,
-    Training,
+    EvaluationTransform,
+    TrainingTransform,
     cropped,
     distorted,
     fitted,
@@ -119,7 +119,7 @@ def test_an_image_is_fitted_as_large_as_it_can_be_at_its_aspect_ratio(size, with
 
 def test_everything_at_once_keeps_truth_and_image_together():
     augmentation = DenseAugmentation(sizes=("24x40", "48x80"), scale=(1.0, 1.0), crop=(20, 28), hflip=0.5)
-    transform = Training((24, 40), augmentation)
+    transform = TrainingTransform((24, 40), augmentation)
     for seed in range(20):
         torch.manual_seed(seed)
         image, target = transform(*painted())
@@ -135,7 +135,7 @@ def test_everything_at_once_keeps_truth_and_image_together():
 
 
 def test_a_crop_larger_than_the_image_is_padded_and_the_rest_ignored():
-    transform = Training((24, 40), DenseAugmentation(crop=(32, 64)))
+    transform = TrainingTransform((24, 40), DenseAugmentation(crop=(32, 64)))
     image, target = transform(*painted())
     assert image.shape == (3, 32, 64) and (target["classes"][24:] == IGNORED).all()
     assert target["boxes"].tolist() == BOXES
@@ -144,7 +144,7 @@ def test_a_crop_larger_than_the_image_is_padded_and_the_rest_ignored():
 def test_a_crop_of_an_image_with_boxes_alone_is_not_padded():
     image, target = painted()
     del target["classes"]
-    image, target = Training((24, 40), DenseAugmentation(crop=(32, 30)))(image, target)
+    image, target = TrainingTransform((24, 40), DenseAugmentation(crop=(32, 30)))(image, target)
     assert image.shape == (3, 24, 30) and target["boxes"].canvas_size == (24, 30)
 
 
@@ -152,7 +152,7 @@ def test_crops_avoid_one_class_that_fills_them_if_they_can():
     image, target = painted()
     target["classes"][:, 20:] = 1
     target["classes"][:, :20] = 2
-    transform = Training((24, 40), DenseAugmentation(crop=(8, 8), crop_majority=0.75))
+    transform = TrainingTransform((24, 40), DenseAugmentation(crop=(8, 8), crop_majority=0.75))
     torch.manual_seed(0)
     shares = []
     for _ in range(40):
@@ -163,7 +163,7 @@ def test_crops_avoid_one_class_that_fills_them_if_they_can():
 
 
 def test_detr_s_part_is_cut_before_the_resize():
-    transform = Training((800, 1333), DenseAugmentation(part=1.0))
+    transform = TrainingTransform((800, 1333), DenseAugmentation(part=1.0))
     torch.manual_seed(0)
     target = boxes_target(np.array([[0, 0, 640, 480]]), np.zeros(1), (480, 640), 0)
     ratios = set()
@@ -209,7 +209,7 @@ def test_colors_are_distorted_as_in_mmsegmentation_and_channels_keep_their_order
 
 def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
     image, target = painted()
-    small, kept = Evaluation((12, 20))(image, target)
+    small, kept = EvaluationTransform((12, 20))(image, target)
     assert small.shape == (3, 12, 20) and kept["size"] == (24, 40)
     assert torch.equal(kept["boxes"], target["boxes"]) and kept["masks"].shape == (4, 24, 40)
 

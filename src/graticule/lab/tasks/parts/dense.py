@@ -9,14 +9,24 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NotRequired, Self, TypeVar
 
 from pydantic import Field
+from torch import Tensor, nn
+from torchvision import tv_tensors
 from typing_extensions import TypedDict
 
+from graticule.backbones.base import Backbone
+from graticule.checkpoints.read import read_state
+from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.lab.arguments import Rare, Usual
 from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
+from graticule.lab.data.dense_module import DenseModule
+from graticule.lab.data.dense_transforms import EvaluationTransform, plain
+from graticule.lab.data.images import DatasetInfo, check_class_names
+from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, built, describe_source
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluated, Evaluation
 from graticule.lab.training.task import SourceModel, Task, TrainedRun
@@ -24,11 +34,6 @@ from graticule.registry.fields import Count, Finite, Flag, Side, Whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor, nn
-
-    from graticule.backbones.base import Backbone
-    from graticule.checkpoints.transfer import Transfer
-    from graticule.lab.data.dense_module import DenseModule
 
 
 def show(value: float | None) -> str:
@@ -173,8 +178,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def build_data(self, run: TrainedRun | None = None) -> DenseModule:
         """Build the data; for a run, they must have its classes, in the same order."""
-        from graticule.lab.data.dense_module import DenseModule
-        from graticule.lab.data.images import check_class_names
 
         recipe = self.recipe
         data = DenseModule(
@@ -192,7 +195,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def describe(self, data: DenseModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
-        from graticule.lab.tasks.parts.models import describe_source
 
         info = data.info
         return {
@@ -206,9 +208,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
         """Build the model for the classes of the data."""
-        from functools import partial
-
-        from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, built
 
         recipe, classes = self.recipe, len(described["class_names"])
         given = (described["channels"], recipe.img_size, recipe.patch_size)
@@ -226,14 +225,10 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def prepared(self, image: Tensor, described: Mapping[str, Any]) -> Tensor:
         """Return a uint8 image as the input of the model: fitted, float32, and normalized if `normalize`."""
-        from torchvision import tv_tensors
-
-        from graticule.lab.data.dense_transforms import Evaluation, plain
-        from graticule.lab.data.images import DatasetInfo
 
         names, mean, std = (tuple(described[key]) for key in ("class_names", "mean", "std"))
         info = DatasetInfo(self.recipe.dataset, names, described["channels"], None, mean, std)
-        transform = Evaluation(self.recipe.fit, info if self.normalize else None)
+        transform = EvaluationTransform(self.recipe.fit, info if self.normalize else None)
         prepared: Tensor = plain(transform(tv_tensors.Image(image), {})[0])
         return prepared
 
@@ -243,7 +238,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
-        from graticule.checkpoints.transfer import transfer
 
         return transfer(model.backbone, backbone_weights(source), classifier=False)
 
@@ -259,7 +253,6 @@ _BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbo
 
 def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the weights of a checkpoint (of a dense model, those of its backbone) under the backbone's names."""
-    from graticule.checkpoints.read import read_state
 
     state = read_state(source)
     for prefix in _BACKBONES:
