@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from graticule.analysis.effect import check_larger
 from graticule.lab.arguments import Rare
 from graticule.lab.tasks.parts.image_scores import (
-    CONTROLS,
-    PARTS,
     Score,
     check_crop,
     check_sizes,
     evaluate,
     read_real,
     set_windows,
-    size_causes,
 )
 from graticule.lab.training.results import Evaluated, Evaluation, Metric, Table
 from graticule.registry.checks import parse_sizes
@@ -38,8 +33,6 @@ class ImageEvaluation(Evaluation["Score"]):
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
     """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
     uses the middle"""
-    causes: Rare[bool] = False
-    """for images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
     windows: Rare[list[int]] = field(default_factory=list)
     """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""
     real: Rare[Path | None] = None
@@ -53,17 +46,6 @@ class ImageEvaluation(Evaluation["Score"]):
         self._real(data)
         for size in self._sizes(task) if self.mode == "crop" else ():
             check_crop(size, data.size)
-        if self.causes:
-            if self.mode != "zoom" or self.windows:
-                raise ValueError("`causes` must be left out with --mode canvas or crop and --windows: it is for zoom.")
-            for size in self._sizes(task):
-                check_larger(model, data.size, size)
-            if all(size == data.size for size in self._sizes(task)):
-                height, width = data.size
-                raise ValueError(
-                    f"`sizes` must include one above that of the training, {height} x {width}, to find the causes "
-                    f"of a difference, got {', '.join(self.sizes) or 'none'}."
-                )
         if self.windows:
             set_windows(model, self.windows)
 
@@ -71,23 +53,10 @@ class ImageEvaluation(Evaluation["Score"]):
         """Score a model at every size."""
 
         sizes, real = self._sizes(task), self._real(data)
-        scores = evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=real)
-        if not self.causes:
-            return scores
-
-        return [
-            score
-            if score.size == data.size
-            else dataclasses.replace(
-                score, causes=size_causes(model, data, score.size, device=device, progress=progress)
-            )
-            for score in scores
-        ]
+        return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=real)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
         """Return a row for each run and size, with the difference from the training size and windows."""
-        if self.causes:
-            return _causes_table(evaluated)
         rows = []
         for run in evaluated:
             trained = run.recipe.img_size
@@ -152,28 +121,3 @@ def show_multiply_adds(count: int | None) -> str:
     if count is None:
         return "-"
     return f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.2f} M"
-
-
-def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
-    """Return a row for each run and larger size, with the parts of the difference in top-1 and the controls."""
-
-    names = (*PARTS, *CONTROLS)
-    rows = []
-    for run in evaluated:
-        for score in run.scores:
-            if score.causes is None:
-                continue
-            before, after = score.causes.top1
-            found = {**score.causes.parts, **score.causes.controls}
-            cells = [f"{found[n].top1:+.1f} ± {found[n].top1_error:.1f}" if n in found else "-" for n in names]
-            size = f"{score.size[0]}x{score.size[1]}"
-            rows.append([run.label, size, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", *cells])
-    notes = [
-        "difference = tokens + content + values, of top-1 in percent, standard errors over images. tokens: the same "
-        "content on more tokens; content: the larger image in each patch; values: the position of the encoding for "
-        "the larger grid, instead of a repeated one",
-        "controls, from the score at the size: log_n, attention as sharp as in training; bilinear, tables resampled "
-        "bilinearly; canvas, content at the scale of the training on a larger canvas; crop, the middle of the zoomed "
-        "image, with as many tokens as in training and its position in the larger image",
-    ]
-    return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes)
