@@ -1,21 +1,17 @@
 """What can be chosen, written from the registries and by building models.
 
-`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings, and the catalog
-of `graticule models`.
+`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from pathlib import Path
 
-from graticule.lab.studies.catalog import FILE, Catalog, build_catalog
 from graticule.lab.studies.matrix import combinations, initials, ordered, rows
 from graticule.lab.studies.tables import markdown
 from graticule.position.position import ENCODINGS
-from graticule.system.files import write_text
 
 
 def table(found: dict[tuple[str, str, str], str]) -> str:
@@ -60,21 +56,8 @@ def reference(kind: type) -> str:
     return ""
 
 
-def catalog_text(found: Catalog) -> str:
-    """Write a catalog as JSON with one line per model."""
-    parts = []
-    for key, values in found.items():
-        if isinstance(values, dict):
-            rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
-            parts.append(f" {json.dumps(key)}: {{\n{rows}\n }}")
-        else:
-            parts.append(f" {json.dumps(key)}: {json.dumps(values)}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def write_tables(root: Path) -> None:
-    """Write the catalog and all tables into the checkout of the repository at `root`."""
-    write_text(FILE, catalog_text(build_catalog()))
+    """Write the tables into the checkout of the repository at `root`."""
     (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
 
 

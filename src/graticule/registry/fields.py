@@ -8,8 +8,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from types import GenericAlias
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
@@ -85,29 +84,6 @@ def as_kind(kind: Any, value: Any, where: str) -> Any:
         first = error.errors(include_url=False)[0]
         rule = "must have more values" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
         raise ValueError(f"{where} {rule}, got {shown(value)}.") from None
-
-
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of an annotated type."""
-    return _adapter(kind).json_schema()
-
-
-def kind_of(schema: dict[str, Any]) -> Any:
-    """Return the annotated type of a JSON schema from `schema_of`."""
-    if "anyOf" in schema:
-        return Union[tuple(map(kind_of, schema["anyOf"]))]  # noqa: UP007, of types that are computed
-    if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
-        return Literal[tuple(choices)]
-    if "prefixItems" in schema:
-        return GenericAlias(tuple, tuple(map(kind_of, schema["prefixItems"])))
-    if "items" in schema:
-        item: Any = kind_of(schema["items"])
-        return tuple[item, ...]
-    names = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-    limits = {name: schema[key] for name, key in names.items() if key in schema}
-    kinds = {"integer": int, "number": float, "boolean": bool, "string": str, "null": None}
-    kind: Any = kinds.get(schema.get("type", ""), Any)
-    return Annotated[kind, Field(**limits)]
 
 
 def read_typed(path: Path, kind: object) -> Any:

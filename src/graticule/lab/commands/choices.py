@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import JsonOutput, Output, check_overrides, overridden, parse_part
+from graticule.lab.commands.options import JsonOutput, Output, overridden, parse_part
 from graticule.lab.studies.execution import parse_on
 from graticule.registry.specs import split_outside
 
@@ -16,16 +16,13 @@ if TYPE_CHECKING:
     from graticule.lab.studies.study import Study
 
 
-def parse_choices(
-    base: Any, given: Sequence[str], command: str, sizes: Sequence[tuple[int, int]] = ()
-) -> dict[str, Any]:
+def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, Any]:
     """Return text -> `base` with its overrides, for each text, such as encoding=sinusoidal_2d,joining=lape.
 
     Args:
         base: a recipe, a dataclass.
         given: the texts.
         command: the command whose options are the fields.
-        sizes: further sizes of images that every model must accept.
     """
     flags: dict[str, list[str]] = {}
     for choice in given:
@@ -35,7 +32,6 @@ def parse_choices(
         if choice in flags:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
         flags[choice] = [text for key, _, value in pairs for text in flags_of(key, value)]
-        check_overrides(base, flags[choice], command, sizes)  # of all choices, before the first imports PyTorch
     return {choice: overridden(base, texts, command) for choice, texts in flags.items()}
 
 

@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     sizes = parse_sizes(options.sizes)
     base = load_recipe(options.recipe)
     base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
-    choices = parse_choices(base, options.choices, f"train {options.recipe}", sizes)  # before PyTorch is imported
+    choices = parse_choices(base, options.choices, f"train {options.recipe}")
 
     from graticule.lab.pages.run_report import run_page
     from graticule.lab.studies.comparison import compare

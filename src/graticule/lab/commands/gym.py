@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`table` must be given with `card`, got {str(options.table)!r} alone.")
     base = options.recipe.quick() if options.quick else options.recipe
     given = options.choices or _single(base)
-    choices = parse_choices(base, given, "gym")  # before PyTorch is imported
+    choices = parse_choices(base, given, "gym")
     from graticule.lab.gym.run import gym, standard_choices, standard_tasks
 
     choices = choices or parse_choices(base, standard_choices(), "gym")

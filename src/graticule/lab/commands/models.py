@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, Output, check_names, parse
+from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.recipes.load import list_recipes
+from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.tasks.parts.image_evaluation import show_multiply_adds
-
-if TYPE_CHECKING:
-    from graticule.lab.studies.catalog import LanguageSize, Size
 
 
 @dataclass
 class Models(JsonOutput):
-    """List the models with their sizes and the names of a recipe's options, or which models take which encodings.
+    """List all names that options accept, the sizes of models, or which models take which encodings.
 
         graticule models
         graticule models "deit_*"
@@ -32,7 +32,8 @@ class Models(JsonOutput):
     """
 
     patterns: Positional[list[str]] = field(default_factory=list)
-    """names or patterns of names, as in a shell: "deit_*" or "lm_*" (default: all; for a matrix, one of each family)"""
+    """names or patterns of names, as in a shell, whose sizes are printed: "deit_*" or "lm_*" (default: only the names
+    of all; for a matrix, one of each family)"""
     matrix: bool = False
     """print the supported combinations of models, encodings and joinings"""
     encodings: list[str] = field(default_factory=list)
@@ -42,57 +43,88 @@ class Models(JsonOutput):
 
 
 def run(arguments: list[str]) -> int:
-    """List the models with their sizes, and the valid names of options, or print the matrix."""
+    """List the names that options accept, or print the sizes of models, or the matrix."""
     options = parse(Models, "models", arguments)
+    output = Output(options.json)
     if options.matrix:
-        return _matrix(options)
+        return _print_matrix(options, output)
     if options.encodings or options.reasons:
         raise ValueError("`encodings` and `reasons` must be left out without --matrix, got one of them.")
-    from graticule.lab.recipes.load import list_recipes
-    from graticule.lab.studies.catalog import catalog
-
-    known = catalog()
-    chosen = _matching(options.patterns or ["*"], [*known["models"], *known["language_models"]])
-    backbones = [name for name in known["models"] if name in chosen]
-    language_models = [name for name in known["language_models"] if name in chosen]
-    recipes = list_recipes()
-    output = Output(options.json)
-    output.give(
-        {
-            **known,
-            "models": {name: known["models"][name] for name in backbones},
-            "language_models": {name: known["language_models"][name] for name in language_models},
-            "recipes": dict(recipes),
-        }
-    )
-    if backbones:
-        columns = ("model", "parameters", "multiply-adds", "dim", "layers", "image", "patches")
-        output.table(columns, [_backbone(name, known["models"][name]) for name in backbones])
-        output.say("")
-    if language_models:
-        of_language = ("language model", "parameters", "dim", "layers", "tokens", "context")
-        output.table(of_language, [_language_model(name, known["language_models"][name]) for name in language_models])
-        output.say("")
-    output.say(
-        f"encodings       {', '.join(known['encodings'])} (several: learnable+peg)",
-        f"joinings        {', '.join(known['joinings'])}",
-        f"decompositions  {', '.join(known['decompositions'])} (of LaPE's norm)",
-        f"resamplers      {', '.join(known['resamplers'])} (of tables for other grids)",
-        f"tasks           {', '.join(known['tasks'])}",
-        f"necks           {', '.join(known['necks'])} (for detection and segmentation)",
-        f"heads           {', '.join(known['heads'])} (for detection)",
-        f"decoders        {', '.join(known['decoders'])} (for segmentation)",
-        f"data sets       {', '.join(known['datasets'])}",
-        f"texts           {', '.join(known['texts'])}",
-        "recipes",
-        *(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()),
-    )
+    if options.patterns:
+        return _print_sizes(options.patterns, output)
+    names = list_names()
+    output.give(names)
+    for title, group in names.items():
+        lines = [f"  {name}  {about}" for name, about in group.items()] if isinstance(group, Mapping) else []
+        output.say(
+            f"{title}:", *(lines or textwrap.wrap(", ".join(group), 78, initial_indent="  ", subsequent_indent="  "))
+        )
     return 0
 
 
-def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+def list_names() -> dict[str, Any]:
+    """Return title -> the names that options accept; the recipes with a line about each."""
+    from graticule.backbones.language import list_language_models
+    from graticule.backbones.registry import list_models
+    from graticule.dense.detector import HEADS
+    from graticule.dense.features import NECKS
+    from graticule.dense.segmentation import DECODERS
+    from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
+    from graticule.lab.data.registry import list_datasets, list_texts
+    from graticule.lab.training.task import list_tasks
+    from graticule.position.resampling import RESAMPLERS
+
+    return {
+        "models": list_models(),
+        "language models": list_language_models(),
+        "encodings": list_encodings(),
+        "joinings": list_joinings(),
+        "decompositions of LaPE's norm": list(list_decompositions()),
+        "resamplers": list(RESAMPLERS),
+        "tasks": list(list_tasks()),
+        "necks": list(NECKS),
+        "heads of detectors": list(HEADS),
+        "decoders of segmentation": list(DECODERS),
+        "data sets": list(list_datasets()),
+        "texts": list(list_texts()),
+        "recipes": dict(list_recipes()),
+    }
+
+
+def _print_sizes(patterns: Sequence[str], output: Output) -> int:
+    """Print the sizes of the models of these names, which are built without memory for their weights."""
+    from graticule.backbones.language import list_language_models
+    from graticule.backbones.registry import list_models
+
+    backbones, language_models = list_models(), list_language_models()
+    names = match_names(patterns, [*backbones, *language_models])
+    sizes = {name: measure_backbone(name) for name in names if name in backbones}
+    language_sizes = {name: measure_language_model(name) for name in names if name in language_models}
+    if sizes:
+        rows = [
+            [
+                name,
+                _format_millions(size["parameters"]),
+                show_multiply_adds(size["multiply_adds"]),
+                *("-".join(map(str, size[key])) for key in ("dim", "layers")),
+                *("x".join(map(str, size[key])) for key in ("image", "grid")),
+            ]
+            for name, size in sizes.items()
+        ]
+        output.table(("model", "parameters", "multiply-adds", "dim", "layers", "image", "patches"), rows)
+    if language_sizes:
+        rows = [
+            [name, _format_millions(size.pop("parameters")), *map(str, size.values())]
+            for name, size in ((name, dict(size)) for name, size in language_sizes.items())
+        ]
+        output.table(("language model", "parameters", "dim", "layers", "tokens", "context"), rows)
+    output.give(sizes | language_sizes)
+    return 0
+
+
+def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the names that match one of the patterns at least; each pattern must match one."""
-    found: list[str] = []
+    matches: list[str] = []
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)
         if not matching:
@@ -101,53 +133,71 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
             near = [begins[begin] for begin in difflib.get_close_matches(wanted, begins, n=3)]
             hint = f"did you mean {' or '.join(near)}?" if near else "graticule models lists all."
             raise ValueError(f"`patterns` must match a model, got {pattern!r}; {hint}")
-        found += matching
-    return list(dict.fromkeys(found))
+        matches += matching
+    return list(dict.fromkeys(matches))
 
 
-def _matrix(options: Models) -> int:
+def measure_backbone(name: str) -> dict[str, Any]:
+    """Measure a backbone for images of its own size, on the meta device."""
+    import torch
+
+    from graticule.backbones.registry import create_model
+    from graticule.lab.training.cost import count_multiply_adds
+
+    with torch.device("meta"):
+        model = create_model(name).eval()
+        image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "multiply_adds": count_multiply_adds(model, image),
+        "dim": list(model.embed_dims),
+        "layers": list(model.depths),
+        "image": list(model.img_size),
+        "grid": list(model.grid.shape),
+    }
+
+
+def measure_language_model(name: str) -> dict[str, int]:
+    """Measure a language model with bytes as tokens and the context of the default recipe, on the meta device."""
+    import torch
+
+    from graticule.backbones.language import create_language_model
+    from graticule.lab.data.text_module import ByteTokenizer
+
+    tokens = ByteTokenizer().vocab_size
+    with torch.device("meta"):
+        model = create_language_model(name, tokens, context=TextRecipe.context)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dim": model.embed_dim,
+        "layers": len(model.blocks),
+        "tokens": tokens,
+        "context": TextRecipe.context,
+    }
+
+
+def _print_matrix(options: Models, output: Output) -> int:
     """Print the supported combinations of models, encodings and joinings."""
-    for encoding in options.encodings:
-        check_names(encoding=encoding)
     from graticule.backbones.registry import create_model, list_models
     from graticule.lab.studies.matrix import combinations, families, initials, rows
     from graticule.position.position import ENCODINGS
 
     for encoding in options.encodings:
         ENCODINGS.specs(encoding)
-    models = {name: create_model(name) for name in _matching(options.patterns, list_models())} or families()
-    found = combinations(models, options.encodings or None)
-    output = Output(options.json)
-    output.table(("encoding", *models), rows(found))
+    models = {name: create_model(name) for name in match_names(options.patterns, list_models())} or families()
+    reasons = combinations(models, options.encodings or None)
+    output.table(("encoding", *models), rows(reasons))
     output.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
     if options.reasons:
-        refused = {case: reason for case, reason in found.items() if reason}
-        output.say("", *(f"{', '.join(case)}: {reason}" for case, reason in refused.items()))
+        output.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))
     output.give(
         [
             {"model": model, "encoding": encoding, "joining": joining, "refused": reason or None}
-            for (model, encoding, joining), reason in found.items()
+            for (model, encoding, joining), reason in reasons.items()
         ]
     )
     return 0
 
 
-def _backbone(name: str, size: Size) -> list[str]:
-    """Return the row of a backbone for images, at its own size."""
-    cost = show_multiply_adds(size["multiply_adds"])
-    shapes = (_joined(size["dim"], "-"), _joined(size["layers"], "-"), _joined(size["image"]), _joined(size["grid"]))
-    return [name, _millions(size["parameters"]), cost, *shapes]
-
-
-def _language_model(name: str, size: LanguageSize) -> list[str]:
-    """Return the row of a language model, with bytes as tokens and the context of the default recipe."""
-    numbers = (size["dim"], size["layers"], size["tokens"], size["context"])
-    return [name, _millions(size["parameters"]), *map(str, numbers)]
-
-
-def _joined(numbers: Sequence[int], separator: str = "x") -> str:
-    return separator.join(map(str, numbers))
-
-
-def _millions(parameters: int) -> str:
+def _format_millions(parameters: int) -> str:
     return f"{parameters / 1e6:.2f} M"

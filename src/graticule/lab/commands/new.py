@@ -70,19 +70,18 @@ def _check_name(kind: str, name: str) -> None:
     """Check that a name is a new identifier."""
     import keyword
 
-    from graticule.lab.recipes.load import list_recipes
-    from graticule.lab.studies.catalog import catalog
+    from graticule.lab.commands.models import list_names
 
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
-    known = catalog()
-    names = {
-        "backbone": [*known["models"], *known["language_models"]],
-        "joining": known["joinings"],
-        "dataset": [*known["datasets"], *known["texts"]],
-        "recipe": list_recipes(),
-        "task": known["tasks"],
+    known = list_names()
+    titles = {
+        "backbone": ("models", "language models"),
+        "joining": ("joinings",),
+        "dataset": ("data sets", "texts"),
+        "recipe": ("recipes",),
+        "task": ("tasks",),
         "study": (),
     }
-    if name in names.get(kind, known["encodings"]):
+    if any(name in known[title] for title in titles.get(kind, ("encodings",))):
         raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")

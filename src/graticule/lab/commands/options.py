@@ -15,9 +15,8 @@ from typing import Any, Literal, TextIO, TypeVar
 
 from graticule.lab.arguments import FieldPath, Rare, change, options_of, parse_arguments
 from graticule.lab.commands.help import help_page
-from graticule.registry.checks import check_sides, is_path, known_name, parse_sizes, printable
-from graticule.registry.plugins import named_plugins, registered_plugins
-from graticule.registry.specs import parse_sum
+from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.plugins import named_plugins
 
 T = TypeVar("T")
 
@@ -125,73 +124,14 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     names = {".".join(path[1:]) for path in given if path[0] == "recipe"}
     if epochs := given.get(("recipe", "epochs")):
         recipe = _shortened(recipe, epochs, names)
-    _check_early(recipe, given)
     options: Any = _build(kind, given, {"recipe": recipe})
+    root = getattr(options.recipe, "data_root", None)
+    if root is not None and not root.is_dir():
+        raise FileNotFoundError(f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist.")
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.given | names)
     found: T = options
     return found
-
-
-def check_overrides(recipe: Any, arguments: Sequence[str], command: str, sizes: Sequence[tuple[int, int]] = ()) -> None:
-    """Check overrides of a recipe, and further sizes of images, as far as PyTorch is not needed."""
-    _check_early(recipe, _given(_Overrides, command, arguments, {"recipe": recipe}), sizes)
-
-
-def _check_early(recipe: Any, given: Mapping[FieldPath, Any], sizes: Sequence[tuple[int, int]] = ()) -> None:
-    """Check names, the folder of the data and sizes of images in a recipe with the values that are given for it."""
-    changed = {path[-1]: value for path, value in given.items() if path[:-1] == ("recipe",)}
-    if knows_names():
-        check_names(**{name: changed.get(name) for name in ("model", "encoding", "joining", "dataset")})
-        values = {name: changed.get(name, getattr(recipe, name, None)) for name in _CHECKED_EARLY}
-        if (root := values["data_root"]) is not None and not root.is_dir():
-            raise FileNotFoundError(
-                f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist."
-            )
-        if values["img_size"]:
-            check_image_sizes(values, [values["img_size"], *sizes])
-
-
-#: Values of a recipe that need neither PyTorch nor its data to be checked.
-_CHECKED_EARLY = ("model", "model_kwargs", "patch_size", "img_size", "data_root")
-
-
-def knows_names() -> bool:
-    """Return whether names can be checked from the catalog: before PyTorch is imported, and without a plugin."""
-    return "torch" not in sys.modules and not registered_plugins()
-
-
-def check_names(**given: str | None) -> None:
-    """Check the names of a model, an encoding with its options, a joining or data, before PyTorch is imported."""
-    if not (given := {name: text for name, text in given.items() if text}) or not knows_names():
-        return
-    from graticule.lab.studies.catalog import catalog
-    from graticule.registry.fields import kind_of
-    from graticule.registry.registry import Option, check_spec
-
-    known = catalog()
-    model = given.pop("model", None)
-    if model is not None and not (":" in model or is_path(model) or Path(model).exists()):
-        known_name("model", model.removeprefix("graticule_"), [*known["models"], *known["language_models"]])
-    if data := given.pop("dataset", None):
-        known_name("dataset", data, [*known["datasets"], *known["texts"]])
-    for argument, text in given.items():
-        names = known["encodings"] if argument == "encoding" else known["joinings"]
-        for spec in parse_sum(text, argument):
-            schemas = names[known_name(argument, spec.name, names)]
-            check_spec(argument, spec, {name: Option(kind_of(schema), None) for name, schema in schemas.items()})
-
-
-def check_image_sizes(recipe: Mapping[str, Any], sizes: Sequence[tuple[int, int]]) -> None:
-    """Check sizes of images against the patch of the model of a recipe, before PyTorch is imported."""
-    if not knows_names() or recipe.get("model_kwargs") or recipe.get("patch_size"):
-        return
-    from graticule.lab.studies.catalog import catalog
-
-    model = str(recipe.get("model")).removeprefix("graticule_")
-    known = catalog()["models"]
-    for size in sizes if model in known else ():
-        check_sides(size, known[model]["patch"])
 
 
 def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:

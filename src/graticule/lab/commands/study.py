@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
-from graticule.lab.commands.options import check_names, output_folder, parse
+from graticule.lab.commands.options import output_folder, parse
 from graticule.registry.checks import known_name
 
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def run(arguments: list[str]) -> int:
             f"study, got {str(options.docs)!r}."
         )
     study = study_with(study, options)
-    for changes in (study.base, *study.choices.values(), *study.variants.values()):  # before PyTorch is imported
-        check_names(**{name: changes.get(name) for name in ("model", "encoding", "joining", "dataset")})
     folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
     table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
     part_of_it = _selected(study, options)

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Rare
+<<<<<<< HEAD
 from graticule.lab.commands.options import OfCheckpoint, check_image_sizes, check_names
+=======
+from graticule.lab.commands.options import OfCheckpoint, Output
+>>>>>>> f7137b40 (Remove the catalog of names and the checks before PyTorch is imported)
 from graticule.lab.training.run_folder import RunFolder, runs_in
-from graticule.registry.checks import is_path, parse_sizes, printable
+from graticule.registry.checks import is_path, printable
 from graticule.registry.plugins import module_name
-from graticule.system.files import read_json
 
 if TYPE_CHECKING:
     from graticule.lab.training.run import Run
@@ -62,8 +65,6 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
                 raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which does not exist.")
         elif is_folder(target) and not is_published(target):
             RunFolder.open(target)
-    check_names(encoding=options.encoding, joining=options.joining)
-    _check_sizes(targets, options)
     if not any(_is_plain(target) for target in targets):
         _check_left_out(repr(targets[0]), weights=options.weights, encoding=options.encoding, joining=options.joining)
     images = getattr(options, "images", None)
@@ -81,21 +82,6 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
             f"`images` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name "
             "of a data set."
         )
-
-
-def _check_sizes(targets: Sequence[str], options: NamedModels) -> None:
-    """Check sizes of images for runs and models that are given by name, before PyTorch is imported."""
-    given = {name: getattr(options, name, None) for name in ("img_size", "sizes")}
-    texts = {name: [one] if name == "img_size" else one for name, one in given.items() if one}
-    for target in targets if texts else ():
-        file = RunFolder(Path(target)).recipe_file
-        found = read_json(file) if file.is_file() else {"recipe": {"model": target, "img_size": None}}
-        recipe = found.get("recipe") if isinstance(found, dict) else None
-        own = recipe.get("img_size") if isinstance(recipe, dict) else None
-        axes = len(own) if isinstance(own, list) else 2
-        sizes = [size for name, each in texts.items() for size in parse_sizes(each, name, axes)]
-        if isinstance(recipe, dict) and "img_size" in recipe and axes == 2:  # detectors pad images of any size
-            check_image_sizes(recipe, sizes)
 
 
 def _check_left_out(owner: str, **given: object) -> None:
@@ -157,13 +143,11 @@ def check_name(target: str) -> None:
 
     An error names the nearest models and runs.
     """
-    from graticule.lab.studies.catalog import catalog
-
     if (module := module_name(target)) is not None:
         if not Path(module[0]).is_file():
             raise FileNotFoundError(f"`model` must be FILE.py:NAME, got {target!r}, whose file does not exist.")
         return
-    if target in catalog()["models"] or is_published(target):  # without PyTorch
+    if is_published(target):
         return
     import timm
 
