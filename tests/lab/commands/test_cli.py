@@ -117,12 +117,7 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
         (["look", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
         (["look", "attention", "RUN", "--layers", 1], {"trained"}),
         (["look", "translation", "RUN", "--count", 8], {"trained"}),
-<<<<<<< HEAD
-        (["models", "vit_nano*"], {"models", "encodings", "recipes"}),
-=======
-        (["report", "RUN", "--untrained", 0], {"report"}),
         (["models"], {"models", "encodings", "recipes"}),
->>>>>>> f7137b40 (Remove the catalog of names and the checks before PyTorch is imported)
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Rare
-<<<<<<< HEAD
-from graticule.lab.commands.options import OfCheckpoint, check_image_sizes, check_names
-=======
-from graticule.lab.commands.options import OfCheckpoint, Output
->>>>>>> f7137b40 (Remove the catalog of names and the checks before PyTorch is imported)
+from graticule.lab.commands.options import OfCheckpoint
 from graticule.lab.training.run_folder import RunFolder, runs_in
 from graticule.registry.checks import is_path, printable
 from graticule.registry.plugins import module_name
