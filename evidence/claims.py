@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -35,15 +35,23 @@ from evidence.contrasts import (
 )
 from evidence.why_lape import STUDIES
 from graticule.lab.figures.save import save_figure
-from graticule.lab.studies.study import TRAINED, Study, load_study, read_table
+from graticule.lab.studies.study import TRAINED, Study, load_study
 from graticule.lab.studies.tables import between, markdown, read_records
 from graticule.system.files import write_text
 
 HERE = Path(__file__).parent
-#: Pages of the data that are not of a study.
-PAGES = {"extrapolation": "extrapolation.md", "gym": "results/gym.md", "gym_place": "why_lape.md"}
+#: Data -> its page, if it is not named like the first word of the data.
+PAGES = {
+    "extrapolation": "extrapolation.md",
+    "gym": "results/gym.md",
+    "gym_place": "why_lape.md",
+    **dict.fromkeys(("lape_controls", "more_seeds", "lape_epochs"), "results/lape_controls.md"),
+    **dict.fromkeys(("cpvt_forms", "cpvt_stacks"), "results/peg.md"),
+    **dict.fromkeys(("camvid",), "results/camvid.md"),
+    "cpvt_sizes": "results/larger_images.md",
+}
 #: Studies of which some scores were known when their tests were chosen.
-KNOWN = {"camvid", "cpvt_forms", "cpvt_pooling", "lape_epochs"}
+KNOWN = {"camvid", "cpvt_forms", "lape_epochs"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,8 @@ class Asked:
     @property
     def link(self) -> str:
         """Link the page of its data."""
-        return f"[{self.data}]({PAGES.get(self.data, f'results/{self.data}.md')})"
+        page = "lape_place" if self.data.startswith("lape_place") else "mixing"
+        return f"[{self.data}]({PAGES.get(self.data, f'results/{page}.md')})"
 
 
 @cache
@@ -167,7 +176,7 @@ def claims_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, 
         parts[paper] = markdown(rows) + (
             "\n\nPooled over rows by a random-effects model:\n\n" + "\n".join(pools)
         ) * bool(pools)
-    counts = Counter(re.split("[:,]", answer_of(one))[0] for one in found)
+    counts = Counter(re.split("[:,(]", answer_of(one))[0].strip() for one in found)
     parts["counts"] = (
         f"{len(found)} rows: " + "; ".join(f"{number} {answer}" for answer, number in counts.most_common()) + "."
     )
@@ -176,35 +185,20 @@ def claims_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Runs that a table of a paper would need on a small scale.
-
-    like, variant: a study whose runs take about as long, `times` as long in fact.
-    """
+    """Runs that a table of a paper would need on a small scale; hours: on one core, from the time of similar runs."""
 
     paper: str
     where: str
     what: str
     runs: int
-    like: str
-    variant: str
-    times: float
-
-    def hours(self, folder: Path) -> float:
-        """Return the hours on one core, from the median time of the runs of the study."""
-        rows = read_table(folder / f"study_{self.like}.csv")
-        return (
-            self.runs
-            * self.times
-            * median({row.cell: row.seconds for row in rows if row.variant == self.variant}.values())
-            / 3600
-        )
+    hours: float
 
 
-def left_out_table(docs: Path) -> str:
+def left_out_table() -> str:
     """Return the table of what was not run, with its cost."""
     given = read_records(HERE / "left_out.csv", LeftOut)
-    rows = [(one.paper, one.where, one.what, str(one.runs), f"{one.hours(docs / 'data'):.1f}") for one in given]
-    total = sum(one.hours(docs / "data") for one in given)
+    rows = [(one.paper, one.where, one.what, str(one.runs), f"{one.hours:.1f}") for one in given]
+    total = sum(one.hours for one in given)
     return markdown([("paper", "table", "not run", "runs", "hours"), *rows, ("all", "", "", "", f"{total:.0f}")])
 
 
@@ -213,8 +207,14 @@ def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, s
     parts = {}
     for task, group in groupby(zip(asked, found, strict=True), lambda pair: pair[0].question):
         ranked = sorted(group, key=lambda pair: -fmean(pair[1].values))
-        rows = [(one.label, *contrast.cells(1), one.link) for one, contrast in ranked]
-        parts[task] = markdown([("choice", *COLUMNS, "data"), *rows])
+        rows = [(one.label, *contrast.cells(1)) for one, contrast in ranked]
+        seeds = {row[2] for row in rows}
+        if len(seeds) == 1:  # in the line above the table
+            rows = [(*row[:2], *row[3:]) for row in rows]
+        columns = COLUMNS if len(seeds) > 1 else (COLUMNS[0], *COLUMNS[2:])
+        one = ranked[0][0]
+        said = f"{one.link}, {seeds.pop()} seeds, margin {one.margin:g}:" if len(seeds) == 1 else f"{one.link}:"
+        parts[task] = f"{said}\n\n{markdown([('choice', *columns), *rows])}"
     return parts
 
 
@@ -253,7 +253,7 @@ def page_texts(docs: Path) -> dict[Path, str]:
     """Return the texts of the pages with their tables rebuilt."""
     parts = {f"claims {name}": part for name, part in claims_page(*read_rows("questions", docs)).items()}
     parts |= {f"which {name}": part for name, part in which_page(*read_rows("which", docs)).items()}
-    parts["claims left out"] = left_out_table(docs)
+    parts["claims left out"] = left_out_table()
     found = {}
     for name in ("claims", "which"):
         text = (docs / f"{name}.md").read_text(encoding="utf-8")

@@ -120,24 +120,25 @@ class Contrast:
         if self.adjusted < LEVEL:
             return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))
         difference = max(self.margin, abs(self.test.difference))
-        return same or f"undecided: would need {seeds_needed(stdev(self.values), difference, self.level)} seeds"
+        return same or f"undecided ({seeds_needed(stdev(self.values), difference, self.level)} seeds)"
 
     def cells(self, decimals: int = 2) -> tuple[str, ...]:
-        """Return its difference with interval, number of seeds, p, adjusted p, margin and answer, for a table."""
+        """Return its difference with interval, number of seeds, adjusted p and answer, for a table."""
         if self.test is None:
             mean = f"{fmean(self.values):+.{decimals}f}" if self.values else ""
-            return (mean, str(len(self.values)), "-", "-", f"{self.margin:g}", self.answer)
+            return (mean, str(len(self.values)), "-", self.answer)
         mean, low, high = (
             f"{round(x, decimals) + 0.0:+.{decimals}f}" for x in (self.test.difference, self.test.low, self.test.high)
         )
-        return (
-            f"{mean} ({low} to {high})",
-            str(len(self.values)),
-            format_p(self.test.p),
-            format_p(self.adjusted),
-            f"{self.margin:g}",
-            self.answer,
-        )
+        return (f"{mean} [{low}, {high}]", str(len(self.values)), format_p(self.adjusted), self.answer)
+
+    def short(self, decimals: int = 1) -> str:
+        """Return difference, interval and the sign of the answer, for a cell of a table."""
+        marks = {"larger": "+", "smaller": "-", "within the margin": "="}
+        mark = "".join(sign for answer, sign in marks.items() if answer in self.answer)
+        if self.answer.startswith("undecided ("):
+            mark = f"?{self.answer.split()[1][1:]}"
+        return f"{self.cells(decimals)[0]} {mark}"
 
     def scaled(self, label: str) -> Contrast:
         """Return it in multiples of its margin, for a picture, under another label."""
@@ -145,7 +146,7 @@ class Contrast:
 
 
 #: Names of the columns of `Contrast.cells`.
-COLUMNS = ("difference (95 % interval)", "seeds", "p", "adjusted p", "margin", "answer")
+COLUMNS = ("difference [95 %]", "seeds", "adjusted p", "answer")
 
 
 def family(asked: Sequence[tuple[str, Sequence[float], float]]) -> list[Contrast]:

@@ -9,7 +9,7 @@ import inspect
 import math
 import textwrap
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -51,24 +51,11 @@ SHORT = (
 )
 
 
-def spread_rows(profile: Profile) -> list[list[str]]:
-    """Return a header and a row per task: how the seeds of a choice differ at the trained size, over all choices."""
-    rows = [["task", "s.d. of a training", "choices whose seeds differ by more than 20"]]
-    for task in profile.tasks:
-        scores = [[100 * score for score in profile.scores(one, task, profile.trained)] for one in profile.choices]
-        far = sum(max(of_one) - min(of_one) > 20 for of_one in scores)
-        pooled = math.sqrt(fmean(variance(of_one) for of_one in scores))
-        rows.append([task, f"{pooled:.1f}", f"{far} of {len(scores)}"])
-    return rows
-
-
 def page_text(text: str, profile: Profile, places: Profile) -> str:
-    """Return the text of a page with its tables rebuilt: the tasks, the ranks, all scores, and those of five places."""
+    """Return the text of a page with its tables rebuilt: the tasks, the ranks, and the scores of five places."""
     tables = {
         "tasks": lambda: markdown(task_rows()),
         "ranks": lambda: markdown(ranks(profile)),
-        "profile": profile.markdown,
-        "spread": lambda: markdown(spread_rows(profile)),
         "places": places.markdown,
     }
     for name, table in tables.items():
@@ -129,7 +116,7 @@ _LETTERS = {A: ("A", PALETTE[1]), B: ("B", PALETTE[0])}
 
 def task_sheet(seed: int = 0) -> Figure:
     """Draw the first test picture of each task on a plane, with its question, marks and answer."""
-    tasks = [name for name, kind in TASKS.items() if "plane" in kind.surfaces]
+    tasks = list(TASKS)
     rows = math.ceil(len(tasks) / _COLUMNS)
     figure = Figure(figsize=(1.9 * _COLUMNS, 3.0 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()

@@ -12,6 +12,7 @@ training, mean over layers; its measure is Spearman's rank correlation over the 
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from evidence.contrasts import (
-    COLUMNS,
     LATER,
     LEGEND,
     TICKS,
@@ -209,11 +209,13 @@ def contrast_rows(docs: Path) -> list[tuple[str, str, Contrast]]:
 
 
 def contrasts_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
-    """Write a row for every contrast and place, sorted by contrast."""
-    table = [("contrast", "where", *COLUMNS)]
-    for name, _ in CONTRASTS.values():
-        table += [(contrast, where, *one.cells()) for contrast, where, one in rows if contrast == name]
-    return markdown(table)
+    """Write a row for every place and a column for every contrast."""
+    names = [name for name, _ in CONTRASTS.values() if any(contrast == name for contrast, *_ in rows)]
+    cells = {(contrast, where): one.short() for contrast, where, one in rows}
+    places = dict.fromkeys(where for _, where, _ in rows)
+    return markdown(
+        [("where", *names), *((where, *(cells.get((name, where), "") for name in names)) for where in places)]
+    )
 
 
 def answers_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
@@ -224,7 +226,9 @@ def answers_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
         cells = []
         for where in COLUMNS_SHOWN:
             one = found.get((name, where))
-            cells.append(f"{fmean(one.values):+.1f}, {one.answer.partition(':')[0]}" if one and one.values else "")
+            cells.append(
+                f"{fmean(one.values):+.1f}, {re.split('[:(]', one.answer)[0].strip()}" if one and one.values else ""
+            )
         table.append((f"{name}: {said}", *cells))
     return markdown(table)
 
@@ -341,7 +345,7 @@ def page_texts(docs: Path) -> dict[Path, str]:
         "contrasts": contrasts_table(rows),
     }
     found = {}
-    for page in (docs / "why_lape.md", docs / "results" / "place_amplitude_norm.md"):
+    for page in (docs / "why_lape.md", docs / "results" / "lape_place.md"):
         text = page.read_text(encoding="utf-8")
         for name in marked(text, "why_lape"):
             text = between(text, f"why_lape {name}", parts[name])

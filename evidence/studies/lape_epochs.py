@@ -22,7 +22,7 @@ def study() -> Study:
         controls="'learnable, std 1' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), whose models train for 300 epochs",
         limits="There are few digits. The learning rate decays over all epochs of a run, so a run of 10 epochs is not "
-        "the beginning of one of 40. The runs of 10 and 40 epochs are those of `lape_joinings`; those of 10 were "
+        "the beginning of one of 40. The runs of 10 and 40 epochs are those of an earlier study; those of 10 were "
         "known when the tests were chosen. Each test is of one length; whether the gain differs between lengths is "
         "not tested.",
         seconds={"10 epochs": 25, "40 epochs": 95, "100 epochs": 230},

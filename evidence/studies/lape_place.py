@@ -35,7 +35,7 @@ def study() -> Study:
             ("beside, LN chain", "beside, LN"),
         ),
         controls="'std 1' has the exact standard deviation of a normalized table, 1 (1.37 before truncation at 2), "
-        "and 'once, std 1' is the best of the three spreads of `amplitude`, with other seeds, at the trained size. "
+        "and 'once, std 1' is the best of three spreads at the trained size, by an earlier study with other seeds. "
         "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms. "
         "'queries and keys' does the same without the values.",
         limits="One data set, four layers, ten epochs, a grid of 5 x 5. The tests here are of the trained size; those "

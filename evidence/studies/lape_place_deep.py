@@ -22,7 +22,6 @@ def study() -> Study:
         tests=(("beside, std 1", "once, std 1"), ("beside, LN chain", "beside, std 1")),
         controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
         "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
-        limits="Ten epochs, a grid of 5 x 5. The default joining and LaPE sharing with 24 layers are in `depth`, with "
-        "other seeds.",
+        limits="Ten epochs, a grid of 5 x 5.",
         seconds=140,
     )

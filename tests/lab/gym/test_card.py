@@ -13,7 +13,6 @@ from graticule.lab.gym.card import complete, interval, overall, rank_intervals, 
 from graticule.lab.gym.profile import Profile, Row, read_profile, write_profile
 
 PLUGIN = Path(__file__).parents[3] / "docs" / "my_methods.py"
-TASKS_OF_A_PLANE = [name for name, kind in TASKS.items() if "plane" in kind.surfaces]
 
 
 def table(scores, sides=(6, 9), tasks=("place", "box")):
@@ -61,7 +60,7 @@ def test_equal_choices_share_a_rank():
 def test_the_table_of_ranks_has_a_row_per_choice_with_intervals_at_every_size():
     header, first, second = ranks(table({"a": [0.1, 0.2, 0.3], "b": [0.8, 0.9, 1.0]}))
     assert header == ("choice", "parameters", "6 x 6 cells", "rank", "9 x 9 cells", "rank")
-    assert first == ("`b`", "100", "90.0 (65.2 to 114.8)", "1 (1 to 1)", "90.0 (65.2 to 114.8)", "1 (1 to 1)")
+    assert first == ("`b`", "100", "90.0 [65.2, 114.8]", "1 [1, 1]", "90.0 [65.2, 114.8]", "1 [1, 1]")
     assert second[0] == "`a`"
 
 
@@ -78,7 +77,7 @@ def test_choices_without_some_scores_are_no_part_of_a_table():
 
 @pytest.mark.usefixtures("my_methods")
 def test_a_plugin_gets_a_card_with_its_row_among_the_choices_of_a_table(tmp_path, capsys):
-    others = table({"low": [-0.9], "perfect": [1.0]}, tasks=TASKS_OF_A_PLANE)
+    others = table({"low": [-0.9], "perfect": [1.0]}, tasks=list(TASKS))
     write_profile(tmp_path / "others.csv", others)
     folder = tmp_path / "card"
     command = ["gym", "--card", str(PLUGIN), "--choices", "encoding=distance", "--table", str(tmp_path / "others.csv")]
@@ -87,8 +86,8 @@ def test_a_plugin_gets_a_card_with_its_row_among_the_choices_of_a_table(tmp_path
     text = (folder / "card.md").read_text()
     assert text.startswith("# distance\n") and "Ranks are among 3 choices" in text
     (row,) = [line for line in text.splitlines() if line.startswith("| `distance` |")]
-    assert row.count("2 (1 to 3)") == 2  # one seed decides nothing
-    assert all(f"\n| {task} |" in text for task in TASKS_OF_A_PLANE)
+    assert row.count("2 [1, 3]") == 2  # one seed decides nothing
+    assert all(f"\n| {task} |" in text for task in list(TASKS))
     assert "my_methods.py has the SHA-256" in text and "not a result" in text
     assert "](gym.png)" in text and (folder / "gym.png").is_file()
 

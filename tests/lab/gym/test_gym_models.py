@@ -9,8 +9,7 @@ from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.run import build_model, evaluate, standard_choices, train
 from in_turn import in_turn
 
-#: The tasks on pictures; test_gym_films.py has those on films.
-PICTURES = [name for name, kind in TASKS.items() if "plane" in kind.surfaces]
+PICTURES = list(TASKS)
 LISTED = [name for name in PICTURES if issubclass(TASKS[name], ListedTask)]
 #: Encodings without a border or any other absolute position, and a model that supports them.
 WRAPPED = [

@@ -20,8 +20,7 @@ from graticule.lab.gym.base import (
 )
 from in_turn import in_turn
 
-#: The tasks on pictures; test_gym_films.py has those on films.
-EVERY = [(name, surface) for name, kind in TASKS.items() for surface in kind.surfaces if surface != "film"]
+EVERY = [(name, surface) for name, kind in TASKS.items() for surface in kind.surfaces]
 LISTED = [(name, surface) for name, surface in EVERY if issubclass(TASKS[name], ListedTask)]
 GRIDS = [(6, 6), (6, 9), (9, 7)]
 

@@ -11,7 +11,7 @@ from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.study import Study, load_study
 
 STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
-DEPTH = str(STUDIES / "depth.py")
+DEPTH = str(STUDIES / "lape_place_deep.py")
 
 
 def test_common_values_are_read_as_train_reads_them():
@@ -32,11 +32,13 @@ def test_common_values_are_read_as_train_reads_them():
 
 
 def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
-    study = study_with(load_study(STUDIES / "lape_eta.py"), RunOptions(epochs=2, set_=["limit_train=100"]))
+    study = study_with(load_study(STUDIES / "lape_controls.py"), RunOptions(epochs=2, set_=["limit_train=100"]))
     assert {(one.epochs, one.limit_train) for one in study.recipes().values()} == {(2, 100)}
-    plain = load_study(STUDIES / "lape_eta.py").recipes()
+    plain = load_study(STUDIES / "lape_controls.py").recipes()
     assert [one.joining for one in study.recipes().values()] == [one.joining for one in plain.values()]
-    assert study_with(load_study(STUDIES / "lape_eta.py"), RunOptions()) == load_study(STUDIES / "lape_eta.py")
+    assert study_with(load_study(STUDIES / "lape_controls.py"), RunOptions()) == load_study(
+        STUDIES / "lape_controls.py"
+    )
     base = Study(question="?", recipe="digits_quick", choices={"a": {}}, seconds=1, base={"epochs": 7, "lr": 0.1})
     kept = study_with(base, RunOptions(set_=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
     assert (kept.epochs, kept.lr) == (10, 0.1)
@@ -56,8 +58,8 @@ def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
             "`set` must not change a value of the study's choices",
         ),
         (
-            ["study", DEPTH, "--epochs", "3", "--docs", "docs"],
-            "`docs` must be left out with --quick, --epochs",
+            ["study", DEPTH, "--epochs", "3", "--table", "a.csv"],
+            "`table` must be left out with --quick, --epochs",
         ),
         (["study", DEPTH, "--set", "lrr=1"], "did you mean --lr"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.measured import Cell, page_text, table_of, write_pages
+from evidence.results import Cell, page_text, table_of, write_pages
 from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ def test_the_tables_of_every_page_are_those_of_their_files():
         text = page.read_text(encoding="utf-8")
         if found := re.findall(r"<!-- measured (\S+): begin", text):
             shown += found
-            assert page_text(text, DATA) == text, f"{page.name}: run python -m evidence.measured"
+            assert page_text(text, DATA.parent) == text, f"{page.name}: run python -m evidence.results"
     assert sorted(shown) == sorted(path.stem for path in DATA.glob("*.csv"))
 
 
@@ -85,12 +85,12 @@ def test_pages_are_rebuilt_and_a_file_without_a_page_is_an_error(tmp_path):
     (tmp_path / "page.md").write_text(PAGE)
     points = [cell(row, column, "5", deviation="1") for row in "ab" for column in ("28 (trained)", "1,024")]
     write(data / "x.csv", *points)
-    assert write_pages(tmp_path) == [tmp_path / "page.md"]
+    assert write_pages(tmp_path, tmp_path) == [tmp_path / "page.md"]
     text = (tmp_path / "page.md").read_text()
     assert "| a | 5 ± 1 | 5 ± 1 |" in text and text.startswith("before\n") and text.endswith("after\n")
     write(data / "y.csv", cell())
     with pytest.raises(ValueError, match="`docs` must have a page with the markers of every table, got none for y"):
-        write_pages(tmp_path)
+        write_pages(tmp_path, tmp_path)
     (data / "y.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"y\.csv must have the columns keys, row"):
         read_records(data / "y.csv", Cell)

@@ -352,25 +352,10 @@ def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
 
 
 def test_a_report_beside_its_table_has_the_figure_in_every_format(done, tmp_path):
-    written = write_report("small", SMALL, done[1], tmp_path)
+    written = write_report(StudyReport.of_table("small", SMALL, done[1]), tmp_path)
     kinds = ("png", "pdf", "svg", "md")
     assert [path.name for path in written] == [f"study_small.{kind}" for kind in kinds]
     assert all(path.is_file() for path in written) and "(study_small.png)" in written[3].read_text()
-
-
-def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path):
-    page = tmp_path / "results" / "page.md"
-    page.parent.mkdir()
-    page.write_text("before\n\n<!-- study small: begin -->\nold\n<!-- study small: end -->\n\nafter\n")
-    written = write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
-    assert written == [tmp_path / "figures" / "study_small.png", page]
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| none | 2 | " in text and "(../figures/study_small.png)" in text
-    write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
-    assert page.read_text() == text
-    with pytest.raises(ValueError, match=r"page \(.md\) with the markers <!-- study other: begin -->"):
-        write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
 
 
 def test_the_plan_has_the_power_of_every_test_from_its_table_or_from_the_expected_deviation():
@@ -449,14 +434,6 @@ def test_every_declared_study_is_loaded_by_its_file_alone(tmp_path):
     found = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) == len(list(STUDIES.glob("[!_]*.py")))
-
-
-def test_a_finding_is_confirmed_by_the_same_recipes_with_other_seeds():
-    found, confirmed = load_study(STUDIES / "amplitude.py"), load_study(STUDIES / "lape_zoom.py")
-    assert not set(found.seeds) & set(confirmed.seeds)
-    hashes = {recipe_hash(recipe) for recipe in found.recipes().values()}
-    assert {recipe_hash(recipe) for recipe in confirmed.recipes().values()} < hashes
-    assert (confirmed.endpoint.at, confirmed.endpoint.minus) == ("zoom 40", "trained")
 
 
 def test_invalid_studies_and_tables_are_refused(tmp_path):
@@ -543,9 +520,9 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     assert code == 0 and "1 runs to train, 1 in" in out and "learnable" in out
     before = (folder / "study_mine.md").read_bytes()
     (folder / "study_mine.md").unlink()
-    code, _, _ = run_command(capsys, "study", "mine.py", "--report")
+    code, _, _ = run_command(capsys, "study", "mine.py", "--choices", "none")
     assert code == 0 and (folder / "study_mine.md").read_bytes() == before
-    assert run_command(capsys, "study", "mine.py", "--report", "--images")[0] == 0
+    assert run_command(capsys, "study", "mine.py", "--choices", "none", "--images")[0] == 0
     with (folder / "study_mine_images.csv").open(newline="") as file:
         assert [(row["choice"], row["seed"]) for row in csv.DictReader(file)] == [("none", "0")]
     code, out, _ = run_command(capsys, "study", "mine.py", "--json", "--choices", "none")
@@ -563,19 +540,14 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
         (["."], "`study` must be a folder with studies (NAME.py), got '.', which has none"),
         (["mine.py"], "got 'mine.py', which does not exist"),
         (
-            [str(STUDIES / "amplitude.py"), "--choices", "std 2"],
-            "`choices` must be one of 'std 0.02', 'std 0.2', 'std 1', 'std 0.02, LaPE'",
+            [str(STUDIES / "lape_epochs.py"), "--choices", "std 2"],
+            "`choices` must be one of 'learnable', 'learnable, std 1', 'learnable, LaPE'",
         ),
-        (
-            [str(STUDIES / "amplitude.py"), "--docs", "here"],
-            "`docs` must have a page (.md) with the markers <!-- study amplitude: begin -->",
-        ),
-        ([str(STUDIES / "amplitude.py"), "--part", "3/2"], "`part` must be K/N"),
-        ([str(STUDIES / "amplitude.py"), "--report"], "has no results yet"),
-        ([str(STUDIES / "amplitude.py"), "--quick", "--docs", "docs"], "`docs` must be left out with --quick"),
-        ([str(STUDIES / "amplitude.py"), "--on", "nowhere"], "`on` must be here"),
+        ([str(STUDIES / "lape_epochs.py"), "--part", "3/2"], "`part` must be K/N"),
+        ([str(STUDIES / "lape_epochs.py"), "--quick", "--table", "a.csv"], "`table` must be left out with --quick"),
+        ([str(STUDIES / "lape_epochs.py"), "--on", "nowhere"], "`on` must be here"),
         ([str(STUDIES / "camvid.py"), "--images"], "whose endpoint is top1 after training, got miou (trained)"),
-        ([str(STUDIES / "amplitude.py"), "--on", "locl:2", "--list"], "`on` must be here"),
+        ([str(STUDIES / "lape_epochs.py"), "--on", "locl:2", "--list"], "`on` must be here"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):
@@ -587,7 +559,7 @@ def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch
 
 def test_studies_are_listed_by_name_and_question(capsys):
     code, out, _ = run_command(capsys, "study", str(STUDIES))
-    assert code == 0 and "amplitude.py " in out.splitlines()[0] and "lape_joinings.py" in out
+    assert code == 0 and "camvid.py " in out.splitlines()[0] and "lape_place_deit.py" in out
     code, out, _ = run_command(capsys, "study", str(STUDIES), "--json")
     assert code == 0 and json.loads(out) == list_studies(STUDIES)
 

@@ -18,7 +18,7 @@ from graticule.lab.training.results import TOP1
 from graticule.lab.training.run import Run
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
-STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "amplitude.py"
+STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "lape_place.py"
 
 #: All options with random numbers or state: two epochs of three steps of two micro-batches.
 TYPED = """

@@ -23,12 +23,9 @@ class StudyOptions(RunOptions):
         graticule study my_study.py --quick
         graticule study my_study.py --plan
         graticule study my_study.py --epochs 3 --precision bf16-mixed
-        graticule study my_study.py --docs docs --report
         graticule study evidence/studies
-        graticule study evidence/studies --docs docs --report
 
-    The studies of a folder are listed, or, with --docs and --report, they are all written again.
-    All results are in one table, a CSV file with a row per score.
+    The studies of a folder are listed. All results are in one table, a CSV file with a row per score.
     """
 
     study: Positional[str]
@@ -40,15 +37,13 @@ class StudyOptions(RunOptions):
     variants: list[str] = dataclasses.field(default_factory=list)
     """run only these variants"""
     output: Path | None = None
-    """folder of the runs, and of the results without --docs (default: runs/study-NAME, followed by changed values)"""
-    docs: Path | None = None
-    """folder of pages to update: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
+    """folder of the runs and the results (default: runs/study-NAME, followed by changed values)"""
+    table: Rare[Path | None] = None
+    """CSV file of the results (default: study_NAME.csv in the folder)"""
     data_root: Rare[Path | None] = None
     """folder of the data set"""
     plan: bool = False
     """print the power of every test to find the margin, and the seeds and hours that it needs; train nothing"""
-    report: bool = False
-    """only rewrite tables, tests, figure and text from the table"""
     quick: bool = False
     """only a few steps per run and one seed, to check that everything works"""
     images: bool = False
@@ -65,44 +60,29 @@ def run(arguments: list[str]) -> int:
         found = list_studies(options.study)
         if not found:
             raise ValueError(f"`study` must be a folder with studies (NAME.py), got {options.study!r}, which has none.")
-        if not (options.report and options.docs is not None):
-            output.say(*(f"{file}  {question}" for file, question in found.items()))
-            output.give(found)
-            return 0
-        from graticule.lab.studies.report import write_report
-
-        written = []
-        pages = "".join(page.read_text(encoding="utf-8") for page in options.docs.rglob("*.md"))
-        for file in found:
-            if f"<!-- study {Path(file).stem}: begin" not in pages:
-                output.say(f"left out {file}: no page of {options.docs} has its markers")
-                continue
-            table = options.docs / "data" / f"study_{Path(file).stem}.csv"
-            written += write_report(Path(file).stem, load_study(file), table, options.docs, options.docs)
-        output.wrote(*dict.fromkeys(written))
+        output.say(*(f"{file}  {question}" for file, question in found.items()))
+        output.give(found)
         return 0
     study = load_study(options.study)
     name = Path(options.study).stem
     suffix = "-quick" * options.quick + folder_suffix(options)
-    if suffix and options.docs is not None:
+    if suffix and options.table is not None:
         raise ValueError(
-            "`docs` must be left out with --quick, --epochs, --precision and --set, whose results are not those of the "
-            f"study, got {str(options.docs)!r}."
+            "`table` must be left out with --quick, --epochs, --precision and --set: they are not the results of the "
+            f"study, got {str(options.table)!r}."
         )
     study = study_with(study, options)
     folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
-    table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
+    table = options.table or folder / f"study_{name}.csv"
     part_of_it = _selected(study, options)
 
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.images import Correct, read_images, write_images
     from graticule.lab.studies.plan import plan, planned_rows
-    from graticule.lab.studies.report import StudyReport, report_pages, write_report
+    from graticule.lab.studies.report import StudyReport, write_report
     from graticule.lab.studies.study import TRAINED, read_table
     from graticule.lab.studies.study_runs import missing_runs, run_study
 
-    if options.docs is not None:
-        report_pages(name, options.docs)  # before any work
     end = study.endpoint
     judged = end.metric or next(iter(study.recipes().values())).metric.key
     if options.images and (judged, end.at, end.minus) != ("top1", TRAINED, None):
@@ -126,14 +106,13 @@ def run(arguments: list[str]) -> int:
         output.say(f"{len(missing)} runs to train, {kept} in {table}; about {cost} on one core")
         output.give({"runs": records, "kept": kept, "cost": cost})
         return 0
-    if not options.report:
-        with executor_of(options.on) as executor:
-            progress = not options.json
-            left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
-        if left:
-            options.report_part(left, output)
-            return 0
-    added = [] if options.report else [table]
+    with executor_of(options.on) as executor:
+        progress = not options.json
+        left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
+    if left:
+        options.report_part(left, output)
+        return 0
+    added = [table]
     if options.images:
         from graticule.lab.training.run import Run
 
@@ -144,10 +123,6 @@ def run(arguments: list[str]) -> int:
                 known[cell] = Correct.of_run(*cell[:2], Run(planned_run.folder))
         added.append(write_images(table, known.values()))
     report = StudyReport.of_table(name, study, table)
-    if not report.rows and options.docs is None:
-        raise FileNotFoundError(
-            f"{table} has no results yet; graticule study {options.study} without --report runs it."
-        )
     output.say(study.question)
     tables: dict[str, Any] = {"question": study.question}
     parts = {"means": (report.measured, report.means()), "tests": (f"Tests of {report.endpoint}.", report.findings())}
@@ -158,7 +133,7 @@ def run(arguments: list[str]) -> int:
     if interim := report.interim():
         output.say("", interim)
     tables["interim"] = interim
-    output.wrote(*added, *write_report(name, study, table, folder, options.docs))
+    output.wrote(*added, *write_report(report, folder))
     output.give(tables)
     return 0
 

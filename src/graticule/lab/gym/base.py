@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +32,13 @@ def glyphs() -> Tensor:
 
 
 def paint(symbols: Tensor) -> Tensor:
-    """Return the images (count, 1, 4 H, 4 W) of symbols (count, H, W), or the films of (count, T, H, W)."""
+    """Return the images (count, 1, 4 H, 4 W) of symbols (count, H, W)."""
     painted: Tensor = glyphs()[symbols].transpose(-3, -2).flatten(-2).flatten(-3, -2).unsqueeze(1)
     return painted
 
 
-def coordinates(cells: Tensor, grid: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return the coordinates of cells, which are indices with the last axis fastest, on each axis of the grid."""
+def coordinates(cells: Tensor, grid: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Return row and column of cells, which are indices row by row."""
     return torch.unravel_index(cells, grid)
 
 
@@ -200,7 +200,7 @@ class Values(Answer):
             return 1 - float(self.loss(given.double(), target))
 
 
-Surface = Literal["plane", "torus", "film"]
+Surface = Literal["plane", "torus"]
 #: Arguments that the caller passes to a task; all other arguments of its class are options.
 _CONTEXT = frozenset({"self", "grid", "surface"})
 #: The smallest side of a grid that every task is defined on.
@@ -210,7 +210,7 @@ LEAST = 6
 class Examples(NamedTuple):
     """Pictures and their answers.
 
-    symbols: (count, H, W), or (count, T, H, W), the symbol of each cell.
+    symbols: (count, H, W), the symbol of each cell.
     target: the answers, in the shape that the task's `answer` defines.
     """
 
@@ -237,8 +237,8 @@ class GymTask(ABC):
     answer: the kind of answer.
 
     Args:
-        grid: (H, W), or (T, H, W) of a film, at least 6 each.
-        surface: on a torus, the neighbor of the last cell of a row or column is the first one; a film has three axes.
+        grid: (H, W), at least 6 each.
+        surface: on a torus, the neighbor of the last cell of a row or column is the first one.
         density: share of the other cells that show a distractor; none by default, since models then learn several times
             as fast.
     """
@@ -249,10 +249,7 @@ class GymTask(ABC):
     symbols: ClassVar[tuple[int, ...]]
     answer: Answer
 
-    #: typed as that of an image, which nearly all tasks have
-    grid: tuple[int, int]
-
-    def __init__(self, grid: tuple[int, ...], surface: Surface = "plane", density: float = 0.0) -> None:
+    def __init__(self, grid: tuple[int, int], surface: Surface = "plane", density: float = 0.0) -> None:
         if min(grid) < LEAST:
             raise ValueError(f"`grid` must have sides of at least {LEAST} cells, got {by(grid)}.")
         if surface not in self.surfaces:
@@ -261,9 +258,7 @@ class GymTask(ABC):
             )
         if not 0 <= density <= 1:
             raise ValueError(f"`density` must be in [0, 1], got {density}.")
-        if len(grid) != axes_of(surface):
-            raise ValueError(f"`grid` must have {axes_of(surface)} sides for surface {surface!r}, got {by(grid)}.")
-        self.grid, self.surface, self.density = cast("Any", grid), surface, density
+        self.grid, self.surface, self.density = grid, surface, density
 
     @property
     def cells(self) -> int:
@@ -343,12 +338,7 @@ def generators(seed: int, stream: str) -> tuple[torch.Generator, torch.Generator
 TASKS: Registry[Any] = Registry("tasks", GymTask, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.lab.gym")
 
 
-def axes_of(surface: Surface) -> int:
-    """Return the number of axes of the pictures of a surface."""
-    return 3 if surface == "film" else 2
-
-
-def build_task(task: str, grid: int | tuple[int, ...], surface: Surface = "plane") -> GymTask:
+def build_task(task: str, grid: int | tuple[int, int], surface: Surface = "plane") -> GymTask:
     """Build a task from its name with options, such as 'place' or 'place(density=0.5)'; `grid` can be its side.
 
     Raises:
@@ -357,7 +347,7 @@ def build_task(task: str, grid: int | tuple[int, ...], surface: Surface = "plane
     specs = TASKS.specs(task)
     if len(specs) > 1:
         raise ValueError(f"`tasks` must be single names, not combined, got {task!r}.")
-    grid = (grid,) * axes_of(surface) if isinstance(grid, int) else grid
+    grid = (grid, grid) if isinstance(grid, int) else grid
     built: GymTask = TASKS[specs[0].name](grid, surface, **specs[0].options)
     return built
 

@@ -30,10 +30,10 @@ def interval_text(values: Sequence[float]) -> str:
     """Write the mean and its 95 % interval.
 
     >>> interval_text([50.0, 51.0, 52.0]), interval_text([50.0])
-    ('51.0 (48.5 to 53.5)', '50.0')
+    ('51.0 [48.5, 53.5]', '50.0')
     """
     mean, low, high = interval(values)
-    return f"{mean:.1f}" if math.isnan(low) else f"{mean:.1f} ({low:.1f} to {high:.1f})"
+    return f"{mean:.1f}" if math.isnan(low) else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def overall(profile: Profile, side: int) -> dict[str, list[float]]:
@@ -85,7 +85,7 @@ def ranks(profile: Profile) -> Rows:
     for side in profile.sides:
         scores = list(overall(profile, side).values())
         for row, values, (rank, best, worst) in zip(rows, scores, rank_intervals(scores), strict=True):
-            row += [interval_text(values), f"{rank} ({best} to {worst})"]
+            row += [interval_text(values), f"{rank} [{best}, {worst}]"]
         order = order or sorted(range(len(rows)), key=lambda own: -fmean(scores[own]))
     heads = [text for side in profile.sides for text in (f"{side} x {side} cells", "rank")]
     return [("choice", "parameters", *heads), *(tuple(rows[own]) for own in order)]

@@ -28,8 +28,8 @@ class GymRecipe:
     """joining of the encoding to the layers, with its options, such as lape(layers=1)"""
     model_kwargs: tuple[str, ...] = _TINY
     """arguments of the model, such as depth=2"""
-    surface: Literal["plane", "torus", "film"] = "plane"
-    """surface of the pictures: a plane; a torus, where the first cell of a row is next to the last; or a film"""
+    surface: Literal["plane", "torus"] = "plane"
+    """surface of the pictures: a plane, or a torus, where the first cell of a row is next to the last"""
     side: Count = 6
     """cells per side of the training pictures"""
     steps: Count = 400

@@ -317,16 +317,10 @@ class GymModel(nn.Module):
 
     def __init__(self, recipe: GymRecipe, answer: Answer) -> None:
         super().__init__()
-        image, film = (recipe.side * CELL, recipe.side * CELL), recipe.surface == "film"
-        chosen = Recipe(
-            model=recipe.model,
-            encoding=recipe.encoding,
-            joining=recipe.joining,
-            model_kwargs=(*recipe.model_kwargs, *([f"patch_size=[1,{CELL},{CELL}]"] if film else [])),
-        )
-        size, patch = ((recipe.side, *image), None) if film else (image, CELL)
-        outputs = 0 if answer.per_token else answer.outputs
-        self.backbone: Backbone = build_backbone(chosen, outputs, 1, size, patch, "avg")
+        values = ("model", "encoding", "joining", "model_kwargs")
+        chosen = Recipe(**{name: getattr(recipe, name) for name in values})
+        size, outputs = (recipe.side * CELL, recipe.side * CELL), 0 if answer.per_token else answer.outputs
+        self.backbone: Backbone = build_backbone(chosen, outputs, 1, size, CELL, "avg")
         if answer.per_token and set(self.backbone.position_grids(self.backbone.grid)[-1].shape) != {recipe.side}:
             raise ValueError(f"`model` must have a token for each cell for tasks on cells, got {recipe.model}.")
         for name, module in self.backbone.named_modules():

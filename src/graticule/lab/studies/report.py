@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
@@ -11,6 +10,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from graticule.lab.figures.save import save_figures
+from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.images import Correct, crossed_interval, read_images
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.significance import (
@@ -25,7 +26,7 @@ from graticule.lab.studies.significance import (
     spread,
 )
 from graticule.lab.studies.study import TRAINED, Row, Study, read_table
-from graticule.lab.studies.tables import Rows, between, markdown, marked
+from graticule.lab.studies.tables import Rows, markdown
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
 
@@ -358,44 +359,14 @@ class StudyReport:
         return [shown.count(variant) for variant in dict.fromkeys(shown)]
 
 
-def report_pages(name: str, docs: Path) -> list[Path]:
-    """List the pages of `docs` that have the markers of a study."""
-    pages = [page for page in sorted(docs.rglob("*.md")) if name in marked(page.read_text(encoding="utf-8"), "study")]
-    if not pages:
-        raise ValueError(
-            f"`docs` must have a page (.md) with the markers <!-- study {name}: begin --> and "
-            f"<!-- study {name}: end -->, got {str(docs)!r}."
-        )
-    return pages
-
-
-def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path | None = None) -> list[Path]:
-    """Write text and figure of a study from its table into `folder`, or into the pages of `docs`."""
-    from graticule.lab.figures.save import save_figure, save_figures
-    from graticule.lab.figures.scores import score_plot
-
-    pages = [] if docs is None else report_pages(name, docs)
-    report = StudyReport.of_table(name, study, table)
+def write_report(report: StudyReport, folder: Path) -> list[Path]:
+    """Write text and figure of a study into `folder`."""
     written: list[Path] = []
     if scores := report.figure_scores():
-        figure, place = score_plot(scores, report.endpoint, groups=report.figure_groups()), f"study_{name}"
-        if docs is None:
-            written += save_figures(figure, folder / place)
-        else:
-            written.append(save_figure(figure, docs / "figures" / f"{place}.png"))
-    drawn = written[0] if written else None
-    if docs is None:
-        written.append(write_text(folder / f"study_{name}.md", report.markdown(_link(drawn, folder)) + "\n"))
-        return written
-    for page in pages:
-        text = report.markdown(_link(drawn, page.parent))
-        write_text(page, between(page.read_text(encoding="utf-8"), f"study {name}", text))
-    return [*written, *pages]
-
-
-def _link(figure: Path | None, folder: Path) -> str | None:
-    """Return the path of a figure as a page in `folder` links it."""
-    return None if figure is None else Path(os.path.relpath(figure, folder)).as_posix()
+        figure = score_plot(scores, report.endpoint, groups=report.figure_groups())
+        written += save_figures(figure, folder / f"study_{report.name}")
+    text = report.markdown(written[0].name if written else None)
+    return [*written, write_text(folder / f"study_{report.name}.md", text + "\n")]
 
 
 def planned_runs(study: Study) -> int:
