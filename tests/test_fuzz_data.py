@@ -46,13 +46,13 @@ def test_a_file_of_a_saved_data_set(packed, data):
     name = data.draw(st.sampled_from(["data-00000-of-00001.arrow", "state.json", "dataset_info.json"]))
     path = packed / "train" / name
     with replaced(path, data.draw(altered(path, header=900))):
-        found = outcome(
+        result = outcome(
             lambda: load_dataset("hugging_face", "train", packed),
             names=str(packed),
             allowed=(ValueError, FileNotFoundError),
         )
-        if not isinstance(found, Exception):
-            images, info = found
+        if not isinstance(result, Exception):
+            images, info = result
             for index, label in enumerate(images.labels):
                 assert 0 <= label < info.num_classes and isinstance(images.read(index), bytes)
 
@@ -60,9 +60,9 @@ def test_a_file_of_a_saved_data_set(packed, data):
 @fuzzed(20, content=st.one_of(edited("aé中😀".encode()), st.binary(max_size=20)))
 def test_a_text(folder, content):
     (folder / "a.txt").write_bytes(content)
-    found = outcome(lambda: read_utf8(folder / "a.txt", 1 << 20), names="a.txt")
-    if isinstance(found, str):
-        assert found.encode() == content.removeprefix(b"\xef\xbb\xbf")
+    result = outcome(lambda: read_utf8(folder / "a.txt", 1 << 20), names="a.txt")
+    if isinstance(result, str):
+        assert result.encode() == content.removeprefix(b"\xef\xbb\xbf")
 
 
 class OneImage(EncodedImages):
@@ -79,32 +79,26 @@ class OneImage(EncodedImages):
 
 TURNED = Image.Exif()
 TURNED[0x0112] = 6  # the orientation
-
+#: Formats of images, with options.
 FORMATS = [
-    ("PNG", {}),
-    ("PNG", {"dtype": np.uint16, "most": 4096}),
-    ("PNG", {"exif": TURNED}),
-    ("JPEG", {}),
-    ("JPEG", {"exif": TURNED}),
-    ("BMP", {}),
-    ("PPM", {}),
-    ("TIFF", {}),
+    *((kind, {}) for kind in ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")),
+    *((kind, {"exif": TURNED}) for kind in ("PNG", "JPEG")),
+    *((kind, {"dtype": np.uint16, "most": 4096}) for kind in ("PNG", "TIFF")),
+    *(
+        ("TIFF", {"dtype": dtype, "most": most})
+        for dtype, most in ((np.float32, 1), (np.float32, 1e30), (np.int32, 256))
+    ),
     ("TIFF", {"compression": "tiff_lzw"}),
-    ("TIFF", {"dtype": np.float32, "most": 1}),
-    ("TIFF", {"dtype": np.float32, "most": 1e30}),
-    ("TIFF", {"dtype": np.int32, "most": 256}),
-    ("TIFF", {"dtype": np.uint16, "most": 4096}),
-    ("WEBP", {}),
 ]
 
 
 @fuzzed(60, content=st.one_of(*(edited(encoded(kind, **options), header=100) for kind, options in FORMATS)))
 def test_an_image(content):
-    found = outcome(lambda: OneImage(content)[0], names="image.png")
-    if isinstance(found, ValueError):
-        assert "object at" not in str(found)
+    result = outcome(lambda: OneImage(content)[0], names="image.png")
+    if isinstance(result, ValueError):
+        assert "object at" not in str(result)
     else:
-        assert found[0].mode == "RGB" and found[1] == 0
+        assert result[0].mode == "RGB" and result[1] == 0
 
 
 COCO = {
@@ -146,14 +140,14 @@ def test_annotations_of_objects_and_pixels(tmp_path_factory, data):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
     allowed = (ValueError, FileNotFoundError)
-    found = outcome(lambda: load_dense(name, "train", root, truth), names="", allowed=allowed)
-    if isinstance(found, Exception):  # a file without any segmentation has no masks
-        assert str(root) in str(found) or "`dataset` must have masks" in str(found), found
+    result = outcome(lambda: load_dense(name, "train", root, truth), names="", allowed=allowed)
+    if isinstance(result, Exception):  # a file without any segmentation has no masks
+        assert str(root) in str(result) or "`dataset` must have masks" in str(result), result
     else:
-        images = found[0]
+        images = result[0]
         target = outcome(lambda: images[0], names=str(root), allowed=allowed)
         if isinstance(target, tuple) and "boxes" in target[1]:
-            assert target[1]["boxes"].isfinite().all() and (target[1]["labels"] < len(found[1].class_names)).all()
+            assert target[1]["boxes"].isfinite().all() and (target[1]["labels"] < len(result[1].class_names)).all()
 
 
 KINDS = ["file", "empty", "folder", "pipe", "loop", "up", "out", "broken"]
@@ -205,7 +199,7 @@ def test_a_folder(tmp_path_factory, folder, dataset, entries, missing):
         "image_folder": lambda: load_dataset("image_folder", "train", root),
         "text_folder": lambda: load_text("text_folder", root),
     }
-    found = outcome(load[dataset], names=str(root), allowed=(ValueError, FileNotFoundError))
-    if dataset == "image_folder" and not isinstance(found, Exception):
-        images, info = found
+    result = outcome(load[dataset], names=str(root), allowed=(ValueError, FileNotFoundError))
+    if dataset == "image_folder" and not isinstance(result, Exception):
+        images, info = result
         assert len(images) >= info.num_classes >= 2 and all(path.is_file() for path, _ in images.files)

@@ -1,8 +1,6 @@
 """Arbitrary models and checkpoints: a named error or a correct result; no other error, hang or partial change."""
 
 import copy
-import json
-import struct
 
 import PIL.Image
 import pytest
@@ -11,24 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.utils._pytree import tree_leaves
 
+import graticule
 from fuzz import JSON, SCALARS, altered, edited, fuzzed, outcome, replaced
-from graticule import (
-    Grid,
-    build_position,
-    create_detector,
-    create_language_model,
-    create_model,
-    create_segmenter,
-    fold,
-    from_pretrained,
-    generate,
-    list_models,
-    load_checkpoint,
-    published_state_dict,
-    resize,
-    save_pretrained,
-    transfer,
-)
 from graticule.backbones.registry import list_arguments
 from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
@@ -40,24 +22,14 @@ from tiny import SMALL, draw, tiny
 
 REFUSED = (ValueError, TypeError)
 NUMBERS = st.one_of(SCALARS, st.floats(), st.integers(), st.lists(st.integers(-2, 9), max_size=4))
-WORDS = st.sampled_from(
-    ["learnable", "bicubic", "keys", "heads", "w", "norm", "conv", "avg", "token", "timm:x", "half"]
-)
-VALUES = st.one_of(NUMBERS, WORDS)
+WORDS = ("learnable", "bicubic", "keys", "heads", "w", "norm", "conv", "avg", "token", "timm:x", "half")
+VALUES = st.one_of(NUMBERS, st.sampled_from(WORDS))
 #: Values without those of valid sizes that take gigabytes, as a vocabulary of 2**24 or images of 2**15 pixels.
 LIGHT = VALUES.filter(lambda value: not (isinstance(value, int) and 2**11 < value <= 2**28))
 #: Small models, with their sizes.
-SMALLEST = [*SMALL.values(), *((name, {}) for name in list_models() if "nano" in name)]
+SMALLEST = [*SMALL.values(), *((name, {}) for name in graticule.list_models() if "nano" in name)]
 #: Arguments that every model of timm accepts.
-OF_TIMM = [
-    "img_size",
-    "in_chans",
-    "num_classes",
-    "drop_path_rate",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "scriptable",
-]
+OF_TIMM = ["img_size", "in_chans", "num_classes", "drop_path_rate", "pretrained_cfg", "pretrained_cfg_overlay"]
 
 
 def named(registry):
@@ -83,9 +55,9 @@ ENCODED = st.fixed_dictionaries({}, optional={"encoding": summed(ENCODINGS), "jo
     st.one_of(st.text(), st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40), summed(ENCODINGS).map(lambda text: text[1:])),
 )
 def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_the_argument(text):
-    found = outcome(lambda: parse_sum(text, "encoding"), names="`encoding`", allowed=REFUSED)
-    if isinstance(found, tuple):
-        assert parse_sum(" + ".join(map(str, found))) == found
+    result = outcome(lambda: parse_sum(text, "encoding"), names="`encoding`", allowed=REFUSED)
+    if isinstance(result, tuple):
+        assert parse_sum(" + ".join(map(str, result))) == result
 
 
 def run_on_zeros(model, size):
@@ -100,7 +72,7 @@ def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     name, sizes = data.draw(st.sampled_from(SMALLEST))
     given = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), LIGHT, max_size=2))
     arguments = {**sizes, **given, **data.draw(ENCODED)}
-    model = outcome(lambda: create_model(name, **arguments).eval(), names="`", allowed=REFUSED)
+    model = outcome(lambda: graticule.create_model(name, **arguments).eval(), names="`", allowed=REFUSED)
     if isinstance(model, torch.nn.Module) and model.in_chans == 3:
         run_on_zeros(model, model.img_size)
 
@@ -111,20 +83,22 @@ SIDES = st.sampled_from([0, 1, 2, 3, 4, 7])
 @fuzzed(60, SIDES, SIDES, named(ENCODINGS), st.one_of(st.just("default"), named(JOININGS)), st.booleans())
 def test_any_encoding_gives_finite_positions_or_an_error_that_names_an_option(height, width, encoding, joining, causal):
     def build():
-        grid = Grid(height, width)
-        position = build_position(grid, dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining, causal=causal)
+        grid = graticule.Grid(height, width)
+        position = graticule.build_position(
+            grid, dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining, causal=causal
+        )
         return position(grid)
 
-    found = outcome(build, names="`", allowed=REFUSED)
-    if isinstance(found, list):
-        given = [value for layer in found for value in layer if isinstance(value, torch.Tensor)]
+    result = outcome(build, names="`", allowed=REFUSED)
+    if isinstance(result, list):
+        given = [value for layer in result for value in layer if isinstance(value, torch.Tensor)]
         assert all(value.isnan().sum() == 0 for value in given)
 
 
 #: Functions of a name of a backbone -> further arguments and their values.
 DENSE = {
-    create_detector: {"head": named(HEADS), "neck": summed(NECKS)},
-    create_segmenter: {"decoder": named(DECODERS), "neck": summed(NECKS), "auxiliary": named(DECODERS)},
+    graticule.create_detector: {"head": named(HEADS), "neck": summed(NECKS)},
+    graticule.create_segmenter: {"decoder": named(DECODERS), "neck": summed(NECKS), "auxiliary": named(DECODERS)},
 }
 
 
@@ -136,11 +110,10 @@ def test_any_arguments_make_a_dense_model_that_runs_or_an_error_that_names_one(d
     classes = data.draw(st.one_of(st.just(3), NUMBERS))
     given = {**sizes, **data.draw(drawn), **data.draw(ENCODED)}
     model = outcome(lambda: create(name, classes, **given).eval(), names="`", allowed=REFUSED)
-    if isinstance(model, torch.nn.Module) and create is create_segmenter:
+    if isinstance(model, torch.nn.Module) and create is graticule.create_segmenter:
         run_on_zeros(model, (40, 36))
 
 
-DTYPES = [torch.float32, torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
 #: Other kinds of inputs than tensors, and tensors of other kinds.
 KINDS = [
     *(lambda x: x,) * 5,
@@ -154,17 +127,16 @@ KINDS = [
 def test_images_of_any_shape_and_kind_are_refused_or_give_finite_outputs(data, targets):
     model = data.draw(st.sampled_from(targets))
     shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33]), min_size=1, max_size=5))
-    dtype = data.draw(st.sampled_from(DTYPES))
-    images = torch.ones(shape if data.draw(st.booleans()) else [1, 3, *shape[-2:]], dtype=dtype)
+    images = torch.ones(shape if data.draw(st.booleans()) else [1, 3, *shape[-2:]])
     images = data.draw(st.sampled_from(KINDS))(images)
     with torch.no_grad():
-        found = outcome(lambda: model(images), names="`", allowed=REFUSED)
-    assert isinstance(found, REFUSED) or found.isfinite().all()
+        result = outcome(lambda: model(images), names="`", allowed=REFUSED)
+    assert isinstance(result, REFUSED) or result.isfinite().all()
 
 
 @pytest.fixture(scope="module")
 def texts():
-    return [create_language_model("lm_nano", 10, context=8, depth=depth).eval() for depth in (1, 2)]
+    return [graticule.create_language_model("lm_nano", 10, context=8, depth=depth).eval() for depth in (1, 2)]
 
 
 @fuzzed(30, data=st.data())
@@ -179,17 +151,8 @@ def test_any_tokens_and_caches_are_refused_or_give_finite_logits(data, texts):
         if isinstance(cache, torch.nn.Module):
             maker, cache = cache, cache.new_cache(8)
             maker(torch.zeros(data.draw(st.integers(1, 3)), 2, dtype=torch.int64), cache)
-        found = outcome(lambda: model(tokens, cache), names="`", allowed=REFUSED)
-    assert isinstance(found, REFUSED) or found.isfinite().all()
-
-
-@fuzzed(20, data=st.data())
-def test_any_options_generate_tokens_or_name_one(data, texts):
-    options = st.dictionaries(st.sampled_from(["temperature", "top_k", "generator", "use_cache"]), NUMBERS, max_size=2)
-    options, count = data.draw(options), data.draw(st.one_of(st.integers(0, 3), NUMBERS))
-    tokens = torch.zeros(1, 2, dtype=torch.int64)
-    found = outcome(lambda: list(generate(texts[0], tokens, count, **options)), names="`", allowed=REFUSED)
-    assert isinstance(found, REFUSED) or len(found) == count
+        result = outcome(lambda: model(tokens, cache), names="`", allowed=REFUSED)
+    assert isinstance(result, REFUSED) or result.isfinite().all()
 
 
 TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])
@@ -197,7 +160,9 @@ TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio
 
 @fuzzed(12, st.dictionaries(TEXT, LIGHT, max_size=2), LIGHT)
 def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(given, vocabulary):
-    made = outcome(lambda: create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED)
+    made = outcome(
+        lambda: graticule.create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED
+    )
     assert isinstance(made, torch.nn.Module | ValueError | TypeError)
     if isinstance(made, torch.nn.Module):
         with torch.no_grad():
@@ -207,14 +172,14 @@ def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_on
 
 @fuzzed(20, NUMBERS, NUMBERS, NUMBERS)
 def test_any_sides_make_a_grid_or_an_error_that_names_one(height, width, prefix):
-    found = outcome(lambda: Grid(height, width, prefix=prefix), names="`", allowed=REFUSED)
-    if isinstance(found, Grid):
-        assert found.tokens == found.height * found.width + found.prefix
+    result = outcome(lambda: graticule.Grid(height, width, prefix=prefix), names="`", allowed=REFUSED)
+    if isinstance(result, graticule.Grid):
+        assert result.tokens == result.height * result.width + result.prefix
 
 
 @pytest.fixture(scope="module")
 def targets():
-    return [create_model(name, **sizes).eval() for name, sizes in SMALL.values()]
+    return [graticule.create_model(name, **sizes).eval() for name, sizes in SMALL.values()]
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +195,8 @@ def folder(tmp_path_factory):
 def load(model, path, way):
     """Load or transfer into a copy of `model`, which must then be complete and finite, or unchanged."""
     here = copy.deepcopy(model)
-    found = outcome(lambda: way(here, path), names=path.name, allowed=(ValueError,))
-    if isinstance(found, ValueError):
+    result = outcome(lambda: way(here, path), names=path.name, allowed=(ValueError,))
+    if isinstance(result, ValueError):
         assert_unchanged(here, model)
     else:
         assert all(value.isfinite().all() for value in here.state_dict().values())
@@ -242,7 +207,7 @@ def assert_unchanged(model, before):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-WAYS = st.sampled_from([load_checkpoint, transfer])
+WAYS = st.sampled_from([graticule.load_checkpoint, graticule.transfer])
 
 
 @fuzzed(30, data=st.data())
@@ -254,21 +219,6 @@ def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, targe
     else:
         save_file(target.state_dict(), path)
     path.write_bytes(data.draw(edited(path.read_bytes(), header=4000)))
-    load(target, path, data.draw(WAYS))
-
-
-@fuzzed(16, data=st.data())
-def test_any_header_of_safetensors_is_refused_or_gives_finite_weights(data, target, folder):
-    path = folder / "header.safetensors"
-    save_file(target.state_dict(), path, metadata={"grids": "{}"})
-    content = path.read_bytes()
-    length = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8 : 8 + length])
-    for _ in range(data.draw(st.integers(1, 3))):
-        entry = header[data.draw(st.sampled_from(sorted(header)))]
-        entry[data.draw(st.sampled_from(["dtype", "shape", "data_offsets", "grids"]))] = data.draw(NUMBERS)
-    text = json.dumps(header).encode("utf-8", "surrogatepass")
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
     load(target, path, data.draw(WAYS))
 
 
@@ -296,7 +246,7 @@ def tensors(data, own):
 
 @fuzzed(16, data=st.data())
 def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, target, folder):
-    state = published_state_dict(target) if data.draw(st.booleans()) else target.state_dict()
+    state = graticule.published_state_dict(target) if data.draw(st.booleans()) else target.state_dict()
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(list(state)))
         action = data.draw(st.sampled_from(["replace", "replace", "remove", "rename", "grid"]))
@@ -313,8 +263,8 @@ def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, ta
 
 #: Operations on a model, with any value.
 OPERATIONS = {
-    "fold": lambda model, value: fold(model, value),
-    "resize": lambda model, value: resize(model, value),
+    "fold": lambda model, value: graticule.fold(model, value),
+    "resize": lambda model, value: graticule.resize(model, value),
     "set_input_size": lambda model, value: model.set_input_size(value),
     "forward_intermediates": lambda model, value: model.forward_intermediates(torch.zeros(1, 3, 32, 32), value),
     "reset_classifier": lambda model, value: model.reset_classifier(value),
@@ -325,8 +275,8 @@ OPERATIONS = {
 def test_an_operation_on_a_model_is_done_or_leaves_it_unchanged(name, value):
     model = tiny("learnable", "lape").train()
     before = {key: kept.clone() for key, kept in model.state_dict().items()}
-    found = outcome(lambda: OPERATIONS[name](model, value), names="`", allowed=REFUSED)
-    if isinstance(found, REFUSED):
+    result = outcome(lambda: OPERATIONS[name](model, value), names="`", allowed=REFUSED)
+    if isinstance(result, REFUSED):
         state = model.state_dict()
         assert model.training and state.keys() == before.keys()
         assert all(torch.equal(kept, state[key]) for key, kept in before.items())
@@ -336,9 +286,9 @@ def test_an_operation_on_a_model_is_done_or_leaves_it_unchanged(name, value):
 def published(tmp_path_factory):
     """Return folders of published models: a backbone, a detector and a segmentation model."""
     root, (name, sizes) = tmp_path_factory.mktemp("published"), SMALL["ViT, DeiT"]
-    detector = create_detector(name, 3, "fcos", "simple_pyramid(channels=32)", **sizes)
-    models = [create_model(name, **sizes), detector, create_segmenter(name, 3, **sizes)]
-    return [save_pretrained(model, root / str(number)) for number, model in enumerate(models)]
+    detector = graticule.create_detector(name, 3, "fcos", "simple_pyramid(channels=32)", **sizes)
+    models = [graticule.create_model(name, **sizes), detector, graticule.create_segmenter(name, 3, **sizes)]
+    return [graticule.save_pretrained(model, root / str(number)) for number, model in enumerate(models)]
 
 
 @fuzzed(40, data=st.data())
@@ -346,5 +296,5 @@ def test_a_published_folder_with_other_values_is_refused_or_opened(data, publish
     folder = data.draw(st.sampled_from(published))
     path = folder / data.draw(st.sampled_from(["config.json"] * 4 + ["model.safetensors"]))
     with replaced(path, data.draw(altered(path, st.one_of(JSON, summed(ENCODINGS), VALUES), header=4000))):
-        found = outcome(lambda: from_pretrained(folder), names=str(folder))
-        assert isinstance(found, ValueError) or all(value.isfinite().all() for value in found.state_dict().values())
+        result = outcome(lambda: graticule.from_pretrained(folder), names=str(folder))
+        assert isinstance(result, ValueError) or all(value.isfinite().all() for value in result.state_dict().values())

@@ -71,8 +71,8 @@ def test_a_file_of_a_run_with_other_content_is_named_or_read(folder, name, data)
     with replaced(path, data.draw(altered(path))):
         before = tree(folder)
         outcome(lambda: READERS[name](Run(folder)), names=name)
-        said = outcome(lambda: summarise(folder), names="").damage  # the summary reports it
-        assert said == "" or name in said
+        printed = outcome(lambda: summarise(folder), names="").damage  # the summary reports it
+        assert printed == "" or name in printed
         assert tree(folder) == before
 
 
@@ -80,9 +80,9 @@ def test_a_file_of_a_run_with_other_content_is_named_or_read(folder, name, data)
 def test_changed_progress_in_a_checkpoint_is_refused_or_has_its_types(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "step-000000003.ckpt"
     torch.save(values, path)
-    found = outcome(lambda: read_rest(path), names=path.name)
-    if isinstance(found, dict):
-        progress = found["progress"]
+    result = outcome(lambda: read_rest(path), names=path.name)
+    if isinstance(result, dict):
+        progress = result["progress"]
         assert all(type(progress[name]) is int and progress[name] >= 0 for name in ("epoch", "batches", "accumulate"))
         assert all(len(pair) == 2 and pair[1] >= 0 for pair in progress["sums"])
 
