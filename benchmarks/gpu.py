@@ -331,7 +331,7 @@ def mixing(bench: Bench) -> None:
 
     import graticule
     from graticule.encodings.forms.mixing import MixingPosition
-    from graticule.encodings.gqpe import QuadraticMixing
+    from graticule.encodings.lrpe import LearnableMixing
     from graticule.layers.gating import mix_tokens
     from graticule.position.grid import Grid
 
@@ -346,7 +346,7 @@ def mixing(bench: Bench) -> None:
         steps = {}
         for path in ("matrix", "displacement"):
             torch.manual_seed(0)
-            unit = MixingPosition([QuadraticMixing(grid, 4)], bias=False, product=path).to(bench.device)
+            unit = MixingPosition([LearnableMixing(grid, 4)], bias=False, product=path).to(bench.device)
             x = torch.randn(16, grid.patches, 96, device=bench.device, requires_grad=True)
 
             def step(unit: Any = unit, x: torch.Tensor = x, grid: Grid = grid) -> None:

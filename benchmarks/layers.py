@@ -8,7 +8,7 @@
   "table" passes a bias as (heads, N, N). "given" is computed beforehand, as in a folded model; "made" is computed from
   the grid in each pass, as a model does once per pass for all layers that share it; "learned" gets a gradient. Goal:
   factors / none at most 1.1 at 4,096 tokens.
-- displacements: the product of a GGQPE unit of 96 channels in 4 groups, one sample, whose weights are computed from the
+- displacements: the product of a GLRPE unit of 96 channels in 4 groups, one sample, whose weights are computed from the
   parameters: by its matrix (4, N, N), up to 4,096 tokens, and by a convolution over displacements.
 - units: gating units (B * windows, N, 2C) to (B * windows, N, C) of the stages of PosMLP-T and of gMLP-S. "dense" is
   timm's unit without its norm, a linear layer over the tokens; "timm" has the norm; "ours dense" is our unit without a
@@ -45,6 +45,7 @@ from graticule.dense.deformable import DeformableAttention, cell_centers, deform
 from graticule.encodings.forms.bias import squared_distance_factors
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
+from graticule.encodings.lrpe import LearnableMixing
 from graticule.encodings.sandwich import Sandwich
 from graticule.encodings.sgu import DenseMixing
 from graticule.layers.attention import Attention
@@ -122,7 +123,7 @@ def displacement_steps(side: int, *, train: bool, device: str) -> dict[str, Step
     steps = {}
     for product in ("matrix", "displacement"):
         if product == "displacement" or grid.patches <= MATRIX_TOKENS:
-            mixing = QuadraticMixing(grid, GROUPS)
+            mixing = LearnableMixing(grid, GROUPS)
             position = MixingPosition([mixing], bias=False, product=product).to(device)
             steps[product] = pass_of(lambda p=position: mix_tokens(x, p(grid)[0].mixing), train)
     return steps

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from graticule import Crop, Grid
-from graticule.position.displacement import Displacements, displacement_index
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from in_turn import in_turn
 
@@ -36,7 +35,6 @@ def test_offsets_and_their_rows_in_a_table_are_those_of_each_pair(shape):
             expected = tuple(a - b for a, b in zip(p, q, strict=True))
             assert tuple(offsets[i, j].tolist()) == expected == table[index[i, j]]
     assert [each.tolist() for each in grid.displacements()] == [list(range(1 - side, side)) for side in shape]
-    assert torch.equal(displacement_index(grid), index.T)
 
 
 def test_maps_halves_and_windows_have_all_axes():
@@ -95,34 +93,6 @@ def test_spacing_is_the_unit_of_coordinates_and_offsets_and_not_of_order():
     assert Grid(2, 4, spacing=(3, 1)).pyramid(2)[1].spacing == (6, 2)
     crop = grid.cropped(Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
     assert torch.equal(crop.coordinates(), (plain.coordinates() + torch.tensor([1, 2, 3])) * unit)
-
-
-@in_turn("shape", [(9,), (3, 4), (2, 3, 4)])
-@in_turn("softmax", [False, True])
-def test_mixing_by_transform_is_the_product_with_the_matrix_and_so_are_its_gradients(shape, softmax):
-    grid = Grid(*shape)
-    table = torch.randn(2, *grid.table, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(3, grid.patches, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(3, grid.patches, 4, dtype=torch.float64)
-    mixing = Displacements(table, softmax)
-    assert mixing.grid == grid
-    matrix = mixing.matrix()
-    chosen = table.flatten(1)[:, displacement_index(grid)]
-    torch.testing.assert_close(matrix, chosen.softmax(-1) if softmax else chosen, rtol=0, atol=1e-14)
-    one = mixing.mix(x)
-    two = (matrix @ x.unflatten(2, (2, 2)).movedim(2, 1)).movedim(1, 2).flatten(2)
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad((y * weight).sum(), (x, table)) for y in (one, two)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_a_saturated_softmax_is_computed_pair_by_pair_on_any_axes():
-    grid = Grid(2, 3, 4)
-    table = torch.randn(1, *grid.table, dtype=torch.float64)
-    table[0, 0] += 60  # rows that do not reach this displacement have a vanishing normalizer
-    x = torch.randn(2, grid.patches, 3, dtype=torch.float64)
-    mixing = Displacements(table, True)
-    torch.testing.assert_close(mixing.mix(x), mixing.matrix()[0] @ x, rtol=0, atol=1e-12)
 
 
 @in_turn(

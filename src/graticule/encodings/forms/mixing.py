@@ -85,9 +85,9 @@ class MixingPosition(Position):
         encodings: one per joined layer, all for the same grid or window.
         bias: whether each layer has that bias.
         bias_start: initial value of the bias.
-        product: 'matrix', or 'displacement' if the encoding has a table of displacements (`Displacements`), whose
-            memory grows with N instead of N^2; 'auto' uses the latter from 1,024 patches on, where it is faster (with 8
-            samples or more only from about 1,600 on).
+        product: 'matrix', or 'displacement' if the encoding has a table of displacements (`Displacements`) and no
+            softmax, whose memory grows with N instead of N^2; 'auto' uses the latter from 1,024 patches on, where it is
+            faster (with 8 samples or more only from about 1,600 on).
         depth: number of layers; as many as there are encodings by default.
         layers: indices of the joined layers; the first ones by default.
         group_bias: whether each group of channels has its own bias.
@@ -149,8 +149,8 @@ class MixingPosition(Position):
         table = encoding.displacements(grid)
         if table is None:
             return cast("Mixing", encoding(grid))
-        large = holds(grid.patches >= LARGE) if self.product == "auto" else self.product == "displacement"
-        return table if large else table.with_weights()
+        large = self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= LARGE))
+        return table if large and not table.softmax else table.with_weights()
 
     def layer_lists(self) -> list[str]:
         """Return the names of the lists of encodings and biases."""
