@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,13 +55,12 @@ class Transfer:
     def table(self) -> list[Transferred]:
         """Return the rows, combined by module where status and detail are equal, with unused tensors last.
 
-        Blocks whose rows are all equal are combined, such as `blocks.0-11`.
+        Numbered neighbors whose rows are equal are combined, such as `blocks.0-11`.
         """
-        taken = [row for row in self.rows if row.status != "unused"]
-        # used tensors are grouped with unused ones, so that a partly used module is not shown as unused
-        used = [Transferred(source, "used", "", 0) for source in dict.fromkeys(row.source for row in taken) if source]
-        left = _grouped([*used, *(row for row in self.rows if row.status == "unused")])
-        return _grouped(taken) + [row for row in left if row.status != "used"]
+        used = [row for row in self.rows if row.status != "unused"]
+        # of a partly used module the unused tensors are named, not the module
+        sources = [Transferred(row.source, "used", "", 0) for row in used if row.source]
+        return _combine(used) + _combine([row for row in self.rows if row.status == "unused"], sources)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -76,59 +74,40 @@ class Transfer:
         """Return the table as text, one line per group, followed by the totals."""
         lines = [(row.name, row.status, f"{row.values:,}", row.detail) for row in self.table()]
         name, status, values = (max((len(line[i]) for line in lines), default=0) for i in range(3))
-        shown = [f"{a:<{name}}  {b:<{status}}  {c:>{values}}  {d}".rstrip() for a, b, c, d in lines]
-        return "\n".join([*shown, "values: " + ", ".join(f"{n:,} {status}" for status, n in self.totals.items())])
+        text = [f"{a:<{name}}  {b:<{status}}  {c:>{values}}  {d}".rstrip() for a, b, c, d in lines]
+        return "\n".join([*text, "values: " + ", ".join(f"{n:,} {status}" for status, n in self.totals.items())])
 
 
-def _grouped(rows: Iterable[Transferred]) -> list[Transferred]:
-    return _lines("", [(tuple(row.name.split(".")), row) for row in rows])
-
-
-#: Rows, each with the remaining parts of its name.
-_Rows = list[tuple[tuple[str, ...], Transferred]]
-
-
-def _lines(prefix: str, rows: _Rows) -> list[Transferred]:
-    """Combine rows from the top down; each is given with the parts of its name below `prefix`."""
-    children: dict[str, _Rows] = {}
-    for parts, row in rows:  # a name may be the start of another
-        children.setdefault(parts[0] if parts else "", []).append((parts[1:], row))
+def _combine(rows: Sequence[Transferred], others: Sequence[Transferred] = ()) -> list[Transferred]:
+    """Combine the rows of modules of one kind, also in `others`, then the same rows of numbered modules."""
+    kinds: dict[str, set[tuple[str, str]]] = {}
+    for row in (*rows, *others):
+        for module in _modules(row.name):
+            kinds.setdefault(module, set()).add((row.status, row.detail))
+    groups: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in rows:
+        name = next((module for module in _modules(row.name) if len(kinds[module]) == 1), row.name)
+        values = groups.setdefault((_NUMBER.sub("*", name, 1), row.status, row.detail), {})
+        values[name] = values.get(name, 0) + row.values
     lines = []
-    for labels in _alike(children):
-        held = [row for label in labels for row in children[label]]
-        name = (prefix + _span(labels)).rstrip(".")
-        kinds = {(row.status, row.detail) for _, row in held}
-        if len(kinds) > 1:
-            lines += _lines(f"{name}.", held)
-            continue
-        inner = list(dict.fromkeys(rest[0] if rest else "" for rest, _ in held))
-        if len(inner) > 1 and all(_follows(a, b) for a, b in pairwise(inner)):
-            name += f".{_span(inner)}"
-        sources = {row.source for _, row in held}
-        source = sources.pop() if len(sources) == 1 else ""
-        lines.append(Transferred(name, *kinds.pop(), sum(row.values for _, row in held), source))
+    for (pattern, status, detail), values in groups.items():
+        numbers = sorted({int(match[0]) for name in values if (match := _NUMBER.search(name))})
+        successive = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+        label = f"{numbers[0]}-{numbers[-1]}" if successive else ",".join(map(str, numbers))
+        name = pattern.replace("*", label, 1) if numbers else pattern
+        lines.append(Transferred(name, status, detail, sum(values.values())))
     return lines
 
 
-def _alike(children: Mapping[str, _Rows]) -> list[list[str]]:
-    """Group consecutively numbered neighbors whose parts all have the same status and detail."""
-    went = {label: {(rest, row.status, row.detail) for rest, row in held} for label, held in children.items()}
-    groups: list[list[str]] = []
-    for label in children:
-        before = groups[-1][-1] if groups else ""
-        if _follows(before, label) and went[before] == went[label]:
-            groups[-1].append(label)
-        else:
-            groups.append([label])
-    return groups
+#: The first number among the parts of a name.
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def _follows(before: str, label: str) -> bool:
-    return before.isdecimal() and label.isdecimal() and int(label) == int(before) + 1
-
-
-def _span(labels: list[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{labels[0]}-{labels[-1]}"
+def _modules(name: str) -> list[str]:
+    """Return the names of the modules that a tensor is in, from the outermost one with a number, and its own."""
+    parts = name.split(".")
+    first = 2 if len(parts) > 1 and parts[1].isdecimal() else 1
+    return [".".join(parts[:length]) for length in range(first, len(parts) + 1)]
 
 
 #: The table of an absolute encoding, under the name that `_place` gives it.
@@ -174,47 +153,50 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     """
     if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
-    there = read_state(source)
-    grids = read_grids(there)
-    there, released = _in_own_layout(model, there)
-    keys = _own_names(model, there)  # our name -> name in the checkpoint
-    found = {name: (origin, keys[origin]) for name, origin in _origins(model.state_dict(), keys).items()}
-    fitting = Fitting(model, {name: there[key] for name, key in keys.items()})
+    published = read_state(source)
+    grids = read_grids(published)
+    values, released = _in_own_layout(model, published)
+    keys = _own_names(model, values)  # our name -> name in the checkpoint
+    origins = _origins(model.state_dict(), keys)
+    fitting = Fitting(model, {name: values[key] for name, key in keys.items()})
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
     for name, own in model.state_dict().items():
-        fitted, status, detail, key = None, "new", "not in the checkpoint", ""
+        fitted, status, detail, source_name = None, "new", "not in the checkpoint", ""
         if name in heads and not classifier:
             detail = "as asked"
-        elif name in found:
-            origin, key = found[name]
-            published = origin != released.get(key, key)
-            fitted, status, detail = fitting(name, there[key], grids.get(released.get(key, key)), published=published)
+        elif name in origins:
+            origin = origins[name]
+            value, source_name = values[keys[origin]], released.get(keys[origin], keys[origin])
+            fitted, status, detail = fitting(name, value, grids.get(source_name), published=origin != source_name)
             if fitted is None and name in heads:
-                detail = _classes(there[key], own) or detail
+                detail = _classes(value, own) or detail
             elif fitted is not None and _layer(name) != _layer(origin):
-                status, detail = "copied", ", ".join(filter(None, [f"from {released.get(key, key)}", detail]))
+                status, detail = "copied", ", ".join(filter(None, [f"from {source_name}", detail]))
         if fitted is not None:
             state[name] = fitted
-        rows[name] = Transferred(name, status, detail, own.numel(), "" if fitted is None else released.get(key, key))
-    _leave_halves(rows, state, [name for name in found if name not in state])
-    _check_blocks(model, source, state, {name: there[key] for name, (_, key) in found.items()})
-    whole = model.state_dict()
-    whole.update(state)  # which keeps its metadata
-    model.load_state_dict(whole)
+        rows[name] = Transferred(name, status, detail, own.numel(), "" if fitted is None else source_name)
+    _leave_halves(rows, state, [name for name in origins if name not in state])
+    _check_blocks(model, source, state, {name: values[keys[origin]] for name, origin in origins.items()})
+    complete = model.state_dict()
+    complete.update(state)  # which keeps its metadata
+    model.load_state_dict(complete)
     used = {row.source for row in rows.values()}
-    theirs = {released.get(key, key): value for key, value in there.items()}
-    unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in theirs.items() if key not in used]
+    unused = [
+        Transferred(name, "unused", "", value.numel(), name)
+        for key, value in values.items()
+        if (name := released.get(key, key)) not in used
+    ]
     return Transfer((*rows.values(), *unused))
 
 
-def _in_own_layout(model: Any, there: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _in_own_layout(model: Any, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a checkpoint in our layout, and its previous names, if the authors' code has another layout."""
-    converted = model.own_layout(there)
-    if len(converted) != len(there):  # computed tensors were added
-        return there, {}
-    return converted, dict(zip(converted, there, strict=True))
+    converted = model.own_layout(state)
+    if len(converted) != len(state):  # computed tensors were added
+        return state, {}
+    return converted, dict(zip(converted, state, strict=True))
 
 
 def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
@@ -230,8 +212,8 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
         table = _TABLE.fullmatch(_place(f"position.{name}"))
         if table and table[2] == "0":
             stage = name.split(".")[1]  # of several; PVT's code counts from one
-            theirs = ("pos_embed", "pos_embed0") if stages == 1 else (f"pos_embed{int(stage) + 1}",)
-            published |= dict.fromkeys(theirs, name)
+            table_names = ("pos_embed", "pos_embed0") if stages == 1 else (f"pos_embed{int(stage) + 1}",)
+            published |= dict.fromkeys(table_names, name)
     published |= position.published_names()
     names = {}
     for key in keys:
@@ -241,9 +223,8 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """Return the name of a position parameter without the parts for combined encodings, a norm, and SAM's `whole`."""
-    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)whole\.", r"\1", name)
-    name = re.sub(r"^(position\.(?:stages\.\d+\.)?(?:windowed\.)?)parts\.\d+\.", r"\1", name)
+    """Return the name of a position parameter without its part of a sum or of SAM's layers, and without a norm."""
+    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)(?:whole\.)?(windowed\.)?(?:parts\.\d+\.)?", r"\1\2", name)
     return re.sub(r"^(position\.(?:.*\.)?encodings\.\d+)\.bias\.", r"\1.", name)
 
 
@@ -253,35 +234,35 @@ def _layer(name: str) -> str | None:
     return table and table[2]
 
 
-def _origins(own: Iterable[str], there: Iterable[str]) -> dict[str, str]:
+def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Map each name of the model to the name, in our layout, of the checkpoint's tensor that it is set from."""
-    own, there = list(own), list(there)
-    origins = {name: name for name in set(own).intersection(there)}
-    wanted = Counter(_place(name) for name in own if name not in origins)
-    left = [name for name in there if name not in origins]
-    offered = Counter(map(_place, left))
-    at = {_place(name): name for name in left if offered[_place(name)] == 1}
+    names = list(names)
+    origins = {name: name for name in set(model_names).intersection(names)}
+    left = [name for name in model_names if name not in origins]
+    wanted = Counter(map(_place, left))
+    places: dict[str, list[str]] = {}
     tables: dict[str, list[str]] = {}
-    for name in there:
+    for name in names:
+        if name not in origins:
+            places.setdefault(_place(name), []).append(name)
         if table := _TABLE.fullmatch(_place(name)):
             tables.setdefault(table[1], []).append(name)
-    for name in own:
-        if name in origins:
-            continue
+    for name in left:
         place = _place(name)
         table = _TABLE.fullmatch(place)
-        if place in at and wanted[place] == 1:
-            origins[name] = at[place]
-        elif table and len(tables.get(table[1], [])) == 1:
-            (origins[name],) = tables[table[1]]
+        candidates = places.get(place, []) if wanted[place] == 1 else []
+        if len(candidates) != 1 and table:
+            candidates = tables.get(table[1], [])
+        if len(candidates) == 1:
+            (origins[name],) = candidates
     return origins
 
 
 def _classifier_names(model: Any) -> set[str]:
     """Return the names of the classifiers' parameters and buffers."""
-    held = model.get_classifier()
-    classifiers = held if isinstance(held, tuple) else (held,)
-    modules = {name for name, module in model.named_modules() if any(module is one for one in classifiers)}
+    head = model.get_classifier()
+    classifiers = {id(module) for module in (head if isinstance(head, tuple) else (head,))}
+    modules = {name for name, module in model.named_modules() if id(module) in classifiers}
     return {name for name in model.state_dict() if name.rpartition(".")[0] in modules}
 
 
@@ -300,7 +281,7 @@ def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfit
         rows[name] = rows[name]._replace(status="new", detail="as the rest of its module", source="")
 
 
-def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> None:
+def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint from which no weight of the model's blocks was loaded."""
     weights = {
         name: value
@@ -310,9 +291,9 @@ def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], th
     if weights.keys() & state.keys():
         return
     shapes = [
-        f"{name} is {tuple(there[name].shape)} where the model has {tuple(value.shape)}"
+        f"{name} is {tuple(values[name].shape)} where the model has {tuple(value.shape)}"
         for name, value in weights.items()
-        if name in there
+        if name in values
     ]
     why = shapes[0] if shapes else f"it has none of them, {next(iter(weights), 'blocks')} for one"
     what = "the checkpoint" if isinstance(source, Mapping) else str(source)
@@ -324,16 +305,16 @@ class Fitting:
 
     Args:
         model: the model.
-        there: the checkpoint, under our names.
+        checkpoint: the tensors of the checkpoint, under our names.
     """
 
-    def __init__(self, model: nn.Module, there: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, checkpoint: Mapping[str, Tensor]) -> None:
         self.model: Any = model
         position: Any = model.position
-        self.own = model.state_dict()
+        self.state = model.state_dict()
         self.modules = dict(model.named_modules())
-        self.held = {f"position.{name}": shape for name, shape in position.table_shapes().items()}
-        self.prefix_there, self.prefix_here = _prefix_rows(there), _prefix_rows(self.own)
+        self.grids = {f"position.{name}": shape for name, shape in position.table_shapes().items()}
+        self.checkpoint_prefix, self.model_prefix = _prefix_rows(checkpoint), _prefix_rows(self.state)
 
     def __call__(
         self, name: str, value: Tensor, shape: tuple[int, int] | None, published: bool
@@ -347,7 +328,7 @@ class Fitting:
             published: whether it has a published name there; its grid is then assumed to be square if it can be,
                 unless `shape` is given. Under our names, a tensor as large as the model's is for the same grid.
         """
-        own, value = self.own[name], value.detach()
+        own, value = self.state[name], value.detach()
         if kind(value) != kind(own):
             return None, "new", f"{dtype_name(value)} there"
         if why := unusable(value):
@@ -355,13 +336,13 @@ class Fitting:
         if not value.to(own.dtype).isfinite().all():
             return None, "new", "not finite there"
         module = self.modules[name.rpartition(".")[0]]
-        held = self.held.get(name)
+        grid = self.grids.get(name)
         if shape is None and not published and value.shape == own.shape:
-            shape = held
+            shape = grid
         fitted: tuple[Tensor | None, str, str] | None = None
         if isinstance(module, AbsoluteEncoding) and name.endswith(".pos_embed"):
             fitted = self._table(module, value, shape) if module.resampled else _formula(module, value)
-        elif held is not None and value.numel():
+        elif grid is not None and value.numel():
             resampled = self.model.position.fit(name.removeprefix("position."), value, shape)
             if resampled is value and value.shape == own.shape:
                 fitted = value, "loaded", ""
@@ -380,29 +361,27 @@ class Fitting:
         if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return None
         rows = value.reshape(-1, encoding.dim)
-        here = self.prefix_here[: encoding.grid.prefix]
-        tokens = self.prefix_there
+        wanted = self.model_prefix[: encoding.grid.prefix]
+        tokens = self.checkpoint_prefix
         grid = replace(encoding.grid, prefix=0)
-        # the first stages of a pyramid and a table of time have none, even if the model has some
-        for prefix in (tokens, here, []) if here or not self.prefix_here else ([],):
+        # the first stages of a pyramid have none, even if the model has some
+        for prefix in (tokens, wanted, []) if wanted or not self.model_prefix else ([],):
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
         else:
             return None
-        new = encoding.pos_embed[0].to(rows)
-        ahead = []
-        for row, token in enumerate(here):
-            if token in prefix:
-                ahead.append(rows[prefix.index(token)])
-            else:
-                ahead.append(torch.zeros_like(new[row]) if token in tokens else new[row])
-        same_prefix = torch.cat([*(row[None] for row in ahead), rows[len(prefix) :]])
-        table = encoding.fit(same_prefix, replace(old, prefix=len(here)))
+        initial = encoding.pos_embed[0].to(rows)
+        first = [
+            rows[prefix.index(token)] if token in prefix else initial[row] * float(token not in tokens)
+            for row, token in enumerate(wanted)
+        ]
+        same_prefix = torch.cat([*(row[None] for row in first), rows[len(prefix) :]])
+        table = encoding.fit(same_prefix, replace(old, prefix=len(wanted)))
         if table is None:
             return None
         details = [f"{_by(old)} -> {_by(grid)}"] if old != grid else []
-        details += [f"without {token}" for token in prefix if token not in here]
-        details += [f"{token} {'zero' if token in tokens else 'new'}" for token in here if token not in prefix]
+        details += [f"without {token}" for token in prefix if token not in wanted]
+        details += [f"{token} {'zero' if token in tokens else 'new'}" for token in wanted if token not in prefix]
         return table[None], "resized" if details else "loaded", ", ".join(details)
 
     def _kernel(self, layer: nn.Conv2d, value: Tensor, own: Tensor) -> tuple[Tensor, str, str] | None:
