@@ -186,16 +186,26 @@ def draw(model: nn.Module) -> nn.Module:
     return model
 
 
+def draw_double(module: Any) -> Any:
+    """Draw every trainable parameter of a module, in float64, and put it into evaluation mode."""
+    return draw(module.double().eval())
+
+
+def render(figure: Any) -> Any:
+    """Lay out a figure, which warns about texts that do not fit and glyphs that do not exist."""
+    figure.draw_without_rendering()
+    return figure
+
+
 def images(height: int = 32, width: int = 32, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
     """Draw images (batch, 3, height, width)."""
     return torch.randn(batch, 3, height, width, dtype=dtype)
 
 
-def images_for(
-    model: Any, batch: int = 2, taller: int = 1, wider: int = 1, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Draw images (batch, channels, height, width) of a multiple of the size that a model is built for."""
+def images_for(model: Any, batch: int = 2, taller: int = 1, wider: int = 1) -> Tensor:
+    """Draw images (batch, channels, height, width) of a multiple of the size of a model, in its dtype."""
     height, width = model.img_size
+    dtype = next(model.parameters()).dtype
     return torch.randn(batch, model.in_chans, taller * height, wider * width, dtype=dtype)
 
 

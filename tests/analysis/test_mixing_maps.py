@@ -18,7 +18,7 @@ from graticule.lab.figures.save import save_figure
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from in_turn import in_turn
-from tiny import draw, images, spec, tiny
+from tiny import draw, images, render, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
 QUADRATIC = ["gqpe", "ggqpe"]
@@ -309,11 +309,6 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
 # The sheet of weights
 
 
-def drawn(figure):
-    figure.draw_without_rendering()  # a layout that does not fit warns here
-    return figure
-
-
 def panels(figure, rows, columns):
     """Return the panels of a sheet, one list per row, and the axes of its color bars."""
     axes = figure.axes
@@ -322,7 +317,7 @@ def panels(figure, rows, columns):
 
 def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     maps = mixing_maps(gated(), layers=[0, 2])
-    figure = drawn(mixing_sheet(maps, title="a model"))
+    figure = render(mixing_sheet(maps, title="a model"))
     lines, bars = panels(figure, 2, 4)
     for line, one in zip(lines, maps, strict=True):
         for group, ax in enumerate(line):
@@ -359,7 +354,7 @@ def test_weights_that_may_be_negative_have_a_two_sided_color_map_with_zero_in_th
 
 def test_logits_before_a_softmax_show_the_six_nearest_the_largest():
     maps = mixing_maps(gated())
-    figure = drawn(mixing_sheet(maps, values="logits"))
+    figure = render(mixing_sheet(maps, values="logits"))
     lines, bars = panels(figure, 3, 4)
     for line, bar, one in zip(lines, bars, maps, strict=True):
         image = line[1].images[0]
@@ -385,7 +380,7 @@ def test_the_query_is_a_circle_and_the_center_a_cross_where_it_is_inside():
     centers = torch.tensor([[0.0, 0.0], [2.25, -1.5], [5.5, 0.0], [0.0, -1.51]], dtype=torch.float64)
     stages(model)[0].encodings[0].center.data = centers  # (x, y)
     maps = mixing_maps(model, query=(1, 2))
-    ((line,), _) = panels(drawn(mixing_sheet(maps)), 1, 4)
+    ((line,), _) = panels(render(mixing_sheet(maps)), 1, 4)
     assert [marks(ax, "o") for ax in line] == [{(2.0, 1.0)}] * 4  # x, y of row 1 and column 2
     # 5 rows and 7 columns: x = 7.5 is beyond the last column and y = -0.51 above the first row
     assert [marks(ax, "+") for ax in line] == [{(2.0, 1.0)}, {(4.25, -0.5)}, set(), set()]
@@ -420,7 +415,7 @@ def test_eight_groups_at_even_distances_are_drawn_by_default():
 def test_a_layer_that_has_fewer_groups_leaves_panels_empty(groups):
     maps = mixing_maps(gated(POSMLP))  # 2, 4 and 4 groups
     columns = 4 if groups is None else 2
-    lines, bars = panels(drawn(mixing_sheet(maps, groups)), 3, columns)
+    lines, bars = panels(render(mixing_sheet(maps, groups)), 3, columns)
     there = [[bool(ax.images) for ax in line] for line in lines]
     assert there == [[True] * (columns // 2) + [False] * (columns // 2), [True] * columns, [True] * columns]
     assert [[ax.axison for ax in line] for line in lines] == there
@@ -430,7 +425,7 @@ def test_a_layer_that_has_fewer_groups_leaves_panels_empty(groups):
 
 def test_equal_weights_and_zeros_have_a_scale_too():
     maps = [one_map(np.zeros((2, 3, 4))), one_map(np.full((2, 3, 4), 1 / 12), softmax=True, layer=1)]
-    lines, _ = panels(drawn(mixing_sheet(maps)), 2, 2)
+    lines, _ = panels(render(mixing_sheet(maps)), 2, 2)
     assert [line[0].images[0].get_clim() for line in lines] == [(-1.0, 1.0), (0.0, pytest.approx(1 / 12))]
 
 
@@ -447,7 +442,7 @@ def test_a_sheet_has_six_layers_at_even_distances_or_all(depth, layers):
 
 def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     maps = mixing_maps(gated(POSMLP))
-    figure = drawn(bias_sheet(maps, "a model"))
+    figure = render(bias_sheet(maps, "a model"))
     (line,), (bar,) = panels(figure, 1, 3)
     for ax, one in zip(line, maps, strict=True):
         np.testing.assert_array_equal(ax.images[0].get_array(), one.bias)
@@ -462,7 +457,7 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
 
 def test_more_than_six_biases_continue_in_another_row_and_layers_without_are_left_out():
     maps = [one_map(np.ones((1, 2, 3)), layer=n, bias=None if n == 2 else np.full((2, 3), float(n))) for n in range(9)]
-    lines, bars = panels(drawn(bias_sheet(maps)), 2, 6)
+    lines, bars = panels(render(bias_sheet(maps)), 2, 6)
     titles = [ax.get_title() for line in lines for ax in line]
     assert titles == [f"layer {n}" for n in (0, 1, 3, 4, 5, 6, 7, 8)] + [""] * 4
     assert [ax.axison for ax in lines[1]] == [True, True, False, False, False, False]
@@ -471,7 +466,7 @@ def test_more_than_six_biases_continue_in_another_row_and_layers_without_are_lef
 
 def test_biases_that_are_all_one_can_be_drawn():
     maps = mixing_maps(graticule.create_model(GMLP, **SIZES[GMLP]))
-    ax = drawn(bias_sheet(maps)).axes[0]
+    ax = render(bias_sheet(maps)).axes[0]
     assert (ax.images[0].get_array() == 1).all() and ax.get_xlabel().endswith("mean 1.00")
     low, high = ax.images[0].get_clim()
     assert low == 1 < high
@@ -487,7 +482,7 @@ def test_biases_that_are_all_one_can_be_drawn():
     ids=["weights", "one group", "bias"],
 )
 def test_no_text_of_a_sheet_lies_over_another(sheet):
-    figure = drawn(sheet(mixing_maps(graticule.create_model("posmlp_nano_32"))))
+    figure = render(sheet(mixing_maps(graticule.create_model("posmlp_nano_32"))))
     texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label) if ax.axison]
     boxes = [t.get_window_extent() for t in [*texts, *figure.texts] if t.get_text()]
     assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
@@ -498,7 +493,7 @@ def test_no_text_of_a_sheet_lies_over_another(sheet):
 
 def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     maps = {"gqpe": mixing_maps(gated(encoding="gqpe")), "ggqpe": mixing_maps(gated(POSMLP))}
-    figure = drawn(non_locality_plot(maps, "two models"))
+    figure = render(non_locality_plot(maps, "two models"))
     left, right = figure.axes
     for index, layers in enumerate(maps.values()):
         assert list(left.lines[index].get_xdata()) == list(right.lines[index].get_xdata()) == [0, 1, 2]
@@ -514,11 +509,11 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
 
 def test_a_model_without_a_quadratic_encoding_is_in_the_second_panel_alone():
     maps = {"glrpe": mixing_maps(gated(encoding="glrpe")), "ggqpe": mixing_maps(gated())}
-    left, right = drawn(non_locality_plot(maps)).axes
+    left, right = render(non_locality_plot(maps)).axes
     assert [line.get_label() for line in left.lines] == ["ggqpe"]
     assert [line.get_label() for line in right.lines] == ["glrpe", "ggqpe"]
     assert left.lines[0].get_color() == right.lines[1].get_color()  # a model has the same color in both
-    left, right = drawn(non_locality_plot({"glrpe": maps["glrpe"]})).axes
+    left, right = render(non_locality_plot({"glrpe": maps["glrpe"]})).axes
     assert not left.lines and [text.get_text() for text in left.texts] == ["no quadratic encoding"]
     assert len(right.lines) == 1
 

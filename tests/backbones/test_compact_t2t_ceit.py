@@ -19,7 +19,7 @@ from graticule.backbones.compact import CompactBlock, ConvolutionalTokenizer
 from graticule.backbones.t2t import TokenPerformer, TokensToToken, TokenTransformer
 from graticule.position.layer import LayerPosition
 from in_turn import in_turn
-from tiny import count, draw, images, spec
+from tiny import assert_same, count, draw, images, spec
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 FACTS = json.loads((GOLDEN / "facts.json").read_text())
@@ -67,10 +67,6 @@ def wide(height, width, batch=2):
 
 def rand(*shape):
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def assert_same(a, b, atol=1e-11):
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
 def layer_norm(x, norm):

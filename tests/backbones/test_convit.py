@@ -9,7 +9,7 @@ import graticule
 from graticule import Grid, LayerPosition, published_state_dict
 from graticule.encodings.gpsa import Gpsa
 from graticule.testing.methods import check_backbone
-from tiny import draw, images
+from tiny import assert_same, draw, images
 
 SIZE = {"patch_size": 8, "depth": 4, "num_heads": 3, "num_classes": 5}
 GATED = "learnable + gpsa(layers=2)"
@@ -21,10 +21,6 @@ def both(side=32, **kwargs):
     ours = graticule.create_model("convit_tiny", embed_dim=24, encoding=GATED, img_size=side, **SIZE, **kwargs)
     ours.double().eval().load_state_dict(theirs.double().eval().state_dict())
     return ours, theirs
-
-
-def assert_same(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from timm.optim import create_optimizer_v2
 import graticule
 from graticule import Grid
 from in_turn import in_turn
-from tiny import DEPTH, SIZE, count, draw, full_size, images, spec
+from tiny import DEPTH, SIZE, assert_same, count, draw, full_size, images, spec
 
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
 SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
@@ -42,10 +42,6 @@ def exact(name=TOKEN, **kwargs):
 
 def wide(*size, **kwargs):
     return images(*size, dtype=torch.float64, **kwargs)
-
-
-def assert_same(a, b, atol=1e-11):
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
 def by_hand(peg, tokens, grid):

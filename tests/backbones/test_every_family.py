@@ -44,7 +44,7 @@ from graticule.lab.training import cost
 from graticule.lab.training.task import build_model, read_recipe
 from graticule.layers.gating import mix_tokens
 from in_turn import in_turn
-from tiny import GATED, SMALL, count, draw, having, three_families, two_families
+from tiny import GATED, SMALL, count, draw, having, images_for, three_families, two_families
 
 CLASSES = 5
 
@@ -163,11 +163,6 @@ def model_of(family: str, encoding: str | None = None, joining: str = "default")
     return copy.deepcopy(held(family, encoding, joining))
 
 
-def images(model: Any, batch: int = 2, taller: int = 1, wider: int = 1) -> Tensor:
-    height, width = model.img_size
-    return torch.randn(batch, 3, taller * height, wider * width, dtype=torch.float64)
-
-
 def layers(model: Any) -> int:
     return sum(getattr(model, "depths", ())) or len(model.blocks)
 
@@ -193,14 +188,14 @@ def unmixed(family: str, encoding: str | None) -> str | None:
 @torch.no_grad()
 def test_no_images_have_no_logits(family):
     model = held(family, None, "default")
-    assert model(images(model, batch=0)).shape == (0, CLASSES)
+    assert model(images_for(model, batch=0)).shape == (0, CLASSES)
 
 
 @three_families
 @torch.no_grad()
 def test_the_intermediates_are_those_that_the_model_goes_through(family):
     model = held(family, None, "default")
-    x = images(model, wider=2)
+    x = images_for(model, wider=2)
     final, maps = model.forward_intermediates(x)
     torch.testing.assert_close(final, model.forward_features(x))
     through = list(model.each_layer(x))
@@ -214,7 +209,7 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family):
 @three_families
 @torch.no_grad()
 def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a_dictionary(family):
-    model, x = held(family, None, "default"), images(held(family, None, "default"))
+    model, x = held(family, None, "default"), images_for(held(family, None, "default"))
     maps = model.forward_intermediates(x, intermediates_only=True)
     tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
     torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
@@ -236,7 +231,7 @@ def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a
 @torch.no_grad()
 def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(family):
     model = model_of(family)
-    x = images(model)
+    x = images_for(model)
     first = model.forward_intermediates(x, indices=[0], intermediates_only=True)
     early = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
     torch.testing.assert_close(early, first, rtol=0, atol=0)
@@ -256,7 +251,7 @@ def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
     block = model.feature_info[-1]["module"]
     wanted = {block: "block", names[-1]: "logits"}
     traced = create_feature_extractor(model, wanted, tracer_kwargs={**tracer, "param_shapes_constant": True})
-    for x in (images(model), images(model, taller=2)):
+    for x in (images_for(model), images_for(model, taller=2)):
         found = traced(x)
         torch.testing.assert_close(found["logits"], model(x), rtol=0, atol=0)
         if not any(given.after for given in model.position(model.grid)):
@@ -272,7 +267,7 @@ def test_timm_makes_a_backbone_of_features(family):
     features = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(-1,), **sizes).double().eval()
     torch.manual_seed(1)
     model = timm.create_model(f"graticule_{name}", **sizes).double().eval()
-    x = images(model)
+    x = images_for(model)
     (found,) = features(x)
     assert found.shape[1] == features.feature_info.channels()[0] == model.feature_info[-1]["num_chs"]
     torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
@@ -283,7 +278,7 @@ def test_timm_makes_a_backbone_of_features(family):
 @torch.no_grad()
 def test_windows_are_changed_and_changed_back(family, encoding, joining, folded):
     model = model_of(family, encoding, joining)
-    x = images(model, taller=2)
+    x = images_for(model, taller=2)
     model.set_input_size(x.shape[-2:])
     before = model(x)
     if folded:
@@ -319,7 +314,7 @@ def test_windows_by_stage_are_set_where_there_are_some(family):
     refused = refusal("set_windows", family)
     result(refused, set_windows, model, (4, 2))
     if refused is None:
-        assert model.windows == (4, 2) and model(images(model)).isfinite().all()
+        assert model.windows == (4, 2) and model(images_for(model)).isfinite().all()
 
 
 @every
@@ -343,7 +338,7 @@ def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, enco
 @every
 def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, encoding, joining):
     model = held(family, encoding, joining)
-    x = images(model, batch=1, taller=2)
+    x = images_for(model, batch=1, taller=2)
     refused = refusal("attention_maps", family)
     found = result(refused, attention_maps, model, x)
     without = result(refused, attention_maps, model, x, without_position=True)
@@ -416,7 +411,7 @@ def test_the_parts_of_a_mixing_sum_up_to_its_maps(family, encoding, joining):
 @every
 def test_the_translation_error_is_measured_in_every_layer(family, encoding, joining):
     model = held(family, encoding, joining)
-    x = images(model, taller=2, wider=2)
+    x = images_for(model, taller=2, wider=2)
     found = translation_error(model, x)
     assert len(found.grids) == layers(model)
     assert whole_patches(model, (x.shape[-2], x.shape[-1])).shape == found.grids[-1].shape
@@ -434,7 +429,7 @@ def test_coefficients_of_the_norms_are_those_of_a_table_that_is_added_once_and_a
     with_a_table = ("ViT, DeiT", "DeiT, distilled", "ViT-Lite", "CVT", "CCT", "T2T-ViT", "CeiT")
     refused = "`model` must be a backbone of one stage|`model` must add one table to the embedded tokens"
     allowed = encoding is None and family in with_a_table
-    found = result(None if allowed else refused, norm_coefficients, model, images(model))
+    found = result(None if allowed else refused, norm_coefficients, model, images_for(model))
     if found is not None:
         for values in (found.tokens, found.position, found.shift):
             assert values.shape[0] == layers(model) and values.isfinite().all()
@@ -444,7 +439,7 @@ def test_coefficients_of_the_norms_are_those_of_a_table_that_is_added_once_and_a
 @torch.no_grad()
 def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, encoding, joining):
     model = held(family, encoding, joining)
-    x = images(model)
+    x = images_for(model)
     path = tmp_path / "weights.safetensors"
     state = graticule.published_state_dict(model)
     save_weights(state, path)
@@ -465,7 +460,7 @@ def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, en
 @torch.no_grad()
 def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_another_size(family, encoding, joining):
     model = held(family, encoding, joining)
-    x = images(model)
+    x = images_for(model)
     same = build(family, encoding, joining).double().eval()
     taken = graticule.transfer(same, model.state_dict())
     assert {row.status for row in taken.rows} == {"loaded"}
@@ -475,7 +470,7 @@ def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_anothe
     larger.reset_classifier(3)
     taken = graticule.transfer(draw(larger), model.state_dict())
     assert {row.name for row in taken.rows if row.status == "new"} >= {"head.weight", "head.bias"}
-    assert larger(images(larger)).shape == (2, 3) and larger(images(larger)).isfinite().all()
+    assert larger(images_for(larger)).shape == (2, 3) and larger(images_for(larger)).isfinite().all()
 
 
 @every
@@ -496,7 +491,7 @@ def test_checkpointing_changes_no_gradient(family):
         model = model_of(family)
         model.set_grad_checkpointing(checkpointing)
         torch.manual_seed(0)
-        x, runs = images(model), []
+        x, runs = images_for(model), []
         block = model.get_submodule(model.feature_info[0]["module"])
         block.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
         model(x).square().sum().backward()
@@ -511,7 +506,7 @@ def test_checkpointing_changes_no_gradient(family):
 @torch.no_grad()
 def test_memory_layout_and_autocast_do_not_change_the_logits(family):
     model = model_of(family)
-    x = images(model)
+    x = images_for(model)
     expected, last = model(x), x.to(memory_format=torch.channels_last)
     torch.testing.assert_close(model(last), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(model.to(memory_format=torch.channels_last)(last), expected, rtol=0, atol=1e-10)
@@ -538,7 +533,7 @@ def test_dropout_is_where_its_argument_says_and_in_training_alone(family):
     assert own.keys() >= set(rates) - {"attn_drop_rate"}
     for rate in [rate for rate in rates if rate in own]:
         model = draw(build(family, **{rate: 0.5}))
-        x = images(model, batch=8).float()
+        x = images_for(model, batch=8).float()
         assert not torch.equal(model.train()(x), model(x)), rate
         assert torch.equal(model.eval()(x), model(x)), rate
 
@@ -556,7 +551,7 @@ def test_stochastic_depth_grows_linearly_through_all_stages_from_nothing(family)
 @torch.no_grad()
 def test_the_classifier_is_replaced_and_removed(family):
     model = model_of(family)
-    x = images(model)
+    x = images_for(model)
     model.reset_classifier(3)
     classifier = model.get_classifier()
     assert model(x).shape == (2, 3) and (classifier is model.head or classifier == (model.head, model.head_dist))
@@ -570,21 +565,21 @@ def test_the_classifier_is_replaced_and_removed(family):
 def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
     monkeypatch.setattr(cost, "_SECONDS", 0.0)
     model = held(family, None, "default")
-    found = cost.inference_cost(model, images(model))
+    found = cost.inference_cost(model, images_for(model))
     assert found.batch == 2 and 0 < found.images_per_second < float("inf") and found.memory > 0
 
 
 @two_families
 def test_results_are_drawn(family):
     model = held(family, None, "default")
-    figures: list[Any] = [translation_plot({family: translation_error(model, images(model, taller=2, wider=2))})]
+    figures: list[Any] = [translation_plot({family: translation_error(model, images_for(model, taller=2, wider=2))})]
     if unmixed(family, None) is None:
         maps = mixing_maps(model)
         figures += [mixing_sheet(maps), non_locality_plot({family: maps})]
         if family != "GFNet":  # whose filters have no bias
             figures.append(bias_sheet(maps))
     elif family not in GATED:
-        figures.append(attention_sheet({family: attention_maps(model, images(model, batch=1))}))
+        figures.append(attention_sheet({family: attention_maps(model, images_for(model, batch=1))}))
     if (biases := bias_maps(model)) is not None:
         figures.append(bias_map_sheet(biases, family))
     if own(family, None) is None:
@@ -596,7 +591,7 @@ def test_results_are_drawn(family):
 @two_families
 def test_the_explorer_shows_every_layer(family):
     model = held(family, None, "default")
-    given = ([images(model, batch=1)], (0.5,) * 3, (0.2,) * 3, family)
+    given = ([images_for(model, batch=1)], (0.5,) * 3, (0.2,) * 3, family)
     if family == "MLP-Mixer":
         with pytest.raises(ValueError, match="must have maps of position or attention"):
             explored(model, *given)

@@ -1,7 +1,5 @@
 """Every family is exported by torch.export with a batch of any size."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +7,7 @@ from torch.export import Dim, export
 
 import graticule
 from graticule.lab.studies.matrix import build
-from tiny import SMALL, THREE, shallow
+from tiny import SMALL, THREE, images_for, shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")
@@ -34,25 +32,21 @@ def assert_any_batch_goes_in(model: nn.Module, name: str, example: Tensor, *othe
         torch.testing.assert_close(exported(other), model(other), rtol=0, atol=1e-12)
 
 
-def images(model: Any, batch: int) -> Tensor:
-    return torch.randn(batch, 3, *model.img_size, dtype=torch.float64)
-
-
 @pytest.mark.parametrize(("family", "encoding", "joining"), CASES)
 def test_an_exported_model_takes_a_batch_of_any_size(family, encoding, joining):
     sizes = {} if encoding and family != "Swin" else shallow(family)  # a projection between blocks needs two
     model = build(family, encoding, joining, **sizes).double().eval()
-    assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 1), images(model, 3))
+    assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 1), images_for(model, 3))
 
 
 def test_a_folded_model_is_exported_with_its_constants():
     model = graticule.fold(build("ViT, DeiT", "learnable", "lape", depth=1).double().eval())
-    assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 3))
+    assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 3))
 
 
 def test_a_product_over_displacements_is_exported_too():
     model = build("gMLP", "ggqpe(product='displacement')", num_blocks=1).double().eval()
-    assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 3))
+    assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 3))
 
 
 @pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rope_1d", "default")])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import graticule
 from graticule import testing
@@ -24,7 +23,17 @@ from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.surgery.change import change_position
-from tiny import GATED, SMALL, draw, every_family, shallow, three_families, two_families
+from tiny import (
+    GATED,
+    SMALL,
+    assert_same,
+    draw,
+    every_family,
+    images_for,
+    shallow,
+    three_families,
+    two_families,
+)
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
@@ -50,19 +59,8 @@ def model_of(family: str, encoding: str | None = None) -> Any:
     return copy.deepcopy(held(family, encoding))
 
 
-def images(model: Any, batch: int = 2, taller: int = 1) -> Tensor:
-    height, width = model.img_size
-    return torch.randn(batch, model.in_chans, taller * height, width)
-
-
 def refused(why: str) -> Any:
     return pytest.raises(ValueError, match=why)
-
-
-def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """Check that two state dicts are equal bit for bit."""
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
 @cache
@@ -84,7 +82,7 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
     for encoding in ("none", "learnable", "rope", "lrpe_m", "sinusoidal_2d + sgu"):
         model = model_of(family)
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        x = images(model)
+        x = images_for(model)
         expected = model(x)
         if (encoding in mixed) != (family in GATED) or (encoding == "rope" and family in WITHOUT_PAIRS):
             with refused("`(encoding|grid)` must"):
@@ -95,34 +93,34 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
         assert model(x).isfinite().all()
         assert [one.layer for one in model.certificate.drift] == list(range(sum(model.depths)))
         others = [{k: v for k, v in state.items() if k[:8] != "position"} for state in (before, model.state_dict())]
-        assert_same(*others)
+        assert_same(*others, atol=0)
 
 
 @three_families
 def test_weights_are_exported_and_loaded_under_published_and_under_own_names(tmp_path, family):
     model = model_of(family)
-    x = images(model)
+    x = images_for(model)
     published = save_weights(published_state_dict(model), tmp_path / "model.safetensors")
     fresh = graticule.load_checkpoint(build(family), published).eval()
     torch.testing.assert_close(fresh(x), model(x))
     other = load_own(build(family), save_weights(model.state_dict(), tmp_path / "own.safetensors"))
-    assert_same(other.state_dict(), model.state_dict())
+    assert_same(other.state_dict(), model.state_dict(), atol=0)
 
 
 @three_families
 def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family):
     model = model_of(family)
     again = graticule.from_pretrained(model.save_pretrained(tmp_path / "saved"))
-    x = images(model)
+    x = images_for(model)
     assert type(again) is type(model) and again.img_size == model.img_size and not again.training
     torch.testing.assert_close(again(x), model(x))
-    assert_same(again.state_dict(), model.state_dict())
+    assert_same(again.state_dict(), model.state_dict(), atol=0)
 
 
 @two_families
 def test_nothing_is_attached_to_a_model_that_has_a_position(family):
     model = model_of(family)
-    x = images(model)
+    x = images_for(model)
     expected = model(x)
     with refused("`module` must have no position of this library"):
         graticule.attach(model)
@@ -135,7 +133,7 @@ def test_nothing_is_attached_to_a_model_that_has_a_position(family):
 def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
     model = model_of(family)
     height, width = model.img_size
-    given = {(height, width): images(model, 5), (2 * height, width): images(model, 5, taller=2)}
+    given = {(height, width): images_for(model, 5), (2 * height, width): images_for(model, 5, taller=2)}
     found = audit(model, given, timed=False)
     assert len(found.probes) == len(found.grids) == sum(model.depths) and not found.unknown
     for probe, grid in zip(found.probes, found.grids, strict=True):
@@ -153,7 +151,7 @@ def test_a_view_has_the_grid_of_every_layer(family):
     view = view_of(model)
     grids = view.grids(view.img_size)
     assert view.img_size == model.img_size and len(grids) == sum(model.depths)
-    assert [at.patches for at in grids] == [at.patches for _, at in model.each_layer(images(model))]
+    assert [at.patches for at in grids] == [at.patches for _, at in model.each_layer(images_for(model))]
 
 
 @three_families
@@ -185,14 +183,14 @@ def test_the_position_code_passes_every_check(family):
 @three_families
 def test_segmentation_gives_a_class_per_pixel(family):
     model = graticule.create_segmenter(model_of(family), 3, decoder="segmenter_linear").eval()
-    x = images(held(family), taller=2)
+    x = images_for(held(family), taller=2)
     assert model(x).shape == (2, 3, *x.shape[-2:])
 
 
 @three_families
 def test_detection_gives_boxes_within_the_image(family):
     model = graticule.create_detector(model_of(family), 3, head="fcos(score=0.0)").eval()
-    x = images(held(family), batch=1, taller=2)
+    x = images_for(held(family), batch=1, taller=2)
     with torch.no_grad():
         (found,) = model(list(x))
     height, width = x.shape[-2:]
@@ -223,12 +221,3 @@ def test_a_run_trains_every_parameter_and_is_opened(tmp_path, family):
     start = graticule.lab.training.build_model(recipe, num_classes=10)
     assert run.finished and model(torch.zeros(1, model.in_chans, side, side)).shape == (1, 10)
     assert start.state_dict().keys() == model.state_dict().keys()
-
-
-@pytest.mark.parametrize("family", ["Swin", "SAM"])
-def test_a_table_is_measured_against_a_rotation_only_where_layers_see_the_whole_grid(family):
-    model = copy.deepcopy(held(family, "learnable"))
-    change_position(model, "rope")
-    whole = model.global_layers if family == "SAM" else ()
-    known = {share.layer for share in model.certificate.shares if share.term == "table in the logits"}
-    assert known == set(whole)

@@ -15,7 +15,7 @@ from graticule import Grid
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.encodings.build import build_position
 from in_turn import in_turn
-from tiny import SMALL, draw, gradients, images
+from tiny import SMALL, assert_same, draw, gradients, images
 
 SIZE = {
     "img_size": 64,
@@ -51,10 +51,6 @@ def exact(form, **kwargs):
 
 def wide(*size, **kwargs):
     return images(*(size or (64, 64)), dtype=torch.float64, **kwargs)
-
-
-def assert_same(a, b, atol=1e-11):
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
 # Sizes

@@ -9,6 +9,7 @@ from graticule import Grid, LayerPosition
 from graticule.backbones.pvt import SpatialReductionAttention
 from graticule.layers.attention import Attention
 from in_turn import in_turn
+from tiny import assert_same
 
 B, D, HEADS = 2, 24, 3
 HEAD = D // HEADS
@@ -51,10 +52,6 @@ def naive(module, x, grid):
         weights.append(logits.exp() / logits.exp().sum(-1, keepdim=True))
         mixed.append(weights[-1] @ v[..., at])
     return torch.cat(mixed, -1) @ module.proj.weight.T + module.proj.bias, torch.stack(weights, 1)
-
-
-def assert_same(ours, formula):
-    torch.testing.assert_close(ours, formula, rtol=0, atol=1e-11)
 
 
 @cases

@@ -23,7 +23,7 @@ from graticule.encodings.build import build_position
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
 from in_turn import in_turn
-from tiny import count, draw, images
+from tiny import assert_same, count, draw, images
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
 THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
@@ -72,10 +72,6 @@ def timms(**kwargs):
 
 def wide(height=64, width=64, batch=2):
     return images(height, width, batch, torch.float64)
-
-
-def assert_same(a, b, atol=1e-12):
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
 # timm's

@@ -11,7 +11,7 @@ import graticule
 from graticule import Grid, LayerPosition, published_state_dict
 from graticule.backbones.swin_v2 import CosineWindowAttention
 from graticule.position.windows import Windows
-from tiny import draw, images
+from tiny import assert_same, draw, images
 
 SIZE = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "num_classes": 5}
 
@@ -48,10 +48,6 @@ def both(**kwargs):
     ours = graticule.create_model("swinv2_tiny_window8_256", **{**SIZE, **kwargs}).double().eval()
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
-
-
-def assert_same(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

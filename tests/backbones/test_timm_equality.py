@@ -6,7 +6,7 @@ import torch
 
 import graticule
 from in_turn import in_turn
-from tiny import SIZE, draw, images
+from tiny import SIZE, assert_same, draw, images
 
 MODELS = ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
 VITS = ["vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch8_224"]
@@ -19,21 +19,6 @@ def both(name, **kwargs):
     ours = graticule.create_model(name, **kwargs).double().eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     return ours, theirs
-
-
-def assert_same(ours, theirs):
-    """Compare tensors, and lists, pairs and dictionaries of them."""
-    assert type(ours) is type(theirs)
-    if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys()
-        ours, theirs = list(ours.values()), list(theirs.values())
-    if isinstance(theirs, torch.Tensor):
-        assert ours.shape == theirs.shape
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    else:
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            assert_same(a, b)
 
 
 @in_turn("name", MODELS + VITS)

@@ -15,6 +15,7 @@ from graticule.layers.gating import mix_tokens
 from graticule.position.displacement import displacement_index
 from graticule.position.grid import Grid
 from in_turn import in_turn
+from tiny import draw_double
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]
 FORMS = ["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
@@ -29,18 +30,10 @@ BUILDERS = {
 every = in_turn("name", BUILDERS)
 
 
-def drawn(encoding):
-    """Return the encoding in float64 with all parameters perturbed."""
-    with torch.no_grad():
-        for parameter in encoding.double().parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return encoding
-
-
 @grids
 @every
 def test_weights_have_a_row_a_query_and_depend_on_displacement_alone(name, grid):
-    encoding = drawn(BUILDERS[name](grid))
+    encoding = draw_double(BUILDERS[name](grid))
     weights = encoding(grid)
     assert weights.shape == (encoding.groups, grid.patches, grid.patches)
     if name in ("lrpe", "glrpe"):

@@ -12,6 +12,7 @@ from graticule.layers.gating import mix_tokens
 from graticule.position.displacement import displacement_index
 from graticule.position.grid import Grid
 from in_turn import in_turn
+from tiny import draw_double
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(6, 2), Grid(2, 7)]
 FORMS = ["alpha", "gamma", "gamma_gamma_t"]
@@ -19,15 +20,6 @@ grids = in_turn("grid", GRIDS)
 forms = in_turn("form", FORMS)
 roads = in_turn("road", ["matrix", "displacement"])
 SHIFTS = [(0, 0), (2, 0), (0, -3), (-1, 2), (2, 3), (-2, -3)]
-
-
-def drawn(encoding):
-    """Return the encoding in float64 with all parameters perturbed except frozen ones."""
-    with torch.no_grad():
-        for parameter in encoding.double().parameters():
-            if parameter.requires_grad:
-                parameter += 0.3 * torch.randn_like(parameter)
-    return encoding
 
 
 def mixed(encoding, grid, x, road):
@@ -95,7 +87,7 @@ def equation_5(encoding, grid, g):
 @forms
 @in_turn("shift", [True, False])
 def test_weights_are_equation_5_written_with_loops(grid, form, shift):
-    encoding = drawn(QuadraticMixing(grid, 3, form, shift)).requires_grad_(False)
+    encoding = draw_double(QuadraticMixing(grid, 3, form, shift)).requires_grad_(False)
     weights = encoding(grid)
     for g in range(3):
         torch.testing.assert_close(weights[g], equation_5(encoding, grid, g), rtol=0, atol=1e-12)
@@ -124,7 +116,7 @@ def test_the_first_number_of_a_centre_is_the_column_and_the_second_the_row():
 def test_what_is_the_same_everywhere_stays_as_it_is(form, road):
     grid = Grid(4, 6)
     x = torch.randn(2, 1, 6, dtype=torch.float64).expand(2, grid.patches, 6)
-    torch.testing.assert_close(mixed(drawn(QuadraticMixing(grid, 3, form)), grid, x, road), x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mixed(draw_double(QuadraticMixing(grid, 3, form)), grid, x, road), x, rtol=0, atol=1e-12)
 
 
 # Translation
@@ -135,7 +127,7 @@ def test_what_is_the_same_everywhere_stays_as_it_is(form, road):
 @in_turn("groups", [1, 3])
 def test_with_a_table_the_output_moves_with_what_is_seen(road, shift, groups):
     grid = Grid(7, 10)
-    encoding = drawn(LearnableMixing(grid, groups))
+    encoding = draw_double(LearnableMixing(grid, groups))
     first, second = object_and_shifted(grid, (2, 3), shift, 6)
     assert_moved(mixed(encoding, grid, first, road), mixed(encoding, grid, second, road), grid, shift)
 
@@ -145,7 +137,7 @@ def test_with_a_table_the_output_moves_with_what_is_seen(road, shift, groups):
 @in_turn("shift", SHIFTS)
 def test_after_a_softmax_the_output_moves_once_the_normaliser_is_taken_out(form, road, shift):
     grid = Grid(7, 10)
-    encoding = drawn(QuadraticMixing(grid, 3, form))
+    encoding = draw_double(QuadraticMixing(grid, 3, form))
     normaliser = encoding.logits(grid).flatten(1)[:, displacement_index(grid)].exp().sum(-1)  # (groups, N)
     first, second = (
         (mixed(encoding, grid, x, road).unflatten(-1, (3, -1)) * normaliser.T[..., None]).flatten(-2)
@@ -173,7 +165,7 @@ def test_after_a_softmax_the_output_itself_does_not_move(form):
 )
 def test_groups_do_not_mix_channels(road, build):
     grid = Grid(4, 5)
-    encoding, x = drawn(build(grid)), torch.randn(1, 20, 6, dtype=torch.float64)
+    encoding, x = draw_double(build(grid)), torch.randn(1, 20, 6, dtype=torch.float64)
     before = mixed(encoding, grid, x, road)
     for channel in range(6):
         changed = x.clone()
@@ -188,7 +180,7 @@ def test_groups_do_not_mix_channels(road, build):
 @roads
 def test_a_group_says_what_it_says_alone(form, road):
     grid = Grid(4, 5)
-    encoding = drawn(QuadraticMixing(grid, 3, form))
+    encoding = draw_double(QuadraticMixing(grid, 3, form))
     x = torch.randn(2, 20, 6, dtype=torch.float64)
     together = mixed(encoding, grid, x, road)
     for g in range(3):
@@ -205,7 +197,7 @@ def test_a_group_says_what_it_says_alone(form, road):
 @roads
 def test_a_gradient_reaches_centre_and_matrix_of_every_group(form, road):
     grid = Grid(4, 5)
-    encoding = drawn(QuadraticMixing(grid, 4, form))
+    encoding = draw_double(QuadraticMixing(grid, 4, form))
     x, given = torch.randn(2, 2, 20, 8, dtype=torch.float64)
     mixed(encoding, grid, x, road).mul(given).sum().backward()
     assert encoding.center.grad.shape == (4, 2) and encoding.center.grad.all()
@@ -215,7 +207,7 @@ def test_a_gradient_reaches_centre_and_matrix_of_every_group(form, road):
 @forms
 def test_gradients_of_centre_and_matrix_are_those_of_finite_differences(form):
     grid = Grid(2, 3)
-    encoding = drawn(QuadraticMixing(grid, 2, form))
+    encoding = draw_double(QuadraticMixing(grid, 2, form))
 
     def weights(center, matrix):
         return torch.func.functional_call(encoding, {"center": center, "matrix": matrix}, (grid,))
@@ -226,7 +218,7 @@ def test_gradients_of_centre_and_matrix_are_those_of_finite_differences(form):
 @forms
 def test_gradients_of_centre_and_matrix_are_the_same_by_displacement(form):
     grid = Grid(4, 5)
-    encoding = drawn(QuadraticMixing(grid, 3, form))
+    encoding = draw_double(QuadraticMixing(grid, 3, form))
     x, given = torch.randn(2, 2, 20, 6, dtype=torch.float64)
     learned = (encoding.center, encoding.matrix)
     by_matrix, otherwise = (
@@ -239,7 +231,7 @@ def test_gradients_of_centre_and_matrix_are_the_same_by_displacement(form):
 @roads
 def test_a_gradient_reaches_every_number_of_a_table(road):
     grid = Grid(3, 4)
-    encoding = drawn(LearnableMixing(grid, 2))
+    encoding = draw_double(LearnableMixing(grid, 2))
     x, given = torch.randn(2, 2, 12, 4, dtype=torch.float64)
     mixed(encoding, grid, x, road).mul(given).sum().backward()
     assert encoding.relative_position_table.grad.shape == (2, 5 * 7)
@@ -307,7 +299,7 @@ def test_a_row_of_the_positive_form_is_largest_at_the_token_nearest_to_the_centr
 
 def test_a_row_of_the_positive_form_is_largest_at_the_token_nearest_in_the_metric_of_its_matrix():
     grid = Grid(7, 9)
-    encoding = drawn(QuadraticMixing(grid, 6)).requires_grad_(False)
+    encoding = draw_double(QuadraticMixing(grid, 6)).requires_grad_(False)
     weights, place = encoding(grid), grid.coordinates().double().flip(-1)
     for g in range(6):
         gamma = encoding.matrix[g]

@@ -25,19 +25,11 @@ from graticule.encodings.mlp_bias import ContinuousBias, MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, draw_double, images, tiny
 
 DIM, HEADS = 24, 4
 HEAD_DIM = DIM // HEADS
 SQUARE, WIDE = Grid(4, 4), Grid(3, 5)
-
-
-@torch.no_grad()
-def drawn(module):
-    """Return the module in float64 and evaluation mode, with parameters drawn so that each one has an effect."""
-    for parameter in module.double().eval().parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return module
 
 
 def tokens(grid, batch=2):
@@ -53,17 +45,13 @@ def attention(theirs, **kwargs):
     return ours
 
 
-def assert_same(found, expected, atol=1e-10):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
 # Tables with rows for the class token: BEiT and timm's vit_relpos
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), Grid(1, 4, prefix=1)], ids=str)
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_beit(grid):
-    theirs = drawn(BeitAttention(DIM, HEADS, qkv_bias=False, window_size=grid.shape))
+    theirs = draw_double(BeitAttention(DIM, HEADS, qkv_bias=False, window_size=grid.shape))
     encoding = RelativeBias(grid, HEADS, prefix_rows=True).double()
     encoding.load_state_dict({"relative_position_bias_table": theirs.relative_position_bias_table})
     x = tokens(grid)
@@ -74,7 +62,7 @@ def test_attention_with_a_table_is_that_of_beit(grid):
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_vit_relpos(grid):
     kind = partial(RelPosBias, window_size=grid.shape, prefix_tokens=grid.prefix)
-    theirs = drawn(RelPosAttention(DIM, HEADS, rel_pos_cls=kind))
+    theirs = draw_double(RelPosAttention(DIM, HEADS, rel_pos_cls=kind))
     encoding = RelativeBias(grid, HEADS, prefix_rows=bool(grid.prefix)).double()
     encoding.load_state_dict({"relative_position_bias_table": theirs.rel_pos.relative_position_bias_table})
     x = tokens(grid)
@@ -90,7 +78,7 @@ def test_the_rows_of_prefix_tokens_by_hand():
 
 
 def test_rows_of_prefix_tokens_stay_as_they_are_at_another_grid():
-    encoding = drawn(RelativeBias(Grid(3, 5, prefix=1), HEADS, prefix_rows=True))
+    encoding = draw_double(RelativeBias(Grid(3, 5, prefix=1), HEADS, prefix_rows=True))
     last, other = encoding.relative_position_bias_table[-3:].clone(), Grid(4, 2, prefix=1)
     asked = encoding(other)
     encoding.set_grid(other)
@@ -129,7 +117,7 @@ def test_a_norm_of_the_bias_leaves_the_rows_of_prefix_tokens():
 @torch.no_grad()
 def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind, encoding, size):
     sizes = {"img_size": size, "patch_size": 8, "embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5}
-    theirs = drawn(timm.create_model(name, rel_pos_type=kind, **sizes))
+    theirs = draw_double(timm.create_model(name, rel_pos_type=kind, **sizes))
     gammas = [name for name in theirs.state_dict() if ".ls" in name]  # LayerScale is a factor of the projection
     for parameter in map(theirs.get_parameter, gammas):
         parameter.fill_(1.0)
@@ -159,9 +147,9 @@ def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind,
 @pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
 @torch.no_grad()
 def test_a_table_of_maxvit_is_turned_into_ours(grid):
-    theirs = drawn(RelPosBiasTf(grid.shape, HEADS))
+    theirs = draw_double(RelPosBiasTf(grid.shape, HEADS))
     theirs.reset_parameters()
-    drawn(theirs)
+    draw_double(theirs)
     encoding = RelativeBias(grid, HEADS).double()
     table = encoding.fit("relative_position_bias_table", theirs.relative_position_bias_table)
     encoding.load_state_dict({"relative_position_bias_table": table})
@@ -171,7 +159,7 @@ def test_a_table_of_maxvit_is_turned_into_ours(grid):
 @pytest.mark.parametrize("grid", [SQUARE, WIDE], ids=str)
 @torch.no_grad()
 def test_the_table_of_coatnet_is_ours(grid):
-    theirs = drawn(RelPosBias(grid.shape, HEADS))
+    theirs = draw_double(RelPosBias(grid.shape, HEADS))
     encoding = RelativeBias(grid, HEADS).double()
     encoding.load_state_dict(theirs.state_dict())
     assert_same(encoding(grid), theirs.get_bias()[0])
@@ -185,7 +173,7 @@ def test_the_table_of_coatnet_is_ours(grid):
 @torch.no_grad()
 def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
     built = built or grid
-    theirs = drawn(SamAttention(DIM, HEADS, use_rel_pos=True, input_size=built.shape))
+    theirs = draw_double(SamAttention(DIM, HEADS, use_rel_pos=True, input_size=built.shape))
     encoding = Decomposed(built, HEADS, HEAD_DIM).double()
     encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
     x = tokens(grid)
@@ -226,7 +214,7 @@ def test_loading_decomposed_tables_of_another_grid_is_setting_the_grid():
 @torch.no_grad()
 def test_gated_positional_attention_is_that_of_convit(side):
     grid = Grid(side, side)
-    theirs = drawn(GPSA(DIM, HEADS, qkv_bias=True))
+    theirs = draw_double(GPSA(DIM, HEADS, qkv_bias=True))
     encoding = Gpsa(grid, HEADS).double()
     encoding.load_state_dict({"pos_proj.weight": theirs.pos_proj.weight, "gating_param": theirs.gating_param})
     ours = Attention(DIM, HEADS).double().eval()
@@ -261,7 +249,7 @@ def test_each_head_begins_as_a_position_of_a_convolution():
 @torch.no_grad()
 def test_blended_weights_sum_to_one_and_prefix_tokens_attend_by_content_alone(prefix):
     grid = Grid(3, 5, prefix=prefix)
-    encoding, layer, x = drawn(Gpsa(grid, HEADS)), drawn(Attention(DIM, HEADS)), tokens(grid)
+    encoding, layer, x = draw_double(Gpsa(grid, HEADS)), draw_double(Attention(DIM, HEADS)), tokens(grid)
     weights, content = layer.weights(x, encoding(grid)), layer.weights(x)
     assert_same(weights.sum(-1), torch.ones(2, HEADS, grid.tokens, dtype=torch.float64), 1e-12)
     assert torch.equal(weights[:, :, :prefix], content[:, :, :prefix])
@@ -272,7 +260,7 @@ def test_blended_weights_sum_to_one_and_prefix_tokens_attend_by_content_alone(pr
 
 def test_a_closed_gate_leaves_content_alone_and_an_open_one_position():
     grid = Grid(3, 5)
-    layer, x = drawn(Attention(DIM, HEADS)), tokens(grid)
+    layer, x = draw_double(Attention(DIM, HEADS)), tokens(grid)
     shut, wide = (Gpsa(grid, HEADS, gate=gate).double()(grid) for gate in (-1000.0, 1000.0))
     assert_same(layer(x, shut), layer(x), 1e-12)
     assert torch.equal(layer.weights(x, wide)[0], wide.positional.weights)
@@ -280,8 +268,8 @@ def test_a_closed_gate_leaves_content_alone_and_an_open_one_position():
 
 def test_dropout_of_a_blend_drops_content_and_position_together():
     grid = Grid(3, 5)
-    layer, x = drawn(Attention(DIM, HEADS, attn_drop=0.5)), tokens(grid)
-    position = drawn(Gpsa(grid, HEADS))(grid)
+    layer, x = draw_double(Attention(DIM, HEADS, attn_drop=0.5)), tokens(grid)
+    position = draw_double(Gpsa(grid, HEADS))(grid)
     torch.manual_seed(0)
     found = layer.train()(x, position)
     torch.manual_seed(0)
@@ -296,7 +284,7 @@ def test_dropout_of_a_blend_drops_content_and_position_together():
 @in_turn("form", ["gamma_gamma_t", "gamma", "gamma_released", "alpha", "alpha_released"])
 @in_turn("grid", [WIDE, Grid(4, 2)])
 def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid):
-    encoding = drawn(GqpeBias(WIDE, HEADS, form=form))
+    encoding = draw_double(GqpeBias(WIDE, HEADS, form=form))
     mixing: MixingEncoding = QuadraticMixing(WIDE, HEADS, form).double()
     mixing.load_state_dict(encoding.gaussian.state_dict())
     assert_same(encoding(grid).softmax(-1), mixing(grid), 1e-12)
@@ -319,7 +307,7 @@ def test_a_gaussian_bias_by_hand():
 @pytest.mark.parametrize("grid", [SQUARE, WIDE], ids=str)
 @torch.no_grad()
 def test_cosine_attention_with_a_continuous_bias_is_that_of_swin_v2(grid):
-    theirs = drawn(SwinV2Attention(DIM, grid.shape, HEADS))
+    theirs = draw_double(SwinV2Attention(DIM, grid.shape, HEADS))
     theirs.logit_scale.copy_(torch.tensor([6.0, 1.0, -1.0, 2.0]).view(4, 1, 1))  # the first is above ln 100
     ours = Attention(DIM, HEADS, cosine=True).double().eval()
     bias = torch.cat([theirs.q_bias, torch.zeros(DIM).double(), theirs.v_bias])
@@ -341,7 +329,7 @@ def test_cosine_attention_with_a_continuous_bias_is_that_of_swin_v2(grid):
 
 
 def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
-    layer, x = drawn(Attention(DIM, HEADS, cosine=True)), tokens(WIDE)
+    layer, x = draw_double(Attention(DIM, HEADS, cosine=True)), tokens(WIDE)
     weights = layer.weights(x)
     with torch.no_grad():
         layer.qkv.weight[: 2 * DIM].mul_(3)
@@ -400,8 +388,8 @@ def vector(encoding, letter, i, j, head):
 def test_attention_with_irpe_on_queries_keys_and_values_is_that_of_the_formula(method, shared, mode):
     grid, heads = Grid(2, 5, prefix=1), 2
     on = "qkv" if mode == "contextual" else "qk"
-    encoding = drawn(Irpe(grid, heads, 3, method, on, mode, ratio=1.4, shared_heads=shared))
-    layer, x = drawn(Attention(6, heads)), torch.randn(1, grid.tokens, 6, dtype=torch.float64)
+    encoding = draw_double(Irpe(grid, heads, 3, method, on, mode, ratio=1.4, shared_heads=shared))
+    layer, x = draw_double(Attention(6, heads)), torch.randn(1, grid.tokens, 6, dtype=torch.float64)
     q, k, v = (part.unflatten(-1, (heads, 3)) for part in layer.qkv(x)[0].chunk(3, -1))  # (N, h, d)
     mixed = torch.zeros(grid.tokens, heads, 3, dtype=torch.float64)
     for head in range(heads):

@@ -16,7 +16,7 @@ from graticule.encodings.mlp_bias import ContinuousBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.encodings.shaw import ShawBias
 from in_turn import in_turn
-from tiny import DEPTH, draw, images, spec, tiny
+from tiny import DEPTH, draw, draw_double, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1), Grid(1, 6), Grid(5, 2, prefix=2)]
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
@@ -25,19 +25,12 @@ HEADS, HEAD_DIM = 3, 4
 grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
-def drawn(encoding):
-    """Return the encoding in float64, with parameters drawn so that each one has an effect."""
-    for parameter in encoding.double().parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return encoding
-
-
 def continuous(grid=BUILT, heads=HEADS):
-    return drawn(ContinuousBias(grid, heads, hidden=16))
+    return draw_double(ContinuousBias(grid, heads, hidden=16))
 
 
 def contextual(grid=BUILT, **kwargs):
-    return drawn(Irpe(grid, HEADS, HEAD_DIM, **kwargs))
+    return draw_double(Irpe(grid, HEADS, HEAD_DIM, **kwargs))
 
 
 def queries_on(grid, batch=2):
@@ -74,7 +67,7 @@ def assert_no_bias_on_prefix_tokens(bias, grid):
 
 @grids
 def test_the_relative_bias_is_a_look_up_by_displacement(grid):
-    encoding = drawn(RelativeBias(grid, HEADS))
+    encoding = draw_double(RelativeBias(grid, HEADS))
     table = encoding.relative_position_bias_table.detach()
     by_hand = torch.zeros(HEADS, grid.tokens, grid.tokens, dtype=torch.float64)
     for i, j, dy, dx in displacements(grid):
@@ -85,7 +78,7 @@ def test_the_relative_bias_is_a_look_up_by_displacement(grid):
 
 @grids
 def test_the_gradient_of_a_table_counts_the_pairs_of_every_displacement(grid):
-    encoding = drawn(RelativeBias(grid, HEADS))
+    encoding = draw_double(RelativeBias(grid, HEADS))
     (encoding(grid) * torch.tensor([1.0, 2.0, -1.0])[:, None, None]).sum().backward()
     counts = torch.tensor(
         [
@@ -339,7 +332,7 @@ def test_a_normalised_continuous_bias_goes_to_another_grid_with_its_scale_as_a_m
     torch.testing.assert_close(encoding(OTHER), asked, rtol=0, atol=1e-12)
 
 
-BIASES = {"relative": lambda: drawn(RelativeBias(BUILT, HEADS)), "continuous": continuous}
+BIASES = {"relative": lambda: draw_double(RelativeBias(BUILT, HEADS)), "continuous": continuous}
 biases = pytest.mark.parametrize("kind", BIASES)
 
 
@@ -386,7 +379,7 @@ def test_normalised_over_the_heads_a_bias_stays_a_function_of_the_displacement(k
 
 @torch.no_grad()
 def test_what_is_the_same_for_all_heads_is_lost_in_a_norm_over_them():
-    encoding = HeadNormalizedBias(drawn(RelativeBias(BUILT, HEADS))).double()
+    encoding = HeadNormalizedBias(draw_double(RelativeBias(BUILT, HEADS))).double()
     before = encoding(BUILT)
     encoding.bias.relative_position_bias_table += torch.randn(45, 1)
     torch.testing.assert_close(encoding(BUILT), before, rtol=0, atol=1e-10)
@@ -531,7 +524,7 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
 @in_turn("kind", [ShawBias, Irpe, Decomposed])
 @in_turn("elsewhere", [False, True])
 def test_a_part_of_a_bias_that_is_made_from_the_queries_is_that_part_of_the_whole(kind, grid, elsewhere):
-    encoding = drawn(kind(Grid(2, 3, prefix=grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
+    encoding = draw_double(kind(Grid(2, 3, prefix=grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
     made = encoding(grid)
     make = made.bias if kind is Irpe else made
     queries = torch.randn(2, HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)

@@ -11,6 +11,7 @@ from graticule.backbones.ceit import ClassAttentionOfLayers
 from graticule.layers.attention import Attention
 from graticule.position.rotation import PairRotation
 from in_turn import in_turn
+from tiny import assert_same
 
 B, N, D, HEADS = 2, 7, 24, 3
 HEAD = D // HEADS
@@ -39,10 +40,6 @@ def naive(attention, x, bias=0.0, turn=lambda t: t):
         logits = logits + (bias if isinstance(bias, float) else bias[..., head, :, :])
         heads.append(logits.softmax(-1) @ v[..., at])
     return attention.proj(torch.cat(heads, -1))
-
-
-def assert_same(ours, formula):
-    torch.testing.assert_close(ours, formula, rtol=0, atol=1e-12)
 
 
 def test_attention_is_its_formula(attention, x):

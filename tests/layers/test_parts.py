@@ -10,13 +10,9 @@ from graticule.layers.attention import Attention
 from graticule.layers.block import ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
 from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import draw, draw_double, images, tiny
 
 D, HEADS, N = 12, 3, 5
-
-
-def drawn(module):
-    return draw(module).double().eval()
 
 
 def tokens():
@@ -42,7 +38,7 @@ def test_activations_by_name_are_their_formulas():
 
 def test_both_gated_mlps_are_the_same_formula():
     x = tokens()
-    apart, packed = (drawn(build_mlp(name, D, 8)) for name in ("swiglu", "swiglu_packed"))
+    apart, packed = (draw_double(build_mlp(name, D, 8)) for name in ("swiglu", "swiglu_packed"))
     by_hand = apart.fc2(apart.fc1_g(x) * apart.fc1_g(x).sigmoid() * apart.fc1_x(x))
     torch.testing.assert_close(apart(x), by_hand, rtol=0, atol=1e-12)
     with torch.no_grad():
@@ -55,7 +51,7 @@ def test_both_gated_mlps_are_the_same_formula():
 @in_turn("name", ["fused", "no_key_bias", "separate", "separate_no_key_bias"])
 @in_turn("bias", [True, False])
 def test_every_projection_is_a_linear_map_with_the_biases_that_its_name_says(name, bias):
-    projection = drawn(build_projection(name, D, bias))
+    projection = draw_double(build_projection(name, D, bias))
     with torch.no_grad():
         of_zero = projection(torch.zeros(D, dtype=torch.float64)).chunk(3)
     there = [part.abs().max().item() > 0 for part in of_zero]
@@ -66,7 +62,7 @@ def test_every_projection_is_a_linear_map_with_the_biases_that_its_name_says(nam
 
 
 def test_norms_of_queries_keys_and_output_are_where_the_formula_has_them():
-    attention = drawn(Attention(D, HEADS, qk_norm=norm_layer_of(None), inner_norm=norm_layer_of("rmsnorm")))
+    attention = draw_double(Attention(D, HEADS, qk_norm=norm_layer_of(None), inner_norm=norm_layer_of("rmsnorm")))
     x = tokens()
     q, k, v = attention.qkv(x).unflatten(-1, (3, HEADS, D // HEADS)).permute(2, 0, 3, 1, 4)
     logits = attention.q_norm(q) @ attention.k_norm(k).mT * (D // HEADS) ** -0.5
@@ -77,14 +73,14 @@ def test_norms_of_queries_keys_and_output_are_where_the_formula_has_them():
 def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
     x, inner = tokens(), torch.randn(N, D, dtype=torch.float64)
     position = LayerPosition(inner=inner)
-    post = drawn(PostNormBlock(D, HEADS, init_values=0.3))
+    post = draw_double(PostNormBlock(D, HEADS, init_values=0.3))
     middle = x + post.norm1(post.attn(x + inner))
     torch.testing.assert_close(post(x, position), middle + post.norm2(post.mlp(middle)), rtol=0, atol=1e-12)
-    beside = drawn(ParallelBlock(D, HEADS, init_values=0.3))
+    beside = draw_double(ParallelBlock(D, HEADS, init_values=0.3))
     y = beside.norm1(x)
     by_hand = x + beside.ls1.gamma * (beside.attn(y + inner) + beside.mlp(y))
     torch.testing.assert_close(beside(x, position), by_hand, rtol=0, atol=1e-12)
-    branches = drawn(ParallelBranchesBlock(D, HEADS, init_values=0.3))
+    branches = draw_double(ParallelBranchesBlock(D, HEADS, init_values=0.3))
     middle = x + sum(one.ls.gamma * one.attn(one.norm(x) + inner) for one in branches.attns)
     by_hand = middle + sum(one.ls.gamma * one.mlp(one.norm(middle)) for one in branches.ffns)
     torch.testing.assert_close(branches(x, position), by_hand, rtol=0, atol=1e-12)

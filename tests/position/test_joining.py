@@ -25,7 +25,7 @@ from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from in_turn import in_turn
-from tiny import PAIRS, spec, tiny
+from tiny import PAIRS, draw_double, spec, tiny
 
 DEPTH, TOKENS, DIM = 4, 7, 6
 
@@ -33,13 +33,6 @@ DEPTH, TOKENS, DIM = 4, 7, 6
 @pytest.fixture
 def table():
     return torch.randn(TOKENS, DIM, dtype=torch.float64)
-
-
-def drawn(module):
-    """Draw every parameter, in float64."""
-    for parameter in module.double().parameters():
-        nn.init.normal_(parameter)
-    return module
 
 
 def norm(x, module=None):
@@ -64,7 +57,7 @@ def test_unshared_gives_each_layer_a_table_of_its_own(table):
 
 
 def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
-    joining = drawn(LapeSharing(DIM, DEPTH))
+    joining = draw_double(LapeSharing(DIM, DEPTH))
     positions = joining(table)
     assert len(positions) == DEPTH
     for position, own in zip(positions, joining.norms, strict=True):
@@ -74,7 +67,7 @@ def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
 
 
 def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
-    joining = drawn(Lape(DIM, DEPTH))
+    joining = draw_double(Lape(DIM, DEPTH))
     positions = joining(table)
     assert len(positions) == DEPTH
     expected = table
@@ -85,7 +78,7 @@ def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
 
 
 def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second(table):
-    progressive, sharing = drawn(Lape(DIM, DEPTH)), LapeSharing(DIM, DEPTH).double()
+    progressive, sharing = draw_double(Lape(DIM, DEPTH)), LapeSharing(DIM, DEPTH).double()
     sharing.load_state_dict(progressive.state_dict())
     ours, theirs = progressive(table), sharing(table)
     assert torch.equal(ours[0].inner, theirs[0].inner)
@@ -94,7 +87,7 @@ def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second
 
 def test_a_change_of_one_norm_reaches_the_layers_after_it_in_lape_and_its_own_alone_in_lape_sharing(table):
     for kind, changed in ((Lape, [False, True, True, True]), (LapeSharing, [False, True, False, False])):
-        joining = drawn(kind(DIM, DEPTH))
+        joining = draw_double(kind(DIM, DEPTH))
         before = [position.inner.detach().clone() for position in joining(table)]
         nn.init.normal_(joining.norms[1].weight)
         after = [position.inner for position in joining(table)]
@@ -102,7 +95,7 @@ def test_a_change_of_one_norm_reaches_the_layers_after_it_in_lape_and_its_own_al
 
 
 def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table):
-    joining = drawn(Lape(DIM, DEPTH))
+    joining = draw_double(Lape(DIM, DEPTH))
     before = joining(1e4 * table)
     after = joining(3e4 * table + torch.randn(TOKENS, 1, dtype=torch.float64))
     for a, b in zip(before, after, strict=True):
@@ -121,7 +114,7 @@ def test_eta_joins_the_first_layers_and_leaves_the_later_ones_empty(build, eta, 
 
 @pytest.mark.parametrize("kind", [Lape, LapeSharing])
 def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
-    whole = drawn(kind(DIM, DEPTH))
+    whole = draw_double(kind(DIM, DEPTH))
     part = kind(DIM, DEPTH, 2).double()
     part.load_state_dict({name: value for name, value in whole.state_dict().items() if int(name.split(".")[1]) < 2})
     for a, b in zip(part(table)[:2], whole(table)[:2], strict=True):
@@ -146,7 +139,7 @@ def test_layers_that_are_not_there_or_named_twice_are_refused(name):
 @in_turn("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])
 @in_turn("name", JOININGS)
 def test_some_layers_receive_the_same_as_all_layers_of_a_model_of_that_depth(name, layers, table):
-    some = drawn(build_joining(Spec(name, {"layers": tuple(layers)}), DIM, DEPTH))
+    some = draw_double(build_joining(Spec(name, {"layers": tuple(layers)}), DIM, DEPTH))
     alone = build_joining(Spec(name), DIM, len(layers)).double()
     alone.load_state_dict(dict(zip(alone.state_dict(), some.state_dict().values(), strict=True)))
     tables = [table + one for one in range(some.tables)]
@@ -176,7 +169,7 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
         .eval()
         for options in ({}, {"layers": SOME})
     )
-    drawn(whole)
+    draw_double(whole)
     values = whole.state_dict()
     for name, own in part.state_dict().items():  # the part of every parameter for the joined layers
         (axis,) = [axis for axis, side in enumerate(own.shape) if side != values[name].shape[axis]] or [None]
@@ -231,7 +224,7 @@ FORMULAS = {
 
 @in_turn("name", DECOMPOSITIONS)
 def test_a_decomposition_is_its_formula(name, table):
-    module = drawn(DECOMPOSITIONS[name](DIM))
+    module = draw_double(DECOMPOSITIONS[name](DIM))
     parameters = [*module.parameters(), None, None]
     torch.testing.assert_close(module(table), FORMULAS[name](table, *parameters[:2]), rtol=0, atol=1e-12)
 
@@ -246,7 +239,7 @@ def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
 @in_turn("kind", [Lape, LapeSharing])
 @in_turn("name", DECOMPOSITIONS)
 def test_a_decomposition_replaces_every_norm(kind, name, table):
-    joining = drawn(kind(DIM, DEPTH, decomposition=name))
+    joining = draw_double(kind(DIM, DEPTH, decomposition=name))
     w = table
     for position, own in zip(joining(table), joining.norms, strict=True):
         w = own(w if kind is Lape else table)
@@ -255,7 +248,7 @@ def test_a_decomposition_replaces_every_norm(kind, name, table):
 
 @pytest.mark.parametrize("kind", [Lape, LapeSharing])
 def test_layer_norm_is_what_stands_there_by_default(kind, table):
-    named, default = drawn(kind(DIM, DEPTH, decomposition="layer_norm")), kind(DIM, DEPTH).double()
+    named, default = draw_double(kind(DIM, DEPTH, decomposition="layer_norm")), kind(DIM, DEPTH).double()
     default.load_state_dict(named.state_dict(), strict=True)
     assert all(torch.equal(a.inner, b.inner) for a, b in zip(named(table), default(table), strict=True))
 

@@ -20,7 +20,7 @@ from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition, NoPosition
 from in_turn import in_turn
-from tiny import DEPTH, draw, images, spec, tiny
+from tiny import DEPTH, draw, draw_double, images, spec, tiny
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
@@ -32,14 +32,7 @@ def tokens(grid=GRID, dim=DIM):
 
 
 def peg(**kwargs):
-    return drawn(Peg(DIM, **kwargs))
-
-
-@torch.no_grad()
-def drawn(module):
-    for parameter in module.double().parameters():
-        parameter.normal_(0, 0.3)
-    return module
+    return draw_double(Peg(DIM, **kwargs))
 
 
 def given(position):
@@ -162,7 +155,7 @@ def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
 
 @pytest.mark.parametrize("place", range(-1, 3))
 def test_inputs_at_a_place_are_those_of_the_layer_after_it(place):
-    own = drawn(ConvolutionalProjection(DIM))
+    own = draw_double(ConvolutionalProjection(DIM))
     positions = BeforeProjections({place: own}, depth=4)(GRID)
     assert [given(position) for position in positions] == [["inputs"] * (layer == place + 1) for layer in range(4)]
     x = tokens()
@@ -201,7 +194,7 @@ def test_two_lists_of_pegs_act_one_after_another():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_names(order):
-    own, table = peg(), drawn(Learnable(GRID, DIM))
+    own, table = peg(), draw_double(Learnable(GRID, DIM))
     parts = [JoinedPosition([table], Default(2)), BetweenBlocks({-1: own}, 2)]
     position = CombinedPosition(parts[::order])(GRID)
     x = tokens()
@@ -211,8 +204,8 @@ def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_n
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_bias_table_and_shaws_bias_add_up(order):
-    table, shaw = drawn(RelativeBias(GRID, HEADS)), drawn(ShawBias(GRID, HEADS, 2))
-    parts = [BiasPosition([table], 2), BiasPosition([shaw, drawn(ShawBias(GRID, HEADS, 2))], 2)]
+    table, shaw = draw_double(RelativeBias(GRID, HEADS)), draw_double(ShawBias(GRID, HEADS, 2))
+    parts = [BiasPosition([table], 2), BiasPosition([shaw, draw_double(ShawBias(GRID, HEADS, 2))], 2)]
     first, second = CombinedPosition(parts[::order])(GRID)
     q = torch.randn(2, HEADS, GRID.tokens, 2, dtype=torch.float64)
     assert_near(Bias.of(first.bias).table(q), table(GRID) + shaw(GRID)(q))
@@ -263,7 +256,7 @@ def pyramid(encoding="peg", prefix=1, **kwargs):
 
 
 def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
-    position = drawn(pyramid())
+    position = draw_double(pyramid())
     layers = position(Grid(4, 8))
     assert [given(layer) for layer in layers] == [["after"], [], ["after"], ["after"], [], []]
     grids = [Grid(4, 8), Grid(2, 4), Grid(1, 2, prefix=1)]
@@ -274,7 +267,7 @@ def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
 
 
 def test_a_pyramid_takes_any_grid_that_can_be_halved():
-    position = drawn(pyramid())
+    position = draw_double(pyramid())
     grid = Grid(8, 4)
     x = tokens(Grid(2, 1, prefix=1), 12)
     assert_near(position(grid)[3].leave(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
@@ -325,7 +318,7 @@ def test_a_stage_fits_its_own_tables():
 
 
 def build(encoding, grid=GRID, **kwargs):
-    return drawn(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
+    return draw_double(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
 
 
 def assert_stands_for(folded, original, dim=12):

@@ -27,14 +27,10 @@ from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
 from in_turn import in_turn
-from tiny import COVER, DEPTH, DIM, SIZE, draw, images, tiny
+from tiny import COVER, DEPTH, DIM, SIZE, assert_same, draw, images, tiny
 
 PEGS = [(f"peg({options})", "default") for options in ("places=[-1, 0, 2]", "acts_on='queries_keys'", "layers=2")]
 each = pytest.mark.parametrize(("encoding", "joining"), [*COVER, *PEGS])
-
-
-def assert_same(found, expected, atol=1e-12):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 @each

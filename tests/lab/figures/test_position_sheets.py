@@ -9,6 +9,7 @@ from graticule.lab.figures.position_sheets import center_sheet, correlation_shee
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import curves
 from graticule.position.grid import Grid
+from tiny import render
 
 
 def correlations(layers=6, grid=Grid(3, 5), silent=0, initial=True):  # noqa: B008 (a constant)
@@ -19,14 +20,9 @@ def correlations(layers=6, grid=Grid(3, 5), silent=0, initial=True):  # noqa: B0
     return Correlations(grid, similarity, sources, np.eye(15) if initial else None)
 
 
-def drawn(figure):
-    figure.draw_without_rendering()  # a layout that does not fit warns here
-    return figure
-
-
 @pytest.mark.parametrize(("layers", "initial", "columns"), [(6, True, 4), (12, True, 4), (12, False, 4), (2, True, 3)])
 def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, columns):
-    figure = drawn(correlation_sheet(correlations(layers, initial=initial), "a model"))
+    figure = render(correlation_sheet(correlations(layers, initial=initial), "a model"))
     panels = layers + initial
     assert len(figure.axes) == 2 * panels + 1  # plus the color bar
     assert len({round(ax.get_position().x0, 4) for ax in figure.axes[:-1]}) == columns
@@ -54,19 +50,19 @@ def test_a_sheet_shows_the_row_of_the_centre_token_and_marks_it():
 
 @pytest.mark.parametrize("silent", [2, 6])
 def test_a_layer_without_position_is_an_empty_panel_that_says_so(silent):
-    figure = drawn(correlation_sheet(correlations(silent=silent, initial=False), "a model"))
+    figure = render(correlation_sheet(correlations(silent=silent, initial=False), "a model"))
     said = [[text.get_text() for text in ax.texts] for ax in figure.axes[:-1]]
     assert said == [[]] * 2 * (6 - silent) + [["no position"]] * 2 * silent
     assert [len(ax.images) for ax in figure.axes[:-1]] == [1] * 2 * (6 - silent) + [0] * 2 * silent
 
 
 def test_a_sheet_takes_a_grid_of_one_column():
-    figure = drawn(correlation_sheet(correlations(grid=Grid(15, 1)), "a model"))
+    figure = render(correlation_sheet(correlations(grid=Grid(15, 1)), "a model"))
     assert {ax.images[0].get_array().shape for ax in figure.axes[:-1]} == {(15, 15), (15, 1)}
 
 
 def test_no_text_of_a_sheet_lies_over_another():
-    figure = drawn(correlation_sheet(correlations(12), "deit_tiny_patch16_224, sinusoidal_1d, joining lape"))
+    figure = render(correlation_sheet(correlations(12), "deit_tiny_patch16_224, sinusoidal_1d, joining lape"))
     texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label)] + figure.texts
     boxes = [t.get_window_extent() for t in texts if t.get_text()]
     assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
@@ -74,18 +70,18 @@ def test_no_text_of_a_sheet_lies_over_another():
 
 def test_a_sheet_of_a_text_has_the_row_of_the_centre_token_as_a_line():
     text = correlations(2, grid=Grid(1, 15))
-    figure = drawn(correlation_sheet(text, "a text"))
+    figure = render(correlation_sheet(text, "a text"))
     lines = [ax.lines[0] for ax in figure.axes[1:-1:2]]
     assert len(lines) == 3 and not any(ax.images for ax in figure.axes[1:-1:2])
     for line, image in zip(lines, [np.eye(15), *text.similarity], strict=True):
         np.testing.assert_array_equal(line.get_ydata(), image[7])
     assert "in tokens under the map" in figure.texts[-2].get_text()
-    assert drawn(reach_plot({"a": text})).axes[0].get_ylabel() == "reach (tokens)"
+    assert render(reach_plot({"a": text})).axes[0].get_ylabel() == "reach (tokens)"
 
 
 def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_token_in_every_layer():
     found = {"default": correlations(4), "lape": correlations(4, silent=1)}
-    figure = drawn(center_sheet(found, "two models"))
+    figure = render(center_sheet(found, "two models"))
     panels = np.array(figure.axes[:-1]).reshape(2, 4)
     assert [ax.get_title() for ax in panels[0]] == [f"layer {i}" for i in range(4)]
     assert [row[0].get_ylabel() for row in panels] == list(found)
@@ -101,7 +97,7 @@ def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_tok
 
 
 def test_reach_has_a_line_a_model_and_the_uniform_distance():
-    figure = drawn(reach_plot({"default": correlations(), "lape": correlations(12, silent=2)}))
+    figure = render(reach_plot({"default": correlations(), "lape": correlations(12, silent=2)}))
     ax = figure.axes[0]
     assert [line.get_label() for line in ax.lines] == ["default", "lape", "uniform, 3 × 5"]
     assert ax.lines[2].get_ydata()[0] == correlations().uniform_distance

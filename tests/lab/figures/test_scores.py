@@ -11,6 +11,7 @@ from graticule.lab.figures.style import line_style
 from graticule.lab.training.results import Metric
 from graticule.lab.training.task import list_tasks
 from in_turn import in_turn
+from tiny import render
 
 SCORES = {"learnable": {256: [3.0, 3.2], 128: [2.5, 2.5]}, "rope_1d": {128: [2.6], 512: [2.4]}}
 PLACES = {"learnable": {1: [5.0, 5.2], 2: [4.0, 4.0], 256: [3.5, 3.7]}, "rope_1d": {1: [5.1], 512: [2.2]}}
@@ -20,17 +21,12 @@ def line(*values, deviation=None):
     return [(epoch, value, deviation) for epoch, value in enumerate(values, start=1)]
 
 
-def drawn(figure):
-    figure.draw_without_rendering()  # a layout that does not fit, or a glyph that does not exist, warns here
-    return figure
-
-
 def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_a_line_goes_through_its_points_and_is_named():
-    figure = drawn(convergence_plot({"default": line(10, 40, 60), "lape": line(20, 50)}, title="DeiT-Ti"))
+    figure = render(convergence_plot({"default": line(10, 40, 60), "lape": line(20, 50)}, title="DeiT-Ti"))
     (ax,) = figure.axes
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 10], [2, 40], [3, 60]])
     np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[1, 20], [2, 50]])
@@ -43,26 +39,26 @@ METRICS = [task.recipe_class.metric for task in list_tasks().values()]
 
 @pytest.mark.parametrize("metric", [*METRICS, Metric("cost", "cost $x^$", "$", highest=False)], ids=lambda one: one.key)
 def test_any_metric_is_drawn_with_its_label_and_unit(metric):
-    (ax,) = drawn(convergence_plot({"a": line(3, 2)}, metric)).axes
+    (ax,) = render(convergence_plot({"a": line(3, 2)}, metric)).axes
     assert ax.get_ylabel() == f"{metric.label} on validation" + (f" ({metric.unit})" if metric.unit else "")
-    drawn(score_plot({"a": [1.0]}, metric.title))
+    render(score_plot({"a": [1.0]}, metric.title))
 
 
 @pytest.mark.parametrize(
     ("column", "label"), [("val_bpb", "bits per byte on validation"), ("lr", "learning rate"), ("val_top5", "val_top5")]
 )
 def test_a_column_without_a_metric_is_drawn_under_its_name(column, label):
-    assert drawn(convergence_plot({"a": line(3, 2)}, column)).axes[0].get_ylabel() == label
+    assert render(convergence_plot({"a": line(3, 2)}, column)).axes[0].get_ylabel() == label
 
 
 def test_epochs_are_whole_numbers_on_the_axis():
     for values in ((10.0,), (10.0, 20.0), (10.0, 20.0, 30.0)):
-        (ax,) = drawn(convergence_plot({"a": line(*values)})).axes
+        (ax,) = render(convergence_plot({"a": line(*values)})).axes
         assert all(tick == int(tick) for tick in ax.get_xticks())
 
 
 def test_a_deviation_is_a_band_either_side():
-    (ax,) = drawn(convergence_plot({"a": line(10, 40, deviation=5), "b": line(10, 40)})).axes
+    (ax,) = render(convergence_plot({"a": line(10, 40, deviation=5), "b": line(10, 40)})).axes
     (band,) = ax.collections
     extent = band.get_paths()[0].get_extents()
     assert (extent.x0, extent.y0, extent.x1, extent.y1) == (1, 5, 2, 45)
@@ -71,7 +67,7 @@ def test_a_deviation_is_a_band_either_side():
 @pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("deviation", [None, 1.0])
 def test_a_value_that_is_not_finite_is_a_gap(missing, deviation):
-    (ax,) = drawn(convergence_plot({"a": line(1, 2, missing, 4, 5, deviation=deviation)}, "train_loss")).axes
+    (ax,) = render(convergence_plot({"a": line(1, 2, missing, 4, 5, deviation=deviation)}, "train_loss")).axes
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [1, 2, math.nan, 4, 5])
     bands = [path for collection in ax.collections for path in collection.get_paths()]
     assert [(band.get_extents().x0, band.get_extents().x1) for band in bands] == ([(1, 2), (4, 5)] if deviation else [])
@@ -81,25 +77,25 @@ def test_a_value_that_is_not_finite_is_a_gap(missing, deviation):
 def test_a_point_between_two_gaps_of_a_long_line_is_a_dot():
     values = [float(epoch) for epoch in range(40)]
     values[10] = values[12] = math.nan
-    (ax,) = drawn(convergence_plot({"a": line(*values)})).axes
+    (ax,) = render(convergence_plot({"a": line(*values)})).axes
     assert ax.lines[0].get_marker() == "None"  # a chain of markers hides a long line
     assert ax.lines[1].get_xydata().tolist() == [[12, 11]] and len(ax.lines) == 2
 
 
 def test_a_run_that_has_no_number_at_all_is_in_the_legend():
-    assert legend(drawn(convergence_plot({"a": line(math.nan, math.nan), "b": line(1, 2)}, "val_loss"))) == ["a", "b"]
-    drawn(convergence_plot({"a": line(math.nan)}, "val_loss"))
+    assert legend(render(convergence_plot({"a": line(math.nan, math.nan), "b": line(1, 2)}, "val_loss"))) == ["a", "b"]
+    render(convergence_plot({"a": line(math.nan)}, "val_loss"))
 
 
 def test_labels_are_drawn_as_they_are():
     names = ["_hidden", "$x^$", "a $ b $ c", "50% \\alpha {", "mm3", "x" * 90]
-    figure = drawn(convergence_plot({name: line(1, 2) for name in names}))
+    figure = render(convergence_plot({name: line(1, 2) for name in names}))
     assert legend(figure) == names and [line.get_label() for line in figure.axes[0].lines] == names
     assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
 
 
 def test_a_long_legend_leaves_the_axes_their_room():
-    few, many = (drawn(convergence_plot({f"run {i} " + "x" * 50: line(1, 2) for i in range(n)})) for n in (2, 28))
+    few, many = (render(convergence_plot({f"run {i} " + "x" * 50: line(1, 2) for i in range(n)})) for n in (2, 28))
     heights = [figure.axes[0].get_position().height * figure.get_size_inches()[1] for figure in (few, many)]
     assert heights[1] > 0.8 * heights[0]
     looks = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in many.axes[0].lines]
@@ -110,7 +106,7 @@ def test_a_long_legend_leaves_the_axes_their_room():
 
 
 def test_curves_have_a_band_where_there_is_a_deviation():
-    figure = drawn(curves({"a": [(0, 1.0, 0.5), (1, 2.0, 0.5)], "b": [(0, 1.0, None)]}, "epoch", "loss", "Training"))
+    figure = render(curves({"a": [(0, 1.0, 0.5), (1, 2.0, 0.5)], "b": [(0, 1.0, None)]}, "epoch", "loss", "Training"))
     ax = figure.axes[0]
     assert len(ax.lines) == 2 and len(ax.collections) == 1
     extent = ax.collections[0].get_paths()[0].get_extents()
@@ -120,7 +116,7 @@ def test_curves_have_a_band_where_there_is_a_deviation():
 
 def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
     scores = {"default": {(32, 32): [70.0, 72.0], (28, 28): [80.0, 80.0]}}
-    ax = drawn(resolution_plot(scores, trained_at=28)).axes[0]
+    ax = render(resolution_plot(scores, trained_at=28)).axes[0]
     points, _, (bars,) = ax.containers[0]
     np.testing.assert_allclose(points.get_xydata(), [[28, 80], [32, 71]])
     np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 2 * 2**0.5])
@@ -131,13 +127,13 @@ def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
 
 def test_no_line_leads_from_a_square_to_another_size():
     scores = {"default": {(32, 32): [70.0], (20, 32): [60.0], (28, 28): [80.0], (40, 20): [50.0]}}
-    squares, others = drawn(resolution_plot(scores, trained_at=28)).axes
+    squares, others = render(resolution_plot(scores, trained_at=28)).axes
     assert [tick.get_text() for tick in squares.get_xticklabels()] == ["28", "32"]
     assert [tick.get_text() for tick in others.get_xticklabels()] == ["20 × 32", "40 × 20"]
     (line,) = others.lines
     assert line.get_linestyle() == "None" and line.get_ydata().tolist() == [60, 50]
     assert squares.get_ylim() == others.get_ylim()
-    (alone,) = drawn(resolution_plot({"a": {(20, 32): [60.0]}}, trained_at=(20, 32))).axes
+    (alone,) = render(resolution_plot({"a": {(20, 32): [60.0]}}, trained_at=(20, 32))).axes
     assert [tick.get_text() for tick in alone.get_xticklabels()] == ["20 × 32"]
 
 
@@ -152,7 +148,7 @@ def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
     scores = {"a": [1.0, 3.0], "b": [2.0], "c": [5.0, 7.0], "d": [4.0]}
 
     def dotted(figure):
-        lines = [line for line in drawn(figure).axes[0].lines if line.get_linestyle() not in ("None", "-")]
+        lines = [line for line in render(figure).axes[0].lines if line.get_linestyle() not in ("None", "-")]
         return [(line.get_xdata()[0], *line.get_ydata()) for line in lines]
 
     assert dotted(score_plot(scores, "top-1")) == [(2.0, -0.5, 3.5)]
@@ -166,18 +162,18 @@ def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
 
 def test_what_the_labels_of_a_group_end_with_is_written_once_beside_it():
     scores = {"a, 10 epochs": [1.0, 3.0], "b, 10 epochs": [2.0, 2.0], "a, b, 40 epochs": [5.0, 7.0]}
-    (ax,) = drawn(score_plot(scores, "top-1", groups=[2, 1])).axes
+    (ax,) = render(score_plot(scores, "top-1", groups=[2, 1])).axes
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b", "a, b"]
     assert [text.get_text() for text in ax.texts] == ["10 epochs", "40 epochs"]
-    (ax,) = drawn(score_plot({"a, x": [1.0], "b, y": [2.0], "c, z": [1.0]}, "top-1", groups=[2, 1])).axes
+    (ax,) = render(score_plot({"a, x": [1.0], "b, y": [2.0], "c, z": [1.0]}, "top-1", groups=[2, 1])).axes
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a, x", "b, y", "c"]
-    (ax,) = drawn(score_plot({"a, x, y": [1.0], "b, x, y": [2.0]}, "top-1")).axes
+    (ax,) = render(score_plot({"a, x, y": [1.0], "b, x, y": [2.0]}, "top-1")).axes
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
     assert [text.get_text() for text in ax.texts] == ["x, y"]
 
 
 def test_the_seeds_of_a_choice_lie_below_its_mean_and_are_counted():
-    (ax,) = drawn(score_plot({"a": [1.0, 3.0], "b": [2.0, 4.0, 6.0]}, "top-1")).axes
+    (ax,) = render(score_plot({"a": [1.0, 3.0], "b": [2.0, 4.0, 6.0]}, "top-1")).axes
     dots = [line for line in ax.lines if line.get_marker() == "o"]
     assert [list(line.get_xdata()) for line in dots] == [[1.0, 3.0], [2.0, 4.0, 6.0]]
     assert [set(line.get_ydata()) for line in dots] == [{0.24}, {1.24}] and "dots: 2–3 seeds" in ax.get_xlabel()
@@ -193,7 +189,7 @@ def test_lines_differ_in_grey_as_in_colour():
 
 
 def test_both_panels_have_the_means_and_bars_of_every_label_in_order():
-    left, right = drawn(length_plot(SCORES, PLACES, trained_at=128, title="pydoc")).axes
+    left, right = render(length_plot(SCORES, PLACES, trained_at=128, title="pydoc")).axes
     points, _, (bars,) = left.containers[0]
     np.testing.assert_allclose(points.get_xydata(), [[128, 2.5], [256, 3.1]])
     np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 0.2 * 2**0.5], atol=1e-12)
@@ -204,7 +200,7 @@ def test_both_panels_have_the_means_and_bars_of_every_label_in_order():
 
 
 def test_ticks_are_at_the_lengths_and_at_doubling_places():
-    left, right = drawn(length_plot(SCORES, PLACES, trained_at=64)).axes
+    left, right = render(length_plot(SCORES, PLACES, trained_at=64)).axes
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["64", "128", "256", "512"]
     assert [tick.get_text() for tick in right.get_xticklabels()] == [str(1 << power) for power in range(10)]
     assert not left.xaxis.get_minorticklocs().size and not right.xaxis.get_minorticklocs().size
@@ -212,7 +208,7 @@ def test_ticks_are_at_the_lengths_and_at_doubling_places():
 
 @pytest.mark.parametrize(("trained_at", "marked"), [(128, {128}), ([128, 256, 128], {128, 256})])
 def test_every_length_of_training_is_marked_once_in_both_panels(trained_at, marked):
-    for ax in drawn(length_plot(SCORES, PLACES, trained_at)).axes:
+    for ax in render(length_plot(SCORES, PLACES, trained_at)).axes:
         lines = [
             line.get_xdata() for line in ax.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2
         ]
@@ -220,7 +216,7 @@ def test_every_length_of_training_is_marked_once_in_both_panels(trained_at, mark
 
 
 def test_one_length_and_one_place_are_drawn():
-    left, right = drawn(length_plot({"a": {1: [8.0]}}, {"a": {1: [8.0]}}, 1)).axes
+    left, right = render(length_plot({"a": {1: [8.0]}}, {"a": {1: [8.0]}}, 1)).axes
     assert right.get_title() == "by position in windows of 1"
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["1"]
 
@@ -230,7 +226,7 @@ def test_a_long_legend_takes_nothing_from_the_axes():
     sizes = []
     for scores in (few, many):
         figure = length_plot(scores, scores, 128)
-        drawn(figure)
+        render(figure)
         sizes.append(figure.axes[0].get_window_extent().height)
         legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
         assert legend.y1 <= axes.y0 + 1
