@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import scipy
 import torch
 import torch.nn.functional as F
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from graticule.position.grid import Grid
@@ -200,7 +200,7 @@ def _transform(grid: Grid) -> tuple[Shape, Shape, tuple[Any, ...]]:
 
     A side of 2H - 1 is enough, since only entries outside of that part wrap around.
     """
-    sides = tuple(next_fast_len(side, real=True) for side in grid.table)
+    sides = tuple(scipy.fft.next_fast_len(side, real=True) for side in grid.table)
     return sides, tuple(range(-len(sides), 0)), (..., *(slice(side - 1, 2 * side - 1) for side in grid.shape))
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import scipy
 import torch
-from scipy.interpolate import make_interp_spline
 from torch import Tensor
 
 from graticule.registry.checks import Checked
@@ -351,7 +351,9 @@ def _spline_matrix(knots: tuple[float, ...], reach: int, mode: str) -> Tensor:
     x = np.array([*(-k for k in reversed(knots)), 0.0, *knots])
     at = np.arange(-reach, reach + 1).clip(x[0], x[-1])
     degree = min(3 if mode == "cubic" else 1, len(x) - 1)
-    return torch.from_numpy(np.asarray(make_interp_spline(x, np.eye(len(x)), k=degree)(at), dtype=np.float64))
+    return torch.from_numpy(
+        np.asarray(scipy.interpolate.make_interp_spline(x, np.eye(len(x)), k=degree)(at), dtype=np.float64)
+    )
 
 
 _compiler: Any = torch.compiler
