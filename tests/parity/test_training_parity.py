@@ -14,8 +14,7 @@ import graticule
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sampling import BatchOrder, EpochSampler
 from graticule.lab.tasks.classification import Classification, Recipe
-from graticule.lab.tasks.distillation import Distillation
-from graticule.lab.tasks.parts.teacher import Teacher
+from graticule.lab.tasks.distillation import Distillation, Teacher
 from graticule.lab.training.module import TrainingModule
 from in_turn import in_turn
 from tiny import without_memory

@@ -17,8 +17,7 @@ from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import build_mixup
 from graticule.lab.data.sets.mnist import DIGITS
 from graticule.lab.tasks.classification import Classification, Mixing, Recipe
-from graticule.lab.tasks.distillation import Distillation
-from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
+from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
 from graticule.lab.training.loop import train
 from graticule.lab.training.task import build_model
 from in_turn import in_turn
@@ -215,7 +214,7 @@ def test_training_does_not_change_or_save_the_teacher(tmp_path, monkeypatch, con
         kept.append(build_teacher(*arguments))
         return kept[-1]
 
-    monkeypatch.setattr("graticule.lab.tasks.parts.teacher.build_teacher", build)
+    monkeypatch.setattr("graticule.lab.tasks.classification.build_teacher", build)
     distillation = Distillation(teacher="test_resnet", teacher_checkpoint=convnet)
     run = train(small(distillation=distillation, **options), tmp_path / "run", progress=False)
     before, after = read_checkpoint(convnet)["model"], kept[0].model.state_dict()
@@ -384,7 +383,7 @@ def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, 
     gray = DatasetInfo("gray", ("a", "b"), 1, None, (0.5,), (0.5,))
     run = str(teacher_run.folder)
     refused = [
-        ("test_resnt", None, DIGITS, "got 'test_resnt', which is neither; did you mean 'test_resnet'"),
+        ("test_resnt", None, DIGITS, "got .test_resnt.; did you mean .test_resnet."),
         ("regnety_160.deit", None, DIGITS, "did you mean .*'regnety_160.deit_in1k'"),
         (str(tmp_path / "nowhere"), None, DIGITS, "which has no recipe.json"),
         (str(tmp_path), None, DIGITS, "which has no recipe.json"),

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.sizes import lengths, resolutions
     from graticule.lab.tasks.language import check_lengths
-    from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
+    from graticule.lab.tasks.parts.image_scores import ImageEvaluation
     from graticule.lab.training.task import list_tasks, task_of
 
     evaluation = list_tasks()[base.task].evaluation

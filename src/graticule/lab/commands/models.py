@@ -13,7 +13,7 @@ from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.lab.recipes.load import list_recipes
 from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.tasks.parts.image_evaluation import show_multiply_adds
+from graticule.lab.tasks.parts.image_scores import show_multiply_adds
 
 
 @dataclass

@@ -13,7 +13,7 @@ from .language import TextScore as TextScore
 from .language import check_lengths as check_lengths
 from .language import evaluate_text as evaluate_text
 from .parts.detection_scores import CocoScores as CocoScores
-from .parts.image_evaluation import ImageEvaluation as ImageEvaluation
+from .parts.image_scores import ImageEvaluation as ImageEvaluation
 from .parts.image_scores import Mode as Mode
 from .parts.image_scores import Score as Score
 from .parts.image_scores import check_crop as check_crop

@@ -30,10 +30,9 @@ from graticule.lab.data.module import DataModule, build_mixup
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.transforms import evaluation_transform
-from graticule.lab.tasks.distillation import Distillation
-from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
+from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
+from graticule.lab.tasks.parts.image_scores import ImageEvaluation
 from graticule.lab.tasks.parts.models import build_backbone, describe_source
-from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import TOP1, Found, Metric, Prediction
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task

@@ -1,11 +1,24 @@
-"""The options of distillation: learning from a teacher in addition to the labels."""
+"""Distillation: learning from a teacher in addition to the labels, in DeiT's soft and hard form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.backbones.registry import list_models, registry_name
+from graticule.checkpoints.load import load_checkpoint, misfits
+from graticule.checkpoints.read import read_state
+from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
+from graticule.lab.training.opening import label_names
+from graticule.lab.training.run import Run, run_of
+from graticule.position.position import Position
+from graticule.registry.checks import is_path, known_name
 from graticule.registry.fields import Positive, Share, check_fields
 
 
@@ -47,3 +60,225 @@ class Distillation:
     def tau(self) -> float:
         """Return the temperature of the soft form: the given one, or the default of the paper."""
         return 3.0 if self.temperature is None else self.temperature
+
+
+class Teacher(nn.Module):
+    r"""A trained model that classifies the images of a student, and the loss with its outputs.
+
+    It never changes: it is always in evaluation mode, without gradients, is never copied (not even by a moving average
+    of the student, which copies all modules), and is never saved, since it is no part of the student.
+
+    It gets the same augmented and mixed images as the student, as in DeiT's code, but in its own format: resized to its
+    own size (bicubic, antialiased) if that differs, in its own normalization,
+
+    .. math:: x_t = (x_s \sigma_s + \mu_s - \mu_t) / \sigma_t,
+
+    a gray image repeated in three channels if it takes three.
+
+    Reference: Training data-efficient image transformers & distillation through attention (Touvron et al., 2021).
+
+    Args:
+        model: images (B, C, height, width) to logits (B, num_classes).
+        options: form and share of the loss.
+        info: facts of the student's images.
+        mean: mean of the teacher's normalization, one value per channel, in [0, 1].
+        std: standard deviation of the teacher's normalization.
+        size: channels, height and width of the teacher's images, in pixels.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Distillation,
+        info: DatasetInfo,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        size: tuple[int, int, int],
+    ) -> None:
+        super().__init__()
+        channels = size[0]
+        if channels != info.channels and (info.channels, channels) != (1, 3):
+            raise ValueError(
+                f"`distillation.teacher` must take images of {info.channels} channels, as in {info.name} (or 3 if they "
+                f"are gray), got one of {channels}."
+            )
+        self.model = model
+        self.options = options
+        self.size = size[1:]
+        mean_t, std_t, mean_s, std_s = (
+            torch.tensor(values, dtype=torch.float64) for values in (mean, std, info.mean, info.std)
+        )
+        # a scalar of the student is broadcast to the channels of the teacher
+        scale, shift = std_s / std_t, (mean_s - mean_t) / std_t
+        self.register_buffer("scale", scale.float().expand(channels)[:, None, None].clone(), persistent=False)
+        self.register_buffer("shift", shift.float().expand(channels)[:, None, None].clone(), persistent=False)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Teacher:
+        """Stay in evaluation mode, whatever `mode`."""
+        return super().train(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
+        return self
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, num_classes) of the student's images (B, C, height, width), in its normalization."""
+        images = images.to(self.scale.dtype)
+        if images.shape[-2:] != self.size:
+            images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
+        logits: Tensor = self.model(images * self.scale + self.shift)
+        return logits
+
+    def combine(self, loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        r"""Return the student's loss combined with the teacher's, whose share is alpha.
+
+        .. math::
+            \text{hard:}\quad & (1 - \alpha)\, CE(\psi(Z_s), y) + \alpha\, CE(\psi(Z_s), y_t),
+                \quad y_t = \arg\max_c Z_t(c) \\
+            \text{soft:}\quad & (1 - \alpha)\, CE(\psi(Z_s), y)
+                + \alpha \tau^2\, KL(\psi(Z_t / \tau) \,\|\, \psi(Z_s / \tau))
+
+        Both are means over the images; softmax (psi) and logarithm are at least in float32. y_t is not smoothed.
+
+        Reference: Touvron et al. (2021), Eq. 3 (alpha = 1/2) and Eq. 2 (lambda = alpha = 0.1, tau = 3).
+
+        Paper and code disagree: Eq. 2 writes KL(student, teacher); the code computes the divergence of the student from
+        the teacher's distribution, which "distillation" means since Hinton et al. (2015), and so does this. The code
+        divides the sum over all images by the number of logits, images x classes, so the teacher's share is that of
+        Eq. 2 divided by the number of classes (DeiT's authors tried both: issue 61 of their repository); here it is the
+        mean over images, as in Eq. 2. Defaults of the code are alpha = 0.5 and tau = 1 for both forms; ours are the
+        paper's.
+
+        Args:
+            loss: the student's loss from the labels, a mean over the batch, with the smoothing or mixing of the recipe.
+            student_logits: (B, num_classes), from the head of the distillation token if the student has one, as DeiT's
+                distilled models do (`set_distilled_training`); otherwise from its only classifier, over class token or
+                pooled tokens, which then learns from both (CPVT's models; "hard distillation" in DeiT's Table 3, which
+                marks it as without labels, as with alpha = 1, while Eq. 3 has both).
+            teacher_logits: (B, num_classes), of the same images.
+        """
+        share, tau = self.options.share, self.options.tau
+        exact = torch.promote_types(student_logits.dtype, torch.float32)  # keeps float64
+        student, teacher = student_logits.to(exact), teacher_logits.to(exact)
+        if self.options.form == "hard":
+            learned = F.cross_entropy(student, teacher.argmax(-1))
+        else:
+            divergence = F.kl_div(
+                F.log_softmax(student / tau, -1),
+                F.log_softmax(teacher / tau, -1),
+                reduction="batchmean",
+                log_target=True,
+            )
+            learned = tau**2 * divergence
+        return (1 - share) * loss + share * learned
+
+
+def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int]) -> Teacher | None:
+    """Build the teacher of a student that sees images of `info` at `size` = (height, width); None without a name.
+
+    For a run, the teacher is its best checkpoint, at its training size and in the normalization of its data. A named
+    model is built by timm, for the size and in the normalization of its configuration (a name can include that, such as
+    regnety_160.deit_in1k); nothing is downloaded.
+
+    Raises:
+        ValueError: if there is no such run or model, no or wrong weights, or other classes or channels.
+        FileNotFoundError: if the checkpoint does not exist, or the run has none yet.
+    """
+    if options.teacher is None:
+        return None
+    with torch.random.fork_rng(devices=[]):  # the student's initialization does not depend on the teacher
+        build = _run_teacher if is_path(options.teacher) else _named_teacher
+        teacher = build(options.teacher, options, info)
+    logits = teacher(torch.zeros(1, info.channels, *size))
+    if not isinstance(logits, Tensor) or logits.shape != (1, info.num_classes):
+        raise ValueError(
+            f"`distillation.teacher` must give one logit for each of {info.num_classes} classes, and {options.teacher} "
+            "does not."
+        )
+    return teacher
+
+
+def _run_teacher(folder: str, options: Distillation, info: DatasetInfo) -> Teacher:
+    run = Run(Path(folder))
+    if not run.recipe_file.is_file():
+        raise ValueError(
+            f"`distillation.teacher` must be the folder of a run or the name of a model, got {folder!r}, which "
+            "has no recipe.json."
+        )
+    if options.teacher_checkpoint is not None:
+        raise ValueError(
+            f"`distillation.teacher_checkpoint` must be left out if `distillation.teacher` is a run, which has its "
+            f"own, got {str(options.teacher_checkpoint)!r}."
+        )
+    names = run.described().get("class_names")
+    if names is None:
+        raise ValueError(f"`distillation.teacher` must be a run of an image classifier, got {folder!r}.")
+    recipe = run.recipe()
+    teacher = recipe.distillation.teacher
+    if teacher is not None and Path(teacher).resolve() == run.folder.resolve():
+        raise ValueError(f"`distillation.teacher` must be another run than the student's own, got {folder!r}.")
+    known = info if recipe.dataset == info.name else run.data().info  # channels and normalization depend on the name
+    model: Any = run.model()
+    _check_classes(model.num_classes, folder, info)
+    if not same_classes(names, info.class_names):
+        check_class_names(info.class_names, names, f"`distillation.teacher` {folder}")
+    return Teacher(model, options, info, mean=known.mean, std=known.std, size=(known.channels, *recipe.img_size))
+
+
+def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teacher:
+    known = {model: registry_name(model) for model in list_models()}
+    known |= {model: model for model in (*timm.list_models(), *timm.list_pretrained())}
+    if name not in known and Path(name).is_dir():
+        raise ValueError(f"`distillation.teacher` must be a name or a path; for the run in that folder, ./{name}.")
+    known_name("distillation.teacher", name, known)
+    path = options.teacher_checkpoint
+    if path is None:
+        raise ValueError(f"`distillation.teacher` {name} has no weights: give `distillation.teacher_checkpoint`, too.")
+    if not path.is_file():
+        raise FileNotFoundError(f"`distillation.teacher_checkpoint` must be a file, got {str(path)!r}, no such file.")
+    if (run := run_of(path)) is not None:
+        raise ValueError(
+            f"`distillation.teacher_checkpoint` must not be part of a run, which is more than its weights, got "
+            f"{str(path)!r}; give `distillation.teacher` the folder {run.folder}."
+        )
+    names = label_names(path)
+    if names and not same_classes(names, info.class_names):
+        check_class_names(info.class_names, names, f"`distillation.teacher_checkpoint` {path}")
+    model: Any = timm.create_model(known[name], num_classes=info.num_classes)
+    _load(model, name, path, info)
+    config: dict[str, Any] = model.pretrained_cfg
+    return Teacher(model, options, info, mean=config["mean"], std=config["std"], size=tuple(config["input_size"]))
+
+
+def _load(model: Any, name: str, path: Path, info: DatasetInfo) -> None:
+    """Load a checkpoint into timm's model `name`, completely or not at all."""
+    try:
+        state = read_state(path)
+    except ValueError as error:
+        raise ValueError(f"`distillation.teacher_checkpoint` must contain the weights of {name}: {error}") from None
+    heads = model.pretrained_cfg.get("classifier") or ()
+    for head in (heads,) if isinstance(heads, str) else heads:
+        if f"{head}.weight" in state:
+            _check_classes(len(state[f"{head}.weight"]), str(path), info)
+    if isinstance(getattr(model, "position", None), Position):
+        load_checkpoint(model, path)  # a model of this library can have published names
+    elif complaints := misfits(model, state):
+        raise ValueError(
+            f"`distillation.teacher_checkpoint` must fit {name}, got {str(path)!r}: {'; '.join(complaints)}."
+        )
+    else:
+        model.load_state_dict(state)
+
+
+def _check_classes(classes: int, source: str, info: DatasetInfo) -> None:
+    if classes != info.num_classes:
+        raise ValueError(
+            f"`distillation.teacher` must have the classes of {info.name}, {info.num_classes}, got {classes} in "
+            f"{source}."
+        )
