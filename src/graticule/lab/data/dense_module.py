@@ -14,10 +14,9 @@ from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target
 from graticule.lab.data.dense_transforms import DenseTransform, EvaluationTransform, TrainingTransform, plain
 from graticule.lab.data.images import UNREADABLE, Split, fingerprint, spread
-from graticule.lab.data.registry import list_datasets, loaded
+from graticule.lab.data.registry import loaded
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, GroupSampler, Key, Loading
 from graticule.lab.data.transforms import drawing
-from graticule.registry.checks import known_name
 
 #: The entries of a target that belong to boxes, besides the boxes themselves.
 _OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
@@ -25,12 +24,11 @@ _OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
 
 def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence[str]) -> tuple[DenseImages, DenseInfo]:
     """Load a split of a data set with the targets `truth`, of boxes, masks and classes."""
-    known_name("dataset", name, list_datasets())
-    found: Any = loaded(name, split, None if root is None else Path(root))
-    images, info = found
-    held = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
-    if missing := [one for one in truth if one not in held]:
-        raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(held)}.")
+    pair: Any = loaded(name, split, root)
+    images, info = pair
+    kinds = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
+    if missing := [kind for kind in truth if kind not in kinds]:
+        raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(kinds)}.")
     images.wanted = frozenset(truth)
     return images, info
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, fingerprint, spread
-from graticule.lab.data.registry import list_datasets, load_dataset
+from graticule.lab.data.registry import DATASETS, load_dataset
 from graticule.lab.data.sampling import (
     BatchOrder,
     EpochSampler,
@@ -38,7 +38,6 @@ from graticule.lab.data.transforms import (
     shifts_only,
     training_transform,
 )
-from graticule.registry.checks import known_name
 
 #: Images with at most this many bytes in total are transformed once and kept in the memory of the device.
 _IN_MEMORY_BYTES = 256_000_000
@@ -111,7 +110,7 @@ class DataModule(Loading, L.LightningDataModule):
                 f"`batch_size` must be even if images are mixed in pairs, got {batch_size}; "
                 "give another, or set mixup and cutmix to 0."
             )
-        known_name("dataset", dataset, list_datasets())
+        DATASETS[dataset]  # refuses an unknown name
         if len(size) != 2:
             raise ValueError(f"`size` must be the height and width of images, got {size}.")
         self.dataset = dataset

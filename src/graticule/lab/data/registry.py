@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,10 +32,43 @@ Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
 #: A function of the folder of the text or None that returns the documents of both splits.
 TextLoader = Callable[[Path | None], Corpus]
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
-#: The data sets and the texts by name; a file of the folder `sets` defines and registers them.
-DATASETS: Table[str, Loader] = Table("dataset", "graticule.lab.data.sets")
-TEXTS: Table[str, TextLoader] = Table("text", "graticule.lab.data.sets")
+#: The folder of the files that register data sets and texts, and the file of each name.
+_SETS = "graticule.lab.data.sets"
+_FILES = {
+    **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "published"),
+    **dict.fromkeys(("coco", "coco_train"), "coco"),
+    **dict.fromkeys(("mask_folder", "ade20k", "camvid"), "mask_folder"),
+    **dict.fromkeys(("image_folder", "pictures"), "folder"),
+    **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
+    **dict.fromkeys(("pydoc", "text_folder"), "texts"),
+    "digits": "mnist",
+    "hugging_face": "hugging_face",
+}
+
+
+class SetTable(Table[str, V]):
+    """Functions by the names of data sets; only the file of a name is imported when it is asked for."""
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.data and name in _FILES:
+            import_module(f"{_SETS}.{_FILES[str(name)]}")
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> V:
+        """Return the function of a name.
+
+        Raises:
+            ValueError: for an unknown name, with the known ones.
+        """
+        if name not in self:
+            known_name("dataset", name, sorted(self))
+        return self.data[name]
+
+
+DATASETS: SetTable[Loader] = SetTable("dataset", _SETS)
+TEXTS: SetTable[TextLoader] = SetTable("text", _SETS)
 
 
 def register_dataset(name: str) -> Callable[[F], F]:
@@ -43,9 +77,6 @@ def register_dataset(name: str) -> Callable[[F], F]:
     The function takes the split, "train" or "test", and the folder (`--data-root`) or None, and returns the images and
     a `DatasetInfo`. The images have a length, return (PIL image, label) for an index, and have an array `labels`, (n,):
     `ArrayImages` holds arrays, and a subclass of `EncodedImages` decodes files.
-
-    Args:
-        name: the name, an identifier.
 
     Raises:
         ValueError: if `name` is not an identifier or already taken.
@@ -59,7 +90,6 @@ def register_dataset(name: str) -> Callable[[F], F]:
             info = DatasetInfo("noise", ("dark", "light"), 1, (8, 8), (0.5,), (0.3,))
             return ArrayImages(images, images.mean((1, 2)) > 127), info
     """
-
     return _register(DATASETS, name, split="train", folder=None)
 
 
@@ -68,9 +98,6 @@ def register_text(name: str) -> Callable[[F], F]:
 
     The function takes the folder (`--data-root`) or None, and returns a dictionary: the list of `Document` to train on
     under "train", that of the held-out ones under "test".
-
-    Args:
-        name: the name, an identifier.
 
     Raises:
         ValueError: if `name` is not an identifier or already taken.
@@ -112,19 +139,20 @@ def list_texts() -> list[str]:
     return sorted(TEXTS)
 
 
-def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo]:
+def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, DatasetInfo]:
     """Load a split of the data set `name`, and check the types that a plugin returns."""
-    found = DATASETS[name](split, root)
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], DatasetInfo)):
-        raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(found).__name__}.")
-    if isinstance(found[1], DenseInfo):
-        good, what = isinstance(found[0], DenseImages), "DenseImages with a DenseInfo"
+    pair = DATASETS[name](split, None if root is None else Path(root))
+    if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], DatasetInfo)):
+        raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(pair).__name__}.")
+    images, info = pair
+    if isinstance(info, DenseInfo):
+        good, kind = isinstance(images, DenseImages), "DenseImages with a DenseInfo"
     else:
-        good = all(hasattr(found[0], needed) for needed in ("__len__", "__getitem__", "labels"))
-        what = "images with a length, indexing and `labels`"
+        good = all(hasattr(images, needed) for needed in ("__len__", "__getitem__", "labels"))
+        kind = "images with a length, indexing and `labels`"
     if not good:
-        raise TypeError(f"the dataset {name!r} must return {what}, got {type(found[0]).__name__}.")
-    return found
+        raise TypeError(f"the dataset {name!r} must return {kind}, got {type(images).__name__}.")
+    return images, info
 
 
 def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
@@ -134,9 +162,8 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
         ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
         TypeError: if a registered function returns something else.
     """
-    known_name("dataset", name, list_datasets())
     known_name("split", split, ("train", "test"))
-    images, info = loaded(name, split, None if root is None else Path(root))
+    images, info = loaded(name, split, root)
     if isinstance(info, DenseInfo):
         raise ValueError(
             f"`dataset` must have one class per image, got {name!r}, which has {' and '.join(info.truth)}: train it by "
@@ -152,7 +179,6 @@ def load_text(name: str, root: str | Path | None = None) -> Corpus:
         ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
         TypeError: if a registered function returns something else.
     """
-    known_name("dataset", name, list_texts())
     corpus = TEXTS[name](None if root is None else Path(root))
     if not (isinstance(corpus, dict) and corpus.keys() == {"train", "test"}):
         raise TypeError(f"the text {name!r} must return a dictionary with 'train' and 'test', got {corpus!r:.80}.")

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from graticule.lab.data.images import Split, fingerprint
-from graticule.lab.data.registry import list_texts, load_text
+from graticule.lab.data.registry import TEXTS, load_text
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading
-from graticule.registry.checks import known_name
 
 #: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
 _OFFSETS = 1
@@ -199,7 +198,7 @@ class TextModule(Loading, L.LightningDataModule):
         limit_test: int | None = None,
     ) -> None:
         super().__init__()
-        known_name("dataset", dataset, list_texts())
+        TEXTS[dataset]  # refuses an unknown name
         given = {"context": context, "eval_batch_size": eval_batch_size}
         for name, value in {**given, "limit_train": limit_train, "limit_test": limit_test}.items():
             if value is not None and value < 1:

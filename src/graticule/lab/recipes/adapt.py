@@ -8,15 +8,16 @@ Result: docs/pretrained.md.
 
 from __future__ import annotations
 
-from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.recipes.load import register_recipe
-from graticule.lab.tasks.adaptation import AdaptRecipe
+import graticule
+from graticule.lab import tasks
 
 
-@register_recipe("adapt", "Replace the position of a trained model, and distill its features on unlabelled pictures.")
-def adapt() -> AdaptRecipe:
+@graticule.register_recipe(
+    "adapt", "Replace the position of a trained model, and distill its features on unlabelled pictures."
+)
+def adapt() -> tasks.AdaptRecipe:
     """Train position, then attention, then all, on crops of pictures; `graticule adapt` gives model and folder."""
-    return AdaptRecipe(
+    return tasks.AdaptRecipe(
         epochs=3,
         batch_size=16,
         eval_batch_size=64,
@@ -25,5 +26,5 @@ def adapt() -> AdaptRecipe:
         warmup_steps=20,
         weight_decay=0.01,
         clip_grad=1.0,
-        augmentation=Augmentation(scale=(0.35, 1.0), hflip=0.5),
+        augmentation=graticule.Augmentation(scale=(0.35, 1.0), hflip=0.5),
     )

@@ -21,7 +21,7 @@ import graticule
 @graticule.register_recipe(
     "scenes_detection",
     "A small ViT with FCOS finds digits in composed scenes, in minutes.",
-    kind=graticule.DetectionRecipe,
+    kind="DetectionRecipe",
     neck="simple_pyramid(channels=64, first=2, extra='none')",
     head="fcos",
     epochs=8,
@@ -31,7 +31,7 @@ import graticule
     # four levels have sides of 16, 32, 64 and 128 pixels
     "scenes_mask_rcnn",
     "A small ViT with a small Mask R-CNN finds digits and their pixels in composed scenes, in minutes.",
-    kind=graticule.DetectionRecipe,
+    kind="DetectionRecipe",
     neck="simple_pyramid(channels=32, first=1)",
     head="mask_rcnn(regions=64, proposals=100, hidden=128, channels=32, convs=2, "
     "scale=4.0, ratios=(1.0, 2.0), most=30)",
@@ -52,9 +52,9 @@ import graticule
     decoder="segmenter_linear",
     epochs=4,
 )
-def scenes(kind: Any = graticule.SegmentationRecipe, dataset: str = "scenes", **values: Any) -> Any:
+def scenes(kind: str = "SegmentationRecipe", dataset: str = "scenes", **values: Any) -> Any:
     """Train a ViT on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
-    return kind(
+    return getattr(graticule, kind)(
         model="vit_nano_patch4_28",
         dataset=dataset,
         patch_size=8,

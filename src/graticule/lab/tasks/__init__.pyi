@@ -1,3 +1,4 @@
+from .adaptation import AdaptRecipe as AdaptRecipe
 from .classification import Classification as Classification
 from .classification import Mixing as Mixing
 from .classification import Recipe as Recipe

@@ -184,7 +184,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     def loader(self) -> Definition | None:
         """Return the registered function that loads the text of the recipe."""
 
-        return TEXTS.get(self.recipe.dataset)
+        return TEXTS[self.recipe.dataset]
 
     def describe(self, data: TextModule) -> dict[str, Any]:
         """Return the number of tokens of the vocabulary and its fingerprint."""

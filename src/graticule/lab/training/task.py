@@ -5,22 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from typing_extensions import TypedDict
 
+from graticule.backbones.registry import definitions_of
+from graticule.checkpoints.transfer import Transfer, transfer
+from graticule.lab.data.registry import DATASETS
+from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluation, Found, HeldOutEvaluation, Metric
 from graticule.registry.plugins import Definition, plugins_of
 from graticule.registry.registry import Registry, options_of
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.utils.data import DataLoader
-
-    from graticule.checkpoints.transfer import Transfer
-    from graticule.lab.data.sampling import BatchOrder
 
 
 class TaskData(Protocol):
@@ -76,8 +75,7 @@ D = TypeVar("D", bound=TaskData)
 class Task(ABC, Generic[R, D]):
     """The interface of a task: data, model, loss, metric and evaluation.
 
-    A task is one class, registered by `register_task`, and an instance is the task of one recipe. Its module should not
-    import PyTorch at its top, so that commands that only print do not load it.
+    A task is one class, registered by `register_task`, and an instance is the task of one recipe.
 
     Args:
         recipe: the values of the run, an instance of `recipe_class`.
@@ -119,9 +117,9 @@ class Task(ABC, Generic[R, D]):
 
     def loader(self) -> Definition | None:
         """Return the registered function that loads the data set of the recipe; recipe.json records its file."""
-        from graticule.lab.data.registry import DATASETS
-
-        return DATASETS.get(self.recipe.dataset)
+        if self.recipe.dataset not in DATASETS:
+            return None  # the task has data of its own
+        return DATASETS[self.recipe.dataset]
 
     def describe(self, data: D) -> dict[str, Any]:
         """Return the facts about the data that the model depends on, as plain values for recipe.json."""
@@ -152,15 +150,7 @@ class Task(ABC, Generic[R, D]):
         return True
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
-        """Load the weights of a checkpoint that fit into `model`; returns a report.
-
-        Args:
-            model: a new model.
-            source: the path of the checkpoint, or its weights.
-            same: whether the outputs mean the same, so that the head is loaded, too.
-        """
-        from graticule.checkpoints.transfer import transfer
-
+        """Load the weights of a checkpoint that fit into a new model, with the head if outputs mean the same."""
         return transfer(model, source, classifier=same)
 
     def setup(self, model: nn.Module, data: D, device: torch.device) -> None:
@@ -168,12 +158,9 @@ class Task(ABC, Generic[R, D]):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
-        """Return the mean loss of a training batch.
+        """Return the mean loss of a training batch in an epoch, counted from 0.
 
-        Args:
-            model: the model, as built by `build_model`.
-            batch: a batch of the training data, with one entry per example in each of its elements.
-            epoch: counted from 0.
+        The batch has one entry per example in each of its elements.
         """
 
     def start_validation(self) -> None:
@@ -216,7 +203,7 @@ class Task(ABC, Generic[R, D]):
     @property
     def sync_batchnorm(self) -> bool:
         """Return whether BatchNorm sees the examples of all devices."""
-        return False
+        return bool(getattr(self.recipe, "sync_batchnorm", False))
 
     def finish(self, run: Any, data: D) -> None:
         """Write further files when the training of a `Run` has ended; here, none. It may be called again."""
@@ -228,12 +215,9 @@ class Task(ABC, Generic[R, D]):
 
 T = TypeVar("T", bound="type[Task[Any, Any]]")
 
-
-def _recipe_options(task: type[Task[Any, Any]]) -> Mapping[str, Any]:
-    return options_of(task.recipe_class, frozenset())
-
-
-_TASKS: Registry[type[Task[Any, Any]]] = Registry("task", Task, _recipe_options, "graticule.lab.tasks")
+_TASKS: Registry[type[Task[Any, Any]]] = Registry(
+    "task", Task, lambda task: options_of(task.recipe_class, frozenset()), "graticule.lab.tasks"
+)
 
 
 def register_task(name: str) -> Callable[[T], T]:
@@ -265,7 +249,7 @@ def list_tasks() -> Registry[type[Task[Any, Any]]]:
 def metric_of(name: str) -> Metric | None:
     """Return the metric of a registered task by its key or its column in metrics.csv; None for another name."""
     metrics: Iterable[Metric] = (task.recipe_class.metric for task in list_tasks().values())
-    return next((one for one in metrics if name in (one.key, one.column)), None)
+    return next((metric for metric in metrics if name in (metric.key, metric.column)), None)
 
 
 def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
@@ -286,7 +270,7 @@ def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
     """Rebuild a recipe from the values of its `to_dict`."""
     if "task" not in values:
         raise ValueError(f"`task` must be given, got the keys {', '.join(list(values)[:5]) or 'none'}.")
-    return list_tasks()[str(values.get("task"))].recipe_class.from_dict(dict(values))
+    return list_tasks()[str(values["task"])].recipe_class.from_dict(dict(values))
 
 
 def build_data(recipe: TrainingRecipe) -> Any:
@@ -295,11 +279,7 @@ def build_data(recipe: TrainingRecipe) -> Any:
 
 
 def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
-    """Build the untrained model of a recipe; values that the recipe leaves open are the model's defaults.
-
-    Args:
-        recipe: the recipe.
-        described: the facts about the data from `describe`: `num_classes`, `channels`.
+    """Build the untrained model of a recipe for facts about the data, such as `num_classes` and `channels`.
 
     Raises:
         ValueError: for an argument that the model does not have, or a combination that it refuses.
@@ -309,8 +289,6 @@ def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
 
 def recipe_plugins(recipe: TrainingRecipe, further: Iterable[Definition] = ()) -> dict[str, str]:
     """Return the plugins that define the names in a recipe, or any of `further`, and their SHA-256."""
-    from graticule.backbones.registry import definitions_of
-
     task = task_of(recipe)
     loader = task.loader()
     named = definitions_of(recipe.model, recipe.encoding, recipe.joining)
