@@ -9,7 +9,7 @@ Result: docs/pretrained.md.
 from __future__ import annotations
 
 import graticule
-from graticule.lab import tasks
+import graticule.lab.tasks as tasks
 
 
 @graticule.register_recipe(
