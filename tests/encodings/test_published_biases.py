@@ -25,7 +25,7 @@ from graticule.encodings.mlp_bias import ContinuousBias, MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
 from in_turn import in_turn
-from tiny import assert_same, draw, draw_double, images, tiny
+from tiny import assert_same, draw, draw_double, images
 
 DIM, HEADS = 24, 4
 HEAD_DIM = DIM // HEADS
@@ -67,38 +67,6 @@ def test_attention_with_a_table_is_that_of_vit_relpos(grid):
     encoding.load_state_dict({"relative_position_bias_table": theirs.rel_pos.relative_position_bias_table})
     x = tokens(grid)
     assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x))
-
-
-def test_the_rows_of_prefix_tokens_by_hand():
-    grid = Grid(1, 2, prefix=2)
-    encoding = RelativeBias(grid, 1, prefix_rows=True).double()
-    with torch.no_grad():  # offsets -1, 0, 1 (query minus key); prefix to patch, patch to prefix, within the prefix
-        encoding.relative_position_bias_table.copy_(torch.tensor([[1.0], [2], [3], [4], [5], [6]]))
-    assert encoding(grid)[0].tolist() == [[6, 6, 4, 4], [6, 6, 4, 4], [5, 5, 2, 1], [5, 5, 3, 2]]
-
-
-def test_rows_of_prefix_tokens_stay_as_they_are_at_another_grid():
-    encoding = draw_double(RelativeBias(Grid(3, 5, prefix=1), HEADS, prefix_rows=True))
-    last, other = encoding.relative_position_bias_table[-3:].clone(), Grid(4, 2, prefix=1)
-    asked = encoding(other)
-    encoding.set_grid(other)
-    assert encoding.relative_position_bias_table.shape == (7 * 3 + 3, HEADS)
-    assert torch.equal(encoding.relative_position_bias_table[-3:], last)
-    assert torch.equal(encoding(other), asked)
-
-
-@in_turn("name", ["relative_bias", "shared_relative_bias"])
-def test_rows_of_prefix_tokens_are_refused_without_any(name):
-    with pytest.raises(ValueError, match="`prefix_rows` must be False where there is no prefix token, got True"):
-        tiny(f"{name}(prefix_rows=True)", class_token=False, global_pool="avg")
-
-
-def test_a_norm_of_the_bias_leaves_the_rows_of_prefix_tokens():
-    model = draw(tiny("relative_bias(prefix_rows=True)", "lape")).double()
-    bias = model.position(model.grid)[0].bias
-    table = model.position.encodings.get_submodule("0").bias.relative_position_bias_table
-    assert torch.equal(bias[:, 0, 1], table[-3]) and torch.equal(bias[:, 1, 0], table[-2])
-    assert torch.equal(bias[:, 0, 0], table[-1])
 
 
 @in_turn(
@@ -179,32 +147,6 @@ def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
     x = tokens(grid)
     expected = theirs(x.unflatten(1, grid.shape)).flatten(1, 2)
     assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), expected)
-
-
-def test_decomposed_positions_by_hand():
-    grid = Grid(1, 2, prefix=1)
-    encoding = Decomposed(grid, 1, 1).double()
-    with torch.no_grad():
-        encoding.rel_pos_h.copy_(torch.tensor([[10.0]]))
-        encoding.rel_pos_w.copy_(torch.tensor([[1.0], [2], [3]]))  # key to the right, here, to the left
-    queries = torch.tensor([5.0, 1, 2], dtype=torch.float64).view(1, 1, 3, 1)
-    assert encoding(grid)(queries)[0, 0].tolist() == [[0, 0, 0], [0, 12, 11], [0, 26, 24]]
-
-
-def test_scaled_decomposed_positions_are_divided_by_the_root_of_d():
-    plain, scaled = (Decomposed(WIDE, HEADS, HEAD_DIM, scaled=scaled).double() for scaled in (False, True))
-    scaled.load_state_dict(plain.state_dict())
-    queries = torch.randn(2, HEADS, 15, HEAD_DIM, dtype=torch.float64)
-    assert_same(scaled(WIDE)(queries) * math.sqrt(HEAD_DIM), plain(WIDE)(queries), 1e-12)
-
-
-def test_loading_decomposed_tables_of_another_grid_is_setting_the_grid():
-    first, second = (draw(tiny("decomposed", img_size=size)).double().eval() for size in ((24, 40), (48, 32)))
-    second.load_state_dict(first.state_dict())
-    x = images(48, 32, dtype=torch.float64)
-    assert_same(second(x), first(x), 1e-12)
-    first.set_input_size((48, 32))
-    assert_same(second(x), first(x), 1e-12)
 
 
 # ConViT's gated positional self-attention
@@ -288,17 +230,6 @@ def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid
     mixing: MixingEncoding = QuadraticMixing(WIDE, HEADS, form).double()
     mixing.load_state_dict(encoding.gaussian.state_dict())
     assert_same(encoding(grid).softmax(-1), mixing(grid), 1e-12)
-
-
-def test_a_gaussian_bias_by_hand():
-    encoding = GqpeBias(Grid(2, 3, prefix=1), 1).double()
-    with torch.no_grad():
-        encoding.gaussian.center.copy_(torch.tensor([[1.0, 0.0]]))  # one column to the right
-        encoding.gaussian.matrix.copy_(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))  # M = diag(4, 1) over (x, y)
-    bias = encoding(Grid(2, 3, prefix=1))[0]
-    by_hand = [[4 * dx - 2 * dx * dx - 0.5 * dy * dy for dy in (0, 1) for dx in (-1, 0, 1)]]
-    assert bias[2, 1:].tolist() == by_hand[0]  # middle patch of the first row
-    assert not bias[0].any() and not bias[:, 0].any()
 
 
 # Cosine attention
@@ -418,11 +349,6 @@ def test_a_table_of_irpe_has_as_many_buckets_as_published(method):
     names = {encoding.published_names(name)[-1] for name, _ in encoding.named_parameters()}
     tables = [".rp_rows", ".rp_cols"] if method == "cross" else [""]
     assert names == {f"rpe_{letter}{table}.lookup_table_weight" for letter in "qkv" for table in tables}
-
-
-def test_numbers_on_values_are_refused():
-    with pytest.raises(ValueError, match="`on` must be 'q', 'k' or 'qk' with the mode 'bias'"):
-        Irpe(WIDE, HEADS, HEAD_DIM, on="qkv", mode="bias")
 
 
 @pytest.mark.parametrize("on", ["q", "v", "qkv"])
