@@ -59,61 +59,57 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
         if new.pre is not None:
             stream = new.pre if stream is None else stream + new.pre
         if table is not None:
-            shares.append(Share(layer, *_of_table(table, stream, new, before, index)))
+            shares.append(Share(layer, *_compare_table(table, stream, new, before, index)))
         for field in ("inner", "queries_keys"):
-            a, b = getattr(old, field), getattr(new, field)
-            if a is not None and b is None and stream is not None:
+            was, now = getattr(old, field), getattr(new, field)
+            if was is not None and now is None and stream is not None:
                 shares.append(Share(layer, f"{field}, from the stream", None))
-            elif a is not None:
-                shares.append(Share(layer, field, 0.0 if b is None else _kept(a, b)))
+            elif was is not None:
+                shares.append(Share(layer, field, 0.0 if now is None else _compare(was, now)))
         if old.bias is not None:
-            was, now = bias_table(old, before.grid), bias_table(new, before.grid)
-            kept = None if was is None else 0.0 if new.bias is None else None
-            if was is not None and now is not None and was.shape == now.shape:
-                kept = _kept(_centered(was), _centered(now))
-            shares.append(Share(layer, "bias", kept))
+            was = bias_table(old, before.grid)
+            share = 0.0 if new.bias is None and was is not None else _compare_logits(was, bias_table(new, before.grid))
+            shares.append(Share(layer, "bias", share))
         if old.rotary is not None:
-            shares.append(Share(layer, "rotation", _of_rotation(old, new)))
+            share = 0.0 if new.rotary is None else None
+            if isinstance(old.rotary, PairRotation) and isinstance(new.rotary, PairRotation):
+                share = _compare(old.rotary.table, new.rotary.table) if old.rotary.half == new.rotary.half else None
+            shares.append(Share(layer, "rotation", share))
     return shares
 
 
-def _of_table(
+def _compare_table(
     table: Tensor, stream: Tensor | None, new: LayerPosition, before: Before, index: int
 ) -> tuple[str, float | None]:
     """Return the form of an old table in the new position of a layer, and the share that is kept."""
     contribution = before.contributions[index]
     if stream is not None:
-        return "table in the stream", _kept(table, stream) if stream.shape == table.shape else None
+        return "table in the stream", _compare(table, stream)
     for field, where in (("inner", "after the norm"), ("queries_keys", "in queries and keys")):
-        given = getattr(new, field)
-        if given is not None:
-            fits = contribution is not None and given.shape == contribution.mean.shape
-            return f"table {where}", contribution.kept(given.double()) if contribution is not None and fits else None
-    logits, bias = table_logits(contribution, before.grid), bias_table(new, before.grid)
-    if logits is not None and bias is not None and logits.shape == bias.shape:
-        return "table in the logits", _kept(_centered(logits), _centered(bias))
+        constant = getattr(new, field)
+        if constant is not None:
+            comparable = contribution is not None and constant.shape == contribution.mean.shape
+            share = contribution.kept(constant.double()) if contribution is not None and comparable else None
+            return f"table {where}", share
+    share = _compare_logits(table_logits(contribution, before.grid), bias_table(new, before.grid))
+    if share is not None:
+        return "table in the logits", share
     return "table", 0.0 if new.bias is None and new.rotary is None else None
 
 
-def _of_rotation(old: LayerPosition, new: LayerPosition) -> float | None:
-    """Return the kept share of sines and cosines; None if the two rotate different pairs."""
-    a, b = old.rotary, new.rotary
-    if b is None:
-        return 0.0
-    if not isinstance(a, PairRotation) or not isinstance(b, PairRotation) or a.half != b.half:
+def _compare(old: Tensor, new: Tensor) -> float | None:
+    """Return the share of `old` that is kept; None if the two have other shapes."""
+    if old.shape[-2:] != new.shape[-2:] or old.ndim != new.ndim:
         return None
-    if a.table.shape[-2:] != b.table.shape[-2:]:
+    old, new = torch.broadcast_tensors(old.double(), new.double())  # one for each head, or one for all
+    return share_kept(old.square().sum(), (old - new).square().sum())
+
+
+def _compare_logits(old: Tensor | None, new: Tensor | None) -> float | None:
+    """Return the share of logits that is kept, without their mean over the keys; None if they are not known."""
+    if old is None or new is None or old.shape != new.shape:
         return None
-    was, now = torch.broadcast_tensors(a.table, b.table)  # one for each head, or one for all
-    return _kept(was, now)
-
-
-def _centered(logits: Tensor) -> Tensor:
-    return logits - logits.mean(-1, keepdim=True)
-
-
-def _kept(old: Tensor, new: Tensor) -> float:
-    return share_kept(old.double().square().sum(), (old.double() - new.double()).square().sum())
+    return _compare(old - old.mean(-1, keepdim=True), new - new.mean(-1, keepdim=True))
 
 
 class Drift(NamedTuple):
@@ -139,13 +135,11 @@ class Certificate:
     fits: for each part of the new position, whether it was fitted to the old one.
     shares: the share of the old position that each layer keeps.
     drift: the drift of the features; empty if no images were given.
-    new: the parts of the model that its images did not have, if it was made to take films.
     """
 
     fits: tuple[Fit, ...]
     shares: tuple[Share, ...]
     drift: tuple[Drift, ...] = ()
-    new: tuple[str, ...] = ()
 
     @property
     def lost(self) -> bool:
@@ -174,37 +168,33 @@ class Certificate:
             f"{'fitted' if fit.fitted else f'not fitted, {fit.why}' if fit.why else 'not fitted, as initialized'}"
             for fit in self.fits
         ]
-        rows = [("layer", "term", "kept")]
-        rows += [(str(s.layer), s.term, "-" if s.kept is None else f"{s.kept:.4f}") for s in self.shares]
-        lines += ["", *_columns(rows)] if self.shares else []
+        rows = [(str(s.layer), s.term, "-" if s.kept is None else f"{s.kept:.4f}") for s in self.shares]
+        lines += ["", *_columns([("layer", "term", "kept"), *rows])] if self.shares else []
         if self.harmful:
             lines += [f"warning: {_WORSE} in layer {', '.join(map(str, self.harmful))}; encoding='none' may keep more"]
-        moved = [("layer", "relative error", "cosine")]
-        moved += [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
-        lines += ["", *_columns(moved)] if self.drift else []
-        lines += [f"new: {part}" for part in self.new]
+        rows = [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
+        lines += ["", *_columns([("layer", "relative error", "cosine"), *rows])] if self.drift else []
         return "\n".join(lines)
 
     def summary(self) -> str:
         """Return in a few words which share of the old position the layers keep."""
-        if self.new:
-            return f"all is kept; new: {'; '.join(self.new)}"
-        found = [share.kept for share in self.shares if share.kept is not None]
+        shares = [share.kept for share in self.shares if share.kept is not None]
         worse = f"; warning: {_WORSE} in {len(self.harmful)} layers" if self.harmful else ""
-        if self.lost or not found:
+        if self.lost or not shares:
             return f"nothing is kept{worse}"
-        low, high = f"{min(found):.3f}", f"{max(found):.3f}"
+        low, high = f"{min(shares):.3f}", f"{max(shares):.3f}"
         return f"layers keep {low if low == high else f'{low} to {high}'}{worse}"
 
     def to_json(self) -> str:
         """Return the report as JSON."""
-        found = {
-            "fits": [asdict(fit) for fit in self.fits],
-            "shares": [share._asdict() for share in self.shares],
-            "drift": [drift._asdict() for drift in self.drift],
-            "new": self.new,
-        }
-        return json.dumps(found, indent=1)
+        return json.dumps(
+            {
+                "fits": [asdict(fit) for fit in self.fits],
+                "shares": [share._asdict() for share in self.shares],
+                "drift": [drift._asdict() for drift in self.drift],
+            },
+            indent=1,
+        )
 
 
 def _columns(rows: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -219,14 +209,14 @@ def features(model: Backbone, images: Tensor) -> list[Tensor]:
 
 def drift_of(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Drift, ...]:
     """Compare the tokens after each layer; if their numbers differ, only the last ones, which are the patches."""
-    found = []
+    drifts = []
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):
         patches = min(old.shape[1], new.shape[1])
-        a, b = (each[:, -patches:].double() for each in (old, new))
-        norm = a.norm()
-        error = float((b - a).norm() / norm) if norm else float(bool(b.any()))
-        found.append(Drift(layer, error, float(torch.cosine_similarity(a, b, dim=-1).mean())))
-    return tuple(found)
+        was, now = (tokens[:, -patches:].double() for tokens in (old, new))
+        norm = was.norm()
+        error = float((now - was).norm() / norm) if norm else float(bool(now.any()))
+        drifts.append(Drift(layer, error, float(torch.cosine_similarity(was, now, dim=-1).mean())))
+    return tuple(drifts)
 
 
 Model = TypeVar("Model", bound=Backbone)
@@ -261,6 +251,46 @@ def change_position(
         ValueError: if the model cannot use them, the images are of another size, or less is kept than `least`. The
             model is then unchanged.
     """
+    images = _check(model, images)
+    blank = torch.zeros(1, model.in_chans, *model.img_size).to(next(model.parameters()))
+    old, training = model.position, model.training
+    attributes = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
+    model.eval()
+    try:
+        weights = model.state_dict()
+        before = _record(model, blank if images is None else images)
+        tokens = [] if images is None else features(model, images)
+        model.replace_position(
+            take_position({"encoding": encoding, "joining": joining}, defaults=model.encoding_options)
+        )
+        transfer(model, weights)
+        fits = fit_position(model.position, old, before)
+        shares, first = [], 0
+        after = model.position(model.grid)
+        for stage in before:
+            last = first + len(stage.given)
+            shares += measure(stage, after[first:last], first)
+            first = last
+        drift = () if images is None else drift_of(tokens, features(model, images))
+        certificate = Certificate(tuple(fits), tuple(shares), drift)
+        if least is not None and certificate.kept is not None and certificate.kept < least:
+            raise ValueError(
+                f"`encoding` must keep at least {least} of the old position, got "
+                f"{' + '.join(map(str, ENCODINGS.specs(encoding)))}, which keeps {certificate.kept:.3f} in the mean of "
+                f"the layers; {certificate.summary()}. Give another, or lower `least` (graticule adapt has --anyway)."
+            )
+    except ValueError:
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        raise
+    finally:
+        model.train(training)
+    model.certificate = certificate
+    return model
+
+
+def _check(model: Backbone, images: Tensor | None) -> Tensor | None:
+    """Check the arguments of `change_position`, and return the images on the device of the model."""
     if not isinstance(model, Backbone):
         raise ValueError(
             f"`model` must be one of our backbones, got {type(model).__name__}; graticule.convert makes one of a "
@@ -269,62 +299,26 @@ def change_position(
     check_floating(model)
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
-    blank = _blank(model)
-    if images is not None and (images.ndim != 4 or not len(images) or images.shape[1:] != blank.shape[1:]):
-        channels, height, width = blank.shape[1:]
+    if images is None:
+        return None
+    sizes = (model.in_chans, *model.img_size)
+    if images.ndim != 1 + len(sizes) or not len(images) or images.shape[1:] != sizes:
         raise ValueError(
-            f"`images` must be (B, {channels}, {height}, {width}), of the size of the model, got {tuple(images.shape)}."
+            f"`images` must be (B, {', '.join(map(str, sizes))}), of the size of the model, got {tuple(images.shape)}."
         )
-    if images is not None and not images.is_floating_point():
+    if not images.is_floating_point():
         raise ValueError(f"`images` must be preprocessed as for the model, in floating point, got {images.dtype}.")
-    if images is not None and not images.isfinite().all():
+    if not images.isfinite().all():
         raise ValueError("`images` must be finite, got NaN or infinity.")
-    given = {"encoding": encoding, "joining": joining}
-    weights, old, training = model.state_dict(), model.position, model.training
-    held = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
-    model.eval()
-    try:
-        seen = blank if images is None else images.to(blank)
-        before = _before(model, seen)
-        was = [] if images is None else features(model, seen)
-        model.replace_position(take_position(given, defaults=model.encoding_options))
-        transfer(model, weights)
-        fits = fit_position(model.position, old, before)
-        shares, first = [], 0
-        after = model.position(model.grid)
-        for stage in before:
-            depth = len(stage.given)
-            shares += measure(stage, after[first : first + depth], first)
-            first += depth
-        drift = drift_of(was, features(model, seen)) if was else ()
-        found = Certificate(tuple(fits), tuple(shares), drift)
-        if least is not None and found.kept is not None and found.kept < least:
-            raise ValueError(
-                f"`encoding` must keep at least {least} of the old position, got "
-                f"{' + '.join(map(str, ENCODINGS.specs(encoding)))}, which keeps {found.kept:.3f} in the mean of the "
-                f"layers; {found.summary()}. Give another, or lower `least` (graticule adapt has --anyway)."
-            )
-    except ValueError:
-        for name, value in held.items():
-            setattr(model, name, value)
-        raise
-    finally:
-        model.train(training)
-    model.certificate = found
-    return model
+    return images.to(next(model.parameters()))
 
 
-def _blank(model: Backbone) -> Tensor:
-    weight = next(model.parameters())
-    return torch.zeros(1, model.in_chans, *model.img_size, dtype=weight.dtype, device=weight.device)
-
-
-def _before(model: Backbone, images: Tensor) -> list[Before]:
+def _record(model: Backbone, images: Tensor) -> list[Before]:
     """Record the state of each stage, and measure the contributions of its table to its layers."""
     contributions = table_contributions(model, images)
-    given, first, found = model.position(model.grid), 0, []
+    positions, first, states = model.position(model.grid), 0, []
     for grid, blocks in zip(model.position_grids(model.grid), entered_blocks(model), strict=True):
         last = first + len(blocks)
-        found.append(Before(grid, given[first:last], contributions[first:last]))
+        states.append(Before(grid, positions[first:last], contributions[first:last]))
         first = last
-    return found
+    return states
