@@ -43,17 +43,15 @@ def test_a_volume_of_one_slice_has_the_logits_of_the_image_and_opens_again(name,
     torch.testing.assert_close(opened(volumes), model.float().double()(volumes), rtol=0, atol=1e-12)
 
 
-@in_turn("frames", ["mean", "middle"])
 @torch.no_grad()
-def test_the_weights_of_a_patch_are_spread_or_in_the_middle(frames):
+def test_the_weights_of_a_patch_are_spread_over_its_slices():
     model = built(class_token=False, global_pool="avg")
     images = torch.randn(2, 3, 8, 12, dtype=torch.float64)
     flat, logits = model.patch_embed.proj.weight.clone(), model(images)
-    resize(model, (6, 8, 12), patch_size=(3, 4, 4), frames=frames)
+    resize(model, (6, 8, 12), patch_size=(3, 4, 4))
     solid = model.patch_embed.proj.weight
     torch.testing.assert_close(solid.sum(2), flat, rtol=0, atol=1e-15)
-    assert torch.equal(solid[:, :, 0], solid[:, :, 1]) == (frames == "mean")
-    assert solid[:, :, 0].any() == (frames == "mean") and solid[:, :, 1].any()
+    torch.testing.assert_close(solid, (flat / 3)[:, :, None].expand_as(solid), rtol=0, atol=0)
     torch.testing.assert_close(model(repeated(images, 6)), logits, rtol=0, atol=1e-9)  # equal slices, no other tokens
 
 
@@ -73,7 +71,6 @@ def test_size_patch_and_channels_change_together():
         (lambda: graticule.create_model("pvt_tiny", img_size=64), (4, 64, 64), {}, "PyramidVision.*no third axis"),
         (lambda: graticule.fold(built()), (4, 8, 12), {}, "`model` must not be folded"),
         (built, (3, 8, 12), {"patch_size": (2, 4, 4)}, "`img_size` must be a positive multiple .* got depth 3"),
-        (built, (8, 12), {"frames": "mean"}, "`frames` must be left out"),
         (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), (4, 8, 12), {}, "unless `model` is one of our backbones"),
         *(
             (lambda name=name: built(encoding=name), (4, 8, 12), {}, "a volume of one slice")

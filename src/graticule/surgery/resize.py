@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,9 +26,6 @@ from graticule.registry.registry import Table
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition, put_back, take_out
 
-#: Where the weights of a patch of an image are placed in a patch of several frames.
-Placement = Literal["mean", "middle"]
-
 
 def check_inflation(model: Backbone, volume: Shape, patch: Shape) -> Grid:
     """Check that a model of images can become one of volumes of (depth, height, width); return their grid."""
@@ -41,27 +38,22 @@ def check_inflation(model: Backbone, volume: Shape, patch: Shape) -> Grid:
         raise ValueError("`model` must not be folded, to take volumes; call graticule.unfold(model) first.")
     if model.created is None:
         raise ValueError("`model` must be built from names, to take volumes, got one of other parts.")
-    if not isinstance(_embedding(model), Patches):
-        raise ValueError(f"`model` must make its tokens by one layer, to take volumes, got {kind}.")
-    if _embedding(model).frames > 1:
-        raise ValueError(
-            f"`model` must have patches of one frame, to take volumes, got {_embedding(model).frames} frames."
-        )
+    if not isinstance(_embedding(model), Patches) or _embedding(model).frames > 1:
+        raise ValueError(f"`model` must make its tokens by one layer of flat patches, to take volumes, got {kind}.")
     return Grid.of_image(volume, patch, model.grid.prefix)
 
 
 @torch.no_grad()
-def inflate(model: Backbone, volume: Shape, patch: Shape, placement: Placement = "mean") -> None:
+def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
     """Let a model of images take volumes of (depth, height, width), in place; height and width are those of its images.
 
-    The encoding is built for three axes, with the parameters of the image; a table is repeated along the depth.
+    The encoding is built for three axes, with the parameters of the image; a table is repeated along the depth. Each of
+    the slices of a patch has an equal part of its weights.
 
     Args:
         model: a backbone that `check_inflation` accepts.
         volume: in pixels, the first side in slices.
         patch: the same for a patch, whose height and width are those of the model.
-        placement: 'mean' if each of the slices of a patch has an equal part of the weights, 'middle' if the slice in
-            the middle has all.
 
     Raises:
         ValueError: if the encoding does not give a volume of one slice the position of the image.
@@ -69,16 +61,8 @@ def inflate(model: Backbone, volume: Shape, patch: Shape, placement: Placement =
     check_inflation(model, volume, patch)
     embedding = _embedding(model)
     flat = embedding.proj
-    weight = torch.zeros(*flat.weight.shape[:2], *patch, dtype=flat.weight.dtype, device=flat.weight.device)
-    if placement == "mean":
-        weight += flat.weight[:, :, None] / patch[0]
-    else:
-        weight[:, :, patch[0] // 2] = flat.weight
-    sides: Any = patch
-    with torch.device("meta"):
-        solid = nn.Conv3d(flat.in_channels, flat.out_channels, sides, sides, bias=flat.bias is not None)
-    solid.weight, solid.bias = nn.Parameter(weight, flat.weight.requires_grad), flat.bias
-    embedding.proj = solid.train(flat.training)
+    weight = (flat.weight / patch[0])[:, :, None].repeat(1, 1, patch[0], 1, 1)
+    embedding.proj = _convolution(nn.Conv3d, weight, flat, kernel_size=patch, stride=patch)
     embedding.set_sizes(volume, patch)
     sizes: Any = {"img_size": volume, "patch_size": patch}
     vars(model).update(sizes)
@@ -121,20 +105,28 @@ def _embedding(model: Backbone) -> Any:
     return getattr(model, "stem", None) or getattr(model, "patch_embed", None)
 
 
+def _convolution(kind: Any, weight: torch.Tensor, old: Any, **sizes: Any) -> nn.Module:
+    """Return a convolution with `weight` and with the bias and the state of another one."""
+    with torch.device("meta"):
+        new = kind(weight.shape[1], weight.shape[0], **sizes, bias=old.bias is not None)
+    new.weight, new.bias = nn.Parameter(weight, old.weight.requires_grad), old.bias
+    convolution: nn.Module = new.train(old.training)
+    return convolution
+
+
 def resampled_modules(model: nn.Module) -> list[Any]:
     """Return the modules of a model whose tables are resampled by an exchangeable resampler."""
-    found = with_own_resampler(model.modules())
-    if not found and not any(isinstance(module, Position) for module in model.modules()):
+    if modules := with_own_resampler(model.modules()):
+        return modules
+    if not any(isinstance(module, Position) for module in model.modules()):
         raise ValueError(
             f"`model` must have a position of this library to be resampled, got {type(model).__name__} of "
             f"{type(model).__module__}; graticule.convert gives a model of timm one."
         )
-    if not found:
-        raise ValueError(
-            "`model` must have an encoding that is resampled, such as learnable, factorized or relative_bias, got one "
-            "with none: its position is computed for every size, or it has no position."
-        )
-    return found
+    raise ValueError(
+        "`model` must have an encoding that is resampled, such as learnable, factorized or relative_bias, got one "
+        "with none: its position is computed for every size, or it has no position."
+    )
 
 
 def shared_copy(model: nn.Module) -> Any:
@@ -180,7 +172,6 @@ def resize(
     patch_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
     channels: int | None = None,
     windows: int | tuple[int, ...] | None = None,
-    frames: Placement | None = None,
 ) -> Model:
     """Change the image size that the position of `model` is stored for, in place, and return the model.
 
@@ -207,13 +198,11 @@ def resize(
         img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
             default, that of each encoding.
-        patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For films
+        patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For volumes
             (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.
         windows: for Swin and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
             unchanged by default.
-        frames: if a model of images gets films, whether each frame of a patch has an equal part of its weights
-            ('mean', the default), or the one in the middle has all ('middle').
 
     Raises:
         ValueError: if the model cannot have that size, or an argument has no effect on it. It is then unchanged.
@@ -223,8 +212,8 @@ def resize(
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
-    own = hasattr(model, "set_input_size") or img_size is None  # channels alone are those of the first convolution
-    if not backbones and not attached and frames is None and library in LIBRARIES and not (library == "timm" and own):
+    resizable = hasattr(model, "set_input_size") or img_size is None  # channels alone are those of the first layer
+    if not backbones and not attached and library in LIBRARIES and not (library == "timm" and resizable):
         LIBRARIES[library](
             model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
         )
@@ -237,36 +226,19 @@ def resize(
     axes = len(backbones[0].img_size) if backbones else 2
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
     if size is not None and len(size) < axes:
-        raise ValueError(
-            f"`img_size` must be (depth, height, width), as the model has films or volumes, got {by(size)}."
-        )
-    film: Shape | None = None
-    deep: Shape = ()
-    if axes == 2 and size is not None and len(size) == 3:
-        film, size = size, size[1:]
-        deep, patch = patch or backbones[0].patch_size, patch and patch[-2:]
-        deep = deep if len(deep) == 3 else (1, *deep)
-        check_inflation(backbones[0], film, deep)
-    elif frames is not None:
-        raise ValueError(f"`frames` must be left out unless a model of images gets films, got {frames!r}.")
-    if not backbones:
-        if patch is not None and attached:
-            raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
-        size = _check_stock(model, size, patch, windows, resampler if not attached else None)
-    with _whole_or_not_at_all(model):
-        if resampler is not None:
-            _set_resampler([*backbones, *attached], resampler)
-        for backbone in backbones:
-            _resize_ours(backbone, size or backbone.img_size, patch, windows)
-        if film is not None:
-            inflate(backbones[0], film, deep, frames or "mean")
-        if not backbones and size is not None:
-            _resize_stock(model, size, patch, attached)
+        raise ValueError(f"`img_size` must be (depth, height, width), as the model has volumes, got {by(size)}.")
+    with _restore_on_error(model):
+        if backbones:
+            if resampler is not None:
+                _set_resampler([*backbones, *attached], resampler)
+            for backbone in backbones:
+                _resize_backbone(backbone, size or backbone.img_size, patch, windows)
+        else:
+            _resize_timm(model, size, patch, windows, resampler, attached)
         if channels is not None:
-            for one in backbones:
-                _set_channels(one, channels)
-            if not backbones:
-                _set_channels(model, channels)
+            parts: Sequence[nn.Module] = backbones or [model]
+            for part in parts:
+                _set_channels(part, channels)
     return model
 
 
@@ -278,38 +250,38 @@ def _set_channels(model: Any, channels: int) -> None:
         raise ValueError(f"`channels` must be left out with {type(model).__name__}, whose first layer is another.")
     if old.in_channels == channels:
         return
-    names = ("out_channels", "kernel_size", "stride", "padding", "dilation")
-    options: dict[str, Any] = {name: getattr(old, name) for name in names}
-    new = type(old)(channels, **options, bias=old.bias is not None)
-    new.weight = nn.Parameter(with_channels(old.weight.detach(), channels), old.weight.requires_grad)
-    new.bias = old.bias
-    model.set_submodule(name, new.train(old.training))
+    names = ("kernel_size", "stride", "padding", "dilation")
+    weight = with_channels(old.weight.detach(), channels)
+    model.set_submodule(name, _convolution(type(old), weight, old, **{name: getattr(old, name) for name in names}))
     if hasattr(model, "in_chans"):
         model.in_chans = channels
 
 
-def _resize_ours(
-    backbone: Backbone,
-    size: Any,
-    patch: Shape | None,
-    windows: int | tuple[int, ...] | None,
-) -> None:
-    given: dict[str, Any] = {}
+def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None, windows: int | tuple[int, ...] | None) -> None:
+    """Resize a backbone of this library; one of images for (depth, height, width) takes volumes from then on."""
+    volume: Shape | None = None
+    if len(size) > len(backbone.img_size):
+        deep = patch or backbone.patch_size
+        deep = deep if len(deep) == 3 else (1, *deep)
+        check_inflation(backbone, size, deep)
+        volume, size, patch = size, size[1:], patch and patch[-2:]
+    sizes: dict[str, Any] = {}
     if patch is not None and patch != backbone.patch_size:
         if "patch_size" not in inspect.signature(backbone.set_input_size).parameters:
             raise ValueError(f"`patch_size` must be left out with {type(backbone).__name__}, got {by(patch)}.")
         Grid.of_image(size, patch)  # refuses other sizes with its own message
-        given["patch_size"] = patch
+        sizes["patch_size"] = patch
     else:
         backbone.grid_at(size)  # refuses other sizes
     if windows is not None:
-        given |= _windows_argument(backbone, windows)
-    if size != backbone.img_size or given:
-        backbone.set_input_size(size, **given)
-        grid = backbone.grid
+        sizes |= _windows_argument(backbone, windows)
+    if size != backbone.img_size or sizes:
+        backbone.set_input_size(size, **sizes)
         if not isinstance(backbone.position, Folded):  # a folded position was computed already
             with torch.no_grad():
-                backbone.position(grid)
+                backbone.position(backbone.grid)
+    if volume is not None:
+        inflate(backbone, volume, deep)
 
 
 def _windows_argument(backbone: Backbone, windows: int | tuple[int, ...]) -> dict[str, Any]:
@@ -325,62 +297,64 @@ def _windows_argument(backbone: Backbone, windows: int | tuple[int, ...]) -> dic
     raise ValueError(f"`windows` must be {what} for {type(backbone).__name__}, got {windows}.")
 
 
-def _check_stock(
-    model: nn.Module,
-    size: Shape | None,
+def _resize_timm(
+    model: Any,
+    size: Any,
     patch: Shape | None,
     windows: int | tuple[int, ...] | None,
     resampler: str | Spec | None,
-) -> Shape | None:
-    """Check that a model of another library can be resized; return its new image size, None if that does not change."""
+    attached: list[AttachedPosition],
+) -> None:
+    """Resize a model of another library by timm's `set_input_size`, with its attached positions."""
     kind = type(model).__name__
-    parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
-    if size is None and patch is None and windows is None and resampler is None:
-        return None
+    if attached:
+        if patch is not None:
+            raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
+        if resampler is not None:
+            _set_resampler(attached, resampler)
+    elif resampler is not None and hasattr(model, "set_input_size"):
+        raise ValueError(
+            f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
+            "convert the model (graticule.convert) to choose it."
+        )
+    if size is None and patch is None and windows is None and (resampler is None or attached):
+        return
+    parameters = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
     if "img_size" not in parameters:
         raise ValueError(
             f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that accepts "
             "images of any size needs no resizing, and an attached position follows the size of each image."
-        )
-    if resampler is not None:
-        raise ValueError(
-            f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
-            "convert the model (graticule.convert) to choose it."
         )
     if windows is not None:
         raise ValueError(f"`windows` must be left out with {kind}, got {windows}; call its set_input_size for windows.")
     if patch is not None and "patch_size" not in parameters:
         raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
     embed: Any = getattr(model, "patch_embed", None)
-    held = patch or getattr(embed, "patch_size", None)
+    side = patch or getattr(embed, "patch_size", None)
     size = size or embed.img_size
-    if isinstance(held, tuple) and not getattr(embed, "dynamic_img_pad", False):
-        Grid.of_image(size, (held[0], held[1]))  # refuses other sizes with its own message
-    return size
-
-
-def _resize_stock(model: Any, size: Any, patch: Shape | None, attached: list[AttachedPosition]) -> None:
-    for each in attached:
-        for removed in each.removed:
+    if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
+        Grid.of_image(size, (side[0], side[1]))  # refuses other sizes with its own message
+    for position in attached:
+        for removed in position.removed:
             put_back(model, removed)
     model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
-    for each in attached:
-        each.removed = [take_out(model, removed.name) for removed in each.removed]
-        grid = each.grid_at(size)
-        if grid != each.grid:
-            each.set_grid(grid)
+    for position in attached:
+        position.removed = [take_out(model, removed.name) for removed in position.removed]
+        grid = position.grid_at(size)
+        if grid != position.grid:
+            position.set_grid(grid)
             with torch.no_grad():
-                each.position(grid)
+                position.position(grid)
 
 
-def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | Spec) -> None:
+def _set_resampler(holders: Sequence[Backbone | AttachedPosition], resampler: str | Spec) -> None:
     """Set the resampler of all suitable tables to `resampler`, also for publishing the model."""
     spec = RESAMPLERS.specs(resampler)[0]
     takes = RESAMPLERS[spec.name].takes
-    held = with_own_resampler(part for holder in holders for part in holder.position.modules())
-    able = [part for part in held if table_of(part) in takes]
+    modules = with_own_resampler(part for holder in holders for part in holder.position.modules())
+    able = [part for part in modules if table_of(part) in takes]
     if not able:
-        has = sorted({f"tables of {table_of(part)}" for part in held})
+        has = sorted({f"tables of {table_of(part)}" for part in modules})
         raise ValueError(
             f"`resampler` must be one that resamples something of the model, which has "
             f"{' and '.join(has) or 'nothing that is resampled'}, got {spec}."
@@ -413,29 +387,20 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
 
 
 @contextmanager
-def _whole_or_not_at_all(model: nn.Module) -> Iterator[None]:
-    """Restore all modules if the block raises: their attributes, parameters and buffers.
+def _restore_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes, parameters and buffers of all modules if the block raises.
 
     Values of tensors are not restored: resizing a model creates new ones.
     """
-    modules = list(dict.fromkeys(part for module in model.modules() for part in _with_original(module)))
-    before = [(part, dict(vars(part))) for part in modules]
-    contents = [
-        (value, value.copy()) for _, state in before for value in state.values() if isinstance(value, dict | set | list)
-    ]
-    done = False
+    modules = dict.fromkeys(model.modules())
+    modules |= dict.fromkeys(module.original for module in list(modules) if isinstance(module, Folded))
+    contents: list[tuple[Any, Any]] = [(vars(module), dict(vars(module))) for module in modules]
+    values = [value for _, attributes in contents for value in attributes.values()]
+    contents += [(value, value.copy()) for value in values if isinstance(value, dict | set | list)]
     try:
         yield
-        done = True
-    finally:
-        if not done:
-            for part, state in before:
-                vars(part).clear()
-                vars(part).update(state)
-            for value, content in contents:
-                value.clear()
-                value.extend(content) if isinstance(value, list) else value.update(content)
-
-
-def _with_original(module: nn.Module) -> tuple[nn.Module, ...]:
-    return (module, module.original) if isinstance(module, Folded) else (module,)
+    except BaseException:
+        for container, content in contents:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+        raise
