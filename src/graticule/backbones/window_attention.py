@@ -33,7 +33,7 @@ class WindowAttention(Attention):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) within the windows `where`, after rolling the map by their shift."""
-        y = self._attend(*self._inputs(x, position, *where), position)
+        y = self._mix(*self._project(x, position, *where), position)
         y = where[0].join(y.transpose(1, 2).flatten(2), x.shape[0])
         out: Tensor = self.proj_drop(self.proj(self.norm(y)))
         return out
@@ -42,14 +42,14 @@ class WindowAttention(Attention):
         """Return the number that is added to the logits of tokens of a window that are not neighbors."""
         return torch.finfo(dtype).min / 2  # half of it, so that no sum with a bias is infinite
 
-    def _inputs(self, x: Tensor, position: LayerPosition, *where: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, x: Tensor, position: LayerPosition, *where: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Cut tokens into windows and project them to q, k and v, (B * windows, h, M, d), with the bias.
 
         The first axis of a bias with a mask is for the windows of a sample, unless it is one per sample.
         """
         windows: Windows
         (windows,) = where
-        q, k, v, bias = self._project(windows.cut(x), position)
+        q, k, v, bias = super()._project(windows.cut(x), position)
         if not any(windows.shift):
             return q, k, v, bias
         mask = self._mask(windows, q.dtype, x.device)
@@ -64,13 +64,21 @@ class WindowAttention(Attention):
             windows.masks[kind] = kind[0] * windows.strangers(device)[:, None].to(dtype)
         return windows.masks[kind]
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool = False) -> Tensor:
-        if bias is None or holds(bias.shape[0] == 1) or holds(bias.shape[0] == q.shape[0]):
-            return super()._fused(q, k, v, bias, is_causal)
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition, is_causal: bool = False
+    ) -> Tensor:
+        if (
+            bias is None
+            or holds(bias.shape[0] == 1)
+            or holds(bias.shape[0] == q.shape[0])
+            or position.value_bias is not None
+        ):
+            return super()._mix(q, k, v, bias, position, is_causal)
         # as heads, the windows of a sample have one bias for all samples, which would otherwise be copied for each
         windows, heads = bias.shape[0], q.shape[1]
         q, k, v = (y.unflatten(0, (-1, windows)).contiguous().flatten(1, 2) for y in (q, k, v))
-        y: Tensor = super()._fused(q, k, v, bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None], is_causal)
+        bias = bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None]
+        y = super()._mix(q, k, v, bias, position, is_causal)
         mixed: Tensor = y.unflatten(1, (windows, heads)).flatten(0, 1)
         return mixed
 

@@ -182,8 +182,10 @@ class WindowedAttention(Attention):
         check_windowed(position)
         q, k, v, bias = self._project(x, position)
         q, k, v = (self._cut(one, grid) for one in (q, k, v))
-        mixed = self._fused(q, k, v, None if bias is None else self._cut_bias(bias, grid, len(x)))
-        return self._output(self._join(mixed, grid, len(x)))
+        bias = None if bias is None else self._cut_bias(bias, grid, len(x))
+        mixed = self._join(self._mix(q, k, v, bias, LayerPosition()), grid, len(x))
+        out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
+        return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights between all tokens, (B, h, N, N), zero across windows.

@@ -77,57 +77,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used."""
-        return self._output(self._attend(*self._inputs(x, position, *where), position))
-
-    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
-        q, k, _, bias = self._inputs(x, position, *where)
-        return self._weights(q, k, bias, position)
-
-    def _inputs(self, x: Tensor, position: LayerPosition, *where: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the queries, keys and values among which there is attention, (B, h, N, d) each, and the bias."""
-        return self._project(x, position)
-
-    def _output(self, mixed: Tensor) -> Tensor:
-        """Project the mixed values of all heads, (B, h, N, d), to (B, N, D)."""
+        mixed = self._mix(*self._project(x, position, *where), position)
         out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
         return out
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
-        """Mix the values: (B, h, N, d)."""
-        dropout = self.attn_drop if self.training else 0.0
-        if position.value_bias is not None or (dropout and position.positional is not None):
-            weights = F.dropout(self._weights(q, k, bias, position), dropout)
-            mixed = weights @ v
-            return mixed if position.value_bias is None else mixed + position.value_bias(weights)
-        mixed = self._fused(q, k, v, bias)
-        return mixed if position.positional is None else position.positional.mix(mixed, v)
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
+        q, k, _, bias = self._project(x, position, *where)
+        return self._weights(q, k, bias, position)
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool = False) -> Tensor:
-        """Compute softmax(q k^T scale + bias) v, (B, h, N, d); queries and keys may have more channels than values."""
-        dropout = self.attn_drop if self.training else 0.0
-        more = q.shape[-1] - v.shape[-1]
-        # the fused kernel needs as many channels in the values; without it, attention takes two to three times as long
-        values = F.pad(v, (0, more)) if more else v
-        y = F.scaled_dot_product_attention(q, k, values, bias, dropout, is_causal, scale=self.scale)
-        return y[..., : v.shape[-1]] if more else y
-
-    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
-        """Compute the attention weights, (B, h, N, N)."""
-        logits = q * self.scale @ k.transpose(-2, -1)
-        weights = (logits if bias is None else logits + bias).softmax(-1)
-        return weights if position.positional is None else position.positional.blend(weights)
-
-    def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one.
+    def _project(self, x: Tensor, position: LayerPosition, *where: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries, keys and values with the position, (B, h, N, d) each, and the bias, if there is one.
 
         A bias in two factors is not returned: it is part of queries and keys, which then have r more channels.
         """
-        q, k, v = self._projected(x, position)
-        return self._positioned(self.q_norm(q), self.k_norm(k), v, position)
-
-    def _projected(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (B, h, N, d) each."""
         if position.inputs is None and position.queries_keys is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         else:
@@ -145,12 +108,7 @@ class Attention(nn.Module):
                 y.chunk(3, -1)[i].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
                 for i, y in enumerate((all_q, all_k, all_v))
             )
-        return q, k, v
-
-    def _positioned(
-        self, q: Tensor, k: Tensor, v: Tensor, position: LayerPosition
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries and keys with the position, values, and the bias, if there is one."""
+        q, k = self.q_norm(q), self.k_norm(k)
         if self.logit_scale is not None:
             q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp().to(q.dtype)
             k = F.normalize(k, dim=-1)
@@ -174,6 +132,28 @@ class Attention(nn.Module):
         # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
         return q, k, v, table[None] if table.ndim == 3 else table
 
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition, is_causal: bool = False
+    ) -> Tensor:
+        """Compute softmax(q k^T scale + bias) v, (B, h, N, d); queries and keys may have more channels than values."""
+        dropout = self.attn_drop if self.training else 0.0
+        if position.value_bias is not None or (dropout and position.positional is not None):
+            weights = F.dropout(self._weights(q, k, bias, position), dropout)
+            mixed = weights @ v
+            return mixed if position.value_bias is None else mixed + position.value_bias(weights)
+        more = q.shape[-1] - v.shape[-1]
+        # the fused kernel needs as many channels in the values; without it, attention takes two to three times as long
+        values = F.pad(v, (0, more)) if more else v
+        mixed = F.scaled_dot_product_attention(q, k, values, bias, dropout, is_causal, scale=self.scale)
+        mixed = mixed[..., : v.shape[-1]] if more else mixed
+        return mixed if position.positional is None else position.positional.mix(mixed, v)
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
+        """Compute the attention weights, (B, h, N, N)."""
+        logits = q * self.scale @ k.transpose(-2, -1)
+        weights = (logits if bias is None else logits + bias).softmax(-1)
+        return weights if position.positional is None else position.positional.blend(weights)
+
 
 class CausalAttention(Attention):
     r"""softmax(q k^T / sqrt(d) + bias) v over the keys j <= i of every query i, otherwise as `Attention`.
@@ -194,8 +174,10 @@ class CausalAttention(Attention):
         for cache in where:
             k, v = cache.append(k, v)
         whole = bias is None and q.shape[-2] == k.shape[-2]
-        x = self._fused(q, k, v, None if whole else self._masked(bias, q.shape[-2], k), is_causal=whole)
-        return self._output(x)
+        mask = None if whole else self._masked(bias, q.shape[-2], k)
+        mixed = self._mix(q, k, v, mask, LayerPosition(), is_causal=whole)
+        out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
+        return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
