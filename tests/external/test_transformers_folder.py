@@ -15,7 +15,8 @@ import graticule
 from commands import refused, run_command
 from evidence.models_page import configured
 from graticule.external.images import call, image_size
-from graticule.lab.commands.opening import NamedModels, open_model, open_source
+from graticule.lab.commands.opening import open_model, open_source
+from graticule.lab.commands.options import NamedModels
 from graticule.lab.data.transforms import evaluation_transform
 
 PREPROCESSOR = {

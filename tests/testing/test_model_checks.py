@@ -454,7 +454,7 @@ def test_an_invalid_check_is_refused_in_one_line(file, capsys):
     for arguments, said in (
         (["no_such_model"], "there is no such model"),
         ([f"{file}:clena"], "did you mean 'clean'"),
-        ([f"{file}:needs"], "must need no arguments, got size"),
+        ([f"{file}:needs"], "must need no arguments: missing a required argument"),
         ([f"{file}:number"], "must be a module or a function that builds one, got 3"),
         ([f"{file}:clean", "--skip", "axis"], "did you mean 'axes'"),
         ([f"{file}:clean", "--img-size", "13"], "`img_size` must be a multiple of the patch size"),

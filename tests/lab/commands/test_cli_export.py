@@ -151,7 +151,7 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("publish", run, run), "`folder` must be new"),
         (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
         (("publish", "vit_nano_patch4_82", new), "did you mean 'vit_nano_patch4_28'"),
-        (("publish", new / "x.pth", new), "`model` must be a file of weights, got"),
+        (("publish", new / "x.pth", new), "x.pth', which does not exist"),
         (("publish", run, new, "--joining", "lape"), "`joining` must be left out with '"),
         (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
         (("publish", run, new, "--private"), "`private` must be left out without --push"),

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import graticule
 from commands import refused, run_command
-from graticule.lab.commands.export import Export, _batches
-from graticule.lab.commands.opening import NamedModels, open_model, open_source
+from graticule.lab.commands.opening import named_data, open_model, open_source
+from graticule.lab.commands.options import NamedModels
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification, Recipe
 from graticule.lab.training.loop import train
@@ -73,9 +72,8 @@ def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path,
 def test_a_folder_named_as_a_data_set_does_not_replace_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    model = graticule.create_model("vit_nano_patch4_28")
-    images, _ = next(iter(_batches(Export("a", images="digits", output=Path("a.pt2")), model, None, (28, 28))))
-    assert images.shape[1:] == (1, 28, 28)
+    data = named_data(open_model("vit_nano_patch4_28", NamedModels(weights="random")), "digits")
+    assert data.test_images((28, 28), [0])[0].shape == (1, 1, 28, 28)
 
 
 def test_a_recipe_without_its_values_is_refused_and_not_trained_with_defaults(run):

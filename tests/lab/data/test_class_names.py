@@ -174,10 +174,6 @@ def test_a_published_model_is_not_scored_on_other_classes(trained, renamed, tmp_
     for data in ways(renamed):
         code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
         assert code == 1 and "`images` must have the classes of" in said and "only in the data: 'zcat'; " in said
-    code, _, said = run_command(
-        capsys, "export", trained.folder, "--int8", "--images", renamed, "--output", tmp_path / "model.onnx"
-    )
-    assert code == 1 and "`images` must have the classes of" in said and not (tmp_path / "model.onnx").exists()
 
 
 def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_path, capsys):
@@ -273,7 +269,6 @@ WAYS = [
     *(("start_from", one) for one in ("run", "weights", "checkpoint", "published file", "adapted run")),
     *(("model", one) for one in ("run", "published", "adapted")),
     *(("evaluate", one) for one in ("published", "adapted")),
-    *(("export", one) for one in ("published", "adapted")),
     *(("teacher", one) for one in ("run", "published file")),
 ]
 
@@ -284,10 +279,8 @@ def test_every_command_knows_the_classes_of_weights(sources, trained, renamed, t
     head = graticule.load(sources["adapted"] if "adapted" in source else trained.folder).head.weight
     for data, same in ((trained.recipe().data_root, True), (renamed, False)):
         folder = tmp_path / str(same)
-        if command in ("evaluate", "export"):
-            words = ("--int8",) if command == "export" else ()
-            output = folder / "m.onnx" if words else folder
-            code, _, said = run_command(capsys, command, path, *words, "--images", data, "--output", output)
+        if command == "evaluate":
+            code, _, said = run_command(capsys, command, path, "--images", data, "--output", folder)
             assert code == (not same) and same == ("only in the data: 'zcat'" not in said), said
         elif command == "teacher":
             by_file = {"teacher": "vit_nano_patch4_28", "teacher_checkpoint": path}

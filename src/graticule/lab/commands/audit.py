@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import Opened, open_models, pictures_of, test_data, with_images
 from graticule.lab.commands.options import (
     JsonOutput,
+    NamedData,
+    NamedModels,
     OnDevice,
     Output,
     choose_device,
@@ -20,11 +21,11 @@ from graticule.lab.commands.options import (
     parse,
     parse_size,
 )
-from graticule.lab.commands.targets import NamedData, NamedModels, check_targets, is_named
 from graticule.registry.checks import Range, parse_sizes, printable
 
 if TYPE_CHECKING:
     from graticule.external.view import ModelView
+    from graticule.lab.commands.opening import Opened
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
@@ -67,25 +68,24 @@ def run(arguments: list[str]) -> int:
     """Audit the position information of a model."""
     options = parse(Audit, "audit", arguments)
     output = Output(options.json)
-    check_targets([options.model], options, "audit")
-    if options.images is not None:
-        from graticule.lab.data.pictures import find_pictures
-
-        find_pictures(options.images)  # before the model is built
-    elif is_named(options.model):
-        raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
-    elif options.labels is not None:
-        raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
-    opened = with_images(*open_models([options.model], options, "audit"))
     import torch
 
     from graticule.analysis.audit import audit, audit_json, time_in_turns
     from graticule.external.open_view import view_of
+    from graticule.lab.commands.opening import has_data, open_models, pictures_of, test_data
+    from graticule.lab.data.pictures import find_pictures
     from graticule.lab.pages.audit import audit_page, findings
     from graticule.lab.studies.plan import format_seconds
     from graticule.lab.terminal import bar
     from graticule.system.files import write_json
 
+    if options.images is not None:
+        find_pictures(options.images)  # before the model is built
+    elif not has_data(options.model):
+        raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
+    elif options.labels is not None:
+        raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
+    (opened,) = open_models([options.model], options, "audit")
     axes = len(opened.size)
     size = parse_size(options.img_size, axes) or opened.size
     others = parse_sizes(options.sizes, axes=axes)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import JsonOutput, Output, parse
-from graticule.lab.commands.targets import TIMM, check_name, is_published
 from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
@@ -143,26 +142,19 @@ def _plugin(file: str) -> Iterator[Finding]:
 
 def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | PositionCode]:
     """Return a title and the model, or position code, that `target` names; `sizes` gets the size of its images."""
-    file, colon, name = target.rpartition(":")
-    if colon and file.endswith(".py"):
-        from graticule.lab.training.opening import module_of_file
-        from graticule.testing.tables import PositionCode
-
-        return target, module_of_file(file, name, PositionCode)
-    if is_published(target):
-        from graticule.hub.kinds import from_pretrained
-
-        return target, from_pretrained(target)
     import timm
     import torch
 
-    from graticule.backbones.registry import create_model
     from graticule.external.images import pair
+    from graticule.hub.kinds import TIMM
+    from graticule.lab.training.opening import create_named, open_module, source_kind
+    from graticule.testing.tables import PositionCode
 
-    target = target.removeprefix(TIMM)
-    if not timm.is_model(target):
-        check_name(target)
-        return target, create_model(target)
+    if source_kind(target) != "name":
+        return target, open_module(target, PositionCode)
+    name = target.removeprefix(TIMM)
+    if not timm.is_model(name):
+        return target, create_named(target)
     layers: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
     image = sizes.get("img_size")
     # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4
@@ -174,7 +166,7 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
         size = shape.get("img_size")
         torch.manual_seed(0)  # the same weights each time
         try:
-            model: Any = timm.create_model(target, **shape).eval()
+            model: Any = timm.create_model(name, **shape).eval()
             if size is not None:
                 with torch.no_grad():
                     model(torch.zeros(1, model.default_cfg["input_size"][0], *size))
@@ -186,5 +178,5 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
                 continue
             sizes["img_size"] = size
         shown = ", ".join(f"{key} {value}" for key, value in shape.items())
-        return f"{target}, random weights{', ' * bool(shown)}{shown}", model
+        return f"{name}, random weights{', ' * bool(shown)}{shown}", model
     raise ValueError(f"`target` must be a model that can be built without arguments, got {target!r}.")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices
-from graticule.lab.commands.options import choose_device, command_line, output_folder, parse
-from graticule.lab.commands.targets import check_task_options
+from graticule.lab.commands.options import check_task_options, choose_device, command_line, output_folder, parse
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_json
 

@@ -6,21 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import (
-    Opened,
-    check_labels,
-    labels_of,
-    open_models,
-    test_data,
-    test_task,
-    with_images,
+from graticule.lab.commands.options import (
+    Figures,
+    JsonOutput,
+    NamedData,
+    OnDevice,
+    Output,
+    check_task_options,
+    choose_device,
+    output_folder,
+    parse,
 )
-from graticule.lab.commands.options import Figures, JsonOutput, OnDevice, Output, choose_device, output_folder, parse
-from graticule.lab.commands.targets import NamedData, check_task_options
 from graticule.registry.checks import printable
+
+if TYPE_CHECKING:
+    from graticule.lab.commands.opening import Opened
 
 
 @dataclass
@@ -49,6 +52,8 @@ def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, by their task."""
     options: Any = parse(options_class(), "evaluate", arguments)
     output = Output(options.json)
+    from graticule.lab.commands.opening import check_labels, label_models, open_models, test_data
+
     opened = open_models(options.models, options, "evaluate", images=options.probe is not None)
     if options.probe is not None:
         return _probe(options, output, opened)
@@ -58,7 +63,7 @@ def run(arguments: list[str]) -> int:
     from graticule.system.files import write_json
 
     device = choose_device(options.device)
-    tasks = [test_task(one) for one in opened]
+    tasks = [_choose_task(model) for model in opened]
     name = tasks[0].recipe.task
     for one, task in zip(opened, tasks, strict=True):
         if task.recipe.task != name:
@@ -81,7 +86,7 @@ def run(arguments: list[str]) -> int:
         evaluation.check(task, one.model, data)
         loaded.append((one, task, data))
     evaluated, precisions = [], dict[str, list[str]]()
-    for label, (one, task, data) in zip(labels_of(opened), loaded, strict=True):
+    for label, (one, task, data) in zip(label_models(opened), loaded, strict=True):
         precision = options.precision or task.recipe.precision
         precisions.setdefault(precision, []).append(one.target)
         scores = evaluation.scores(task, in_precision(one.model, precision, device), data, device=device)
@@ -113,6 +118,7 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
     from graticule.analysis.probe import pooled_features, probe_classes
     from graticule.analysis.share import mean_estimate
     from graticule.external.open_view import convert_stock
+    from graticule.lab.commands.opening import label_models, test_data
     from graticule.registry.checks import parse_sizes
     from graticule.system.files import write_json
 
@@ -124,8 +130,7 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
         raise ValueError(f"`precision` must be 32-true with `probe`, got {options.precision}.")
     device, folder = choose_device(options.device), output_folder(options.output, opened[0].folder)
     records, rows = [], []
-    for label, one in zip(labels_of(opened), opened, strict=True):
-        one = with_images(one)
+    for label, one in zip(label_models(opened), opened, strict=True):
         data = test_data(one, options)
         classes = data.groups if hasattr(data, "groups") else data.test_labels()
         if classes is None:
@@ -162,6 +167,18 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
     output.give(records)
     output.wrote(write_json(folder / "probe.json", records))
     return 0
+
+
+def _choose_task(opened: Opened) -> Any:
+    """Return the task that scores a model: that of its run, or classification for a model by name."""
+    from graticule.lab.tasks.classification import Recipe
+    from graticule.lab.training.task import task_of
+
+    if opened.run is not None:
+        return opened.run.task()
+    if not opened.classes:
+        raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
+    return task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
 def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:

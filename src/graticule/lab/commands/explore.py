@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.opening import Opened, labels_of, open_models, with_images
-from graticule.lab.commands.options import command_line, output_file, parse, print_written, read_picture
-from graticule.lab.commands.targets import NamedModels, check_name, is_named
+from graticule.lab.commands.options import NamedModels, command_line, output_file, parse, print_written, read_picture
 from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from graticule.lab.commands.opening import Opened
 
 
 @dataclass
@@ -52,19 +52,19 @@ def run(arguments: list[str]) -> int:
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
     texts = list(dict.fromkeys([*([] if options.img_size is None else [options.img_size]), *options.sizes]))
-    given = _images(options.images, options.models)
     page = output_file(options.output, Path("explorer.html"))
-    opened = open_models(options.models, options, "explore")
+    from graticule.lab.commands.opening import label_models, open_models
     from graticule.lab.pages.explorer import explored, write_explorer
 
+    given = _images(options.images, options.models)
+    opened = open_models(options.models, options, "explore")
     found = []
-    for one, label in zip(opened, labels_of(opened), strict=True):
-        known = with_images(one)
-        assert known.info is not None
+    for one, label in zip(opened, label_models(opened), strict=True):
+        assert one.info is not None
         data = one.run.data() if one.run is not None and any(isinstance(image, int) for image in given) else None
         sizes = dict.fromkeys(parse_sizes(texts, axes=len(one.size)) or [one.size])
-        images = [_read(known, given, size, data) for size in sizes]
-        found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
+        images = [_read(one, given, size, data) for size in sizes]
+        found.append(explored(one.model, images, one.info.mean, one.info.std, label, one.title))
     page = page if options.output else opened[0].folder / page
     page.parent.mkdir(parents=True, exist_ok=True)
     written = write_explorer(found, page, _made(command_line("explore", arguments)))
@@ -78,11 +78,12 @@ def run(arguments: list[str]) -> int:
 
 def _images(given: list[str], targets: list[str]) -> list[int | Path]:
     """Return the images as indices of test images or as files, before any work."""
-    named = next((target for target in targets if is_named(target)), None)
+    from graticule.lab.commands.opening import has_data
+
+    named = next((target for target in targets if not has_data(target)), None)
     images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
     for one in images:
         if isinstance(one, int) and named is not None:
-            check_name(named)
             raise ValueError(
                 f"`images` must be files for {named!r}, the name of a model and no run with test images of its own, "
                 f"got {one if given else 'none'}; add --images FILE."

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.opening import open_source
-from graticule.lab.commands.options import JsonOutput, Output, parse, parse_size
-from graticule.lab.commands.targets import NamedModels
+from graticule.lab.commands.options import JsonOutput, NamedModels, Output, parse, parse_size
 from graticule.registry.checks import known_name
 
 if TYPE_CHECKING:
@@ -62,6 +60,8 @@ def run(arguments: list[str]) -> int:
         known_name("dynamic", name, ("batch", "depth", "height", "width", "sides"))
     named = options.output is not None and not options.output.is_dir()
     chosen = options.format or (None if named else "onnx")
+    from graticule.lab.commands.opening import open_source
+
     source = open_source(options.model, "export", options)
     model: Any = source.model
     output = options.output or source.folder

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import Opened, labels_of, open_models, test_data
 from graticule.lab.commands.options import (
     Figures,
     JsonOutput,
+    NamedData,
+    NamedModels,
     OnDevice,
     Output,
     ScaledFigures,
@@ -23,7 +24,6 @@ from graticule.lab.commands.options import (
     parse_numbers,
     parse_size,
 )
-from graticule.lab.commands.targets import NamedData, NamedModels
 from graticule.registry.checks import Range, known_name, printable
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from graticule.analysis.mixing import MixingMap
     from graticule.external.attention_map import AttentionMap
+    from graticule.lab.commands.opening import Opened
 
 #: The forms of a query and of a shift.
 _QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2, or FRAMESxDOWNxRIGHT"
@@ -145,6 +146,7 @@ class Translation(NamedData, OnDevice, Look):
         """Measure the error of each layer."""
         from graticule.analysis.equivariance import translation_error, whole_patches
         from graticule.external.open_view import view_of
+        from graticule.lab.commands.opening import test_data
         from graticule.lab.figures.layers import translation_plot
 
         sized = []
@@ -207,6 +209,7 @@ class Attention(ScaledFigures, NamedData, Look):
         from graticule.analysis.attention import attention_maps
         from graticule.external.attention_map import save_attention
         from graticule.external.open_view import view_of
+        from graticule.lab.commands.opening import test_data
         from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
         from graticule.lab.pages.explorer import pixels_of
 
@@ -368,11 +371,13 @@ def run(arguments: list[str]) -> int:
     options = parse(KINDS[kind], f"look {kind}", arguments[1:])
     output = Output(options.json)
     options.check()
+    from graticule.lab.commands.opening import label_models, open_models
+
     opened = open_models(options.models, options, f"look {kind}", images=kind != "correlations")
     from graticule.lab.figures.save import save_figure
 
     folder = output_folder(options.output, opened[0].folder)
-    found = options.find(dict(zip(labels_of(opened), opened, strict=True)), output)
+    found = options.find(dict(zip(label_models(opened), opened, strict=True)), output)
     written = [save(folder / f"{name}.npz") for name, save in found.arrays.items()]
     written += [save_figure(one, folder / f"{name}.{options.format}") for name, one in found.figures.items()]
     output.give(found.tables)

@@ -1,36 +1,35 @@
-"""Opening of models: a run, a file of its weights, a published folder, a name, or a module in a Python file."""
+"""Models on the command line: opened, with the facts of their images and data to run them on."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graticule.lab.commands.targets import (
-    RANDOM,
-    TIMM,
-    NamedData,
-    NamedModels,
-    check_name,
-    check_on_images,
-    check_targets,
-    is_named,
-    is_published,
-    run_labels,
-)
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import nn
+
+from graticule.checkpoints.load import load_checkpoint, load_own
+from graticule.external.convert.conversion import convert
+from graticule.external.open_view import view_of
+from graticule.hub.files import quick_hub
+from graticule.lab.commands.options import NamedData, NamedModels
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import DatasetInfo, check_class_names, class_labels
+from graticule.lab.data.module import DataModule
+from graticule.lab.data.pictures import Pictures
+from graticule.lab.data.registry import list_datasets
+from graticule.lab.tasks.classification import images_of
+from graticule.lab.training.opening import create_named, is_ours, label_names, open_module, source_kind
+from graticule.lab.training.run import Run, run_of
+from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.checks import is_path, known_name, printable
-from graticule.registry.plugins import module_name
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from graticule.lab.data.augmentation import Augmentation
-    from graticule.lab.data.images import DatasetInfo
-    from graticule.lab.data.module import DataModule
-    from graticule.lab.data.pictures import Pictures
-    from graticule.lab.training.run import Run
+#: The value of `weights` for those of the initialization.
+RANDOM = "random"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Opened:
     title: a line about it.
     model: the model, in evaluation mode.
     img_size: (height, width) in pixels of its images, or with a depth; None if unknown.
-    info: facts of its images, with the names of its classes if they are known.
+    info: facts of its images, with the names of its classes if they are known; None for a run that is not on images.
     augmentation: the resizing of its images.
     run: its run, if it has one.
     states_info: whether the mean and the standard deviation of `info` belong to its weights, and not only to its name.
@@ -51,8 +50,8 @@ class Opened:
     title: str
     model: nn.Module
     img_size: tuple[int, ...] | None
-    info: DatasetInfo | None
-    augmentation: Augmentation | None
+    info: DatasetInfo | None = None
+    augmentation: Augmentation | None = None
     run: Run | None = None
     states_info: bool = True
 
@@ -76,8 +75,13 @@ class Opened:
         return int(getattr(self.model, "num_classes", 0))
 
 
+def has_data(target: str) -> bool:
+    """Return whether a model is a run or a file of its weights, which has data of its own."""
+    return source_kind(target) == "run"
+
+
 def open_models(targets: Sequence[str], options: NamedModels, command: str, images: bool = True) -> list[Opened]:
-    """Check the sources of models, before PyTorch is imported, and open them.
+    """Open different models; options of models by name and their images must be given for those alone.
 
     Args:
         targets: sources, as in `open_model`.
@@ -85,10 +89,35 @@ def open_models(targets: Sequence[str], options: NamedModels, command: str, imag
         command: its name, for messages.
         images: whether runs must be on images.
     """
-    check_targets(targets, options, command)
-    if images:
-        check_on_images(targets, command)
-    return [open_model(target, options) for target in targets]
+    if not targets or len(set(targets)) < len(targets):
+        raise ValueError(f"`models` must differ, and be one or more, got {', '.join(targets) or 'none'}.")
+    if not any(source_kind(target) == "name" for target in targets):
+        names = ("weights", "encoding", "joining")
+        _check_left_out(repr(targets[0]), {name: getattr(options, name) for name in names})
+    if isinstance(options, NamedData):
+        named = next((target for target in targets if not has_data(target)), None)
+        if named is None:
+            _check_left_out("a run", {"images": options.images, "data_root": options.data_root})
+        elif options.images is None:
+            raise ValueError(
+                f"`images` must be given for {named!r}, which is not the folder of a run: a folder of images, or the "
+                "name of a data set."
+            )
+    opened = [open_model(target, options) for target in targets]
+    for model in opened if images else ():
+        if model.run is not None and model.info is None:
+            raise ValueError(
+                f"`runs` must be on images, which graticule {command} draws, got {str(model.run.folder)!r}, which is "
+                f"on {model.run.task().inputs}; graticule evaluate scores runs of every task."
+            )
+    return opened
+
+
+def _check_left_out(owner: str, options: dict[str, object]) -> None:
+    """Check that no option is given for what `owner` has itself."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must be left out with {owner}, which has its own, got {str(value)!r}.")
 
 
 def open_model(target: str, options: NamedModels | None = None) -> Opened:
@@ -100,73 +129,89 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
         options: checkpoint of a run, and options of models that are given by name.
     """
     options = options or NamedModels()
-    if (built := _built(target)) is not None:
-        return describe_model(target, built, target)
-    if is_named(target):
-        return _by_name(target, options)
-    from graticule.lab.training.opening import load
-    from graticule.lab.training.run import run_of
-
+    kind = source_kind(target)
+    if kind == "name":
+        return _open_by_name(target, options)
     path = Path(target)
-    opened: Run | None = run_of(path)
-    if opened is None:
-        raise ValueError(
-            f"`model` must be a run or a file of weights within its folder, got {target!r}, which does not say what "
-            f"model it is for; name the model, as in deit_tiny_patch16_224 --weights {target}"
-        )
-    recipe = opened.recipe()
+    if kind == "run" and not path.exists():
+        RunFolder.open(path)  # an error that names the nearest runs
+    model = open_module(target, checkpoint=options.checkpoint if kind == "run" and path.is_dir() else "best")
+    run = run_of(path) if kind == "run" else None
+    if run is None:
+        return describe_model(target, model, target)
+    recipe = run.recipe()
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
-    in_folder = opened.folder != path
-    model = load(path) if in_folder else opened.model(checkpoint=options.checkpoint)
     size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
-    augmentation = getattr(recipe, "augmentation", None)
-    return Opened(target, title, model, size, None, augmentation, opened)
+    info = images_of(run) if run.task().inputs == "images" else None
+    return Opened(target, title, model, size, info, getattr(recipe, "augmentation", None), run)
 
 
 def open_source(target: str, command: str, options: NamedModels) -> Opened:
     """Open a model that is exported or published: one of timm is converted, and a new one needs no weights."""
-    check_targets([target], options, command)
-    if (built := _built(target)) is not None:
-        return Opened(target, target, built, None, None, None)
-    from graticule.backbones.registry import list_models
-
-    if not is_named(target) or target in list_models():
-        opened = open_model(target, replace(options, weights=options.weights or RANDOM))
+    if source_kind(target) != "name" or is_ours(target):
+        weights = options.weights or (RANDOM if is_ours(target) else None)
+        (opened,) = open_models([target], replace(options, weights=weights), command, images=False)
     else:
-        from graticule.external.convert.conversion import convert
-
         opened = open_model(target, replace(options, encoding=None, joining=None))
         opened = replace(opened, model=convert(opened.model, options.encoding, options.joining))
     if opened.run is not None and not opened.run.task().inputs.startswith("images"):
         raise ValueError(
-            f"`model` must be on images for graticule {command}, got {str(opened.folder)!r}, which is on "
+            f"`model` must be on images for graticule {command}, got {str(opened.run.folder)!r}, which is on "
             f"{opened.run.task().inputs}."
         )
     return opened
 
 
-def _built(target: str) -> nn.Module | None:
-    """Return the module in a Python file, or the published model, that a target names; None for others."""
-    if (module := module_name(target)) is not None:
-        from graticule.lab.training.opening import module_of_file
+def _open_by_name(target: str, options: NamedModels) -> Opened:
+    """Build a model that is given by name, with its published weights, those of a file, or random ones."""
+    ours = is_ours(target)
+    choices = {key: value for key in ("encoding", "joining") if (value := getattr(options, key)) is not None}
+    model = create_named(target, **(choices if ours else {}))
+    if choices and not ours:
+        raise ValueError(
+            f"`{next(iter(choices))}` must be left out with {target!r}, a model of timm, which has its own; "
+            "graticule.convert makes a model of graticule of it."
+        )
+    has_source = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file"))
+    weights = options.weights or ("published weights" if has_source and not choices else RANDOM)
+    if options.weights is None and weights != RANDOM:
+        print(f"loading the published weights of {target}, which are downloaded once", file=sys.stderr)
+        try:
+            with quick_hub():
+                model = create_named(target, pretrained=True)
+        except (OSError, RuntimeError) as error:  # raised by the client of the hub without a connection
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ValueError(
+                f"`weights` must be given, as the published weights of {target} could not be downloaded "
+                f"({type(error).__name__}: {reason}): --weights FILE, or --weights random."
+            ) from error
+    elif weights == RANDOM:
+        hint = "" if options.weights else "; see --weights"
+        print(f"{target} has the weights of its initialization{hint}", file=sys.stderr)
+    else:
+        (load_checkpoint if ours else load_own)(model, weights)
+    position = "".join(f", {what} {value}" for what, value in choices.items())
+    opened = describe_model(target, model, f"{target}{position}, weights: {weights}")
+    if options.weights not in (None, RANDOM) and opened.info is not None and (names := label_names(weights)):
+        opened = replace(opened, info=replace(opened.info, class_names=names))
+    return replace(opened, states_info=opened.states_info and (has_source or not ours))
 
-        built: nn.Module = module_of_file(*module).eval()
-        return built
-    if not is_published(target):
-        return None
-    from graticule.hub.kinds import from_pretrained
 
-    published: nn.Module = from_pretrained(target)
-    return published
-
-
-def with_images(opened: Opened) -> Opened:
-    """Return an opened run with the facts of its images; a model without a run is unchanged."""
-    from graticule.lab.tasks.classification import images_of
-
-    if opened.run is None:
-        return opened
-    return replace(opened, info=images_of(opened.run), augmentation=opened.run.recipe().augmentation)
+def describe_model(target: str, model: nn.Module, title: str) -> Opened:
+    """Return a model with the properties of its images from its configuration."""
+    model = model.eval()
+    configured = getattr(model, "pretrained_cfg", None) or {}
+    stem = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (stem,))[0])
+    mean, std = (
+        (tuple(configured.get(key) or default) * channels)[:channels]
+        for key, default in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
+    )
+    resizing = {name: value for name in ("interpolation", "crop_pct") if (value := configured.get(name))}
+    mode: Any = configured.get("crop_mode") or "center"
+    info = DatasetInfo("images", label_names(model), channels, None, mean, std, mode)
+    size = view_of(model).img_size
+    return Opened(target, title, model, size, info, Augmentation(**resizing), states_info="mean" in configured)
 
 
 def test_data(opened: Opened, options: NamedData) -> DataModule:
@@ -181,9 +226,6 @@ def test_data(opened: Opened, options: NamedData) -> DataModule:
 def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModule:
     """Return the test images of a folder or a data set, resized and normalized for a model."""
     assert opened.info is not None
-    from graticule.lab.data.module import DataModule
-    from graticule.lab.data.registry import list_datasets
-
     if name not in list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
             known_name("images", name, list_datasets())
@@ -202,122 +244,40 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
 
 def pictures_of(opened: Opened, folder: Path, least: int = 1, **options: Any) -> Pictures:
     """Return the images of a folder, at least `least`, resized and normalized for a model; see `Pictures`."""
-    from graticule.lab.data.pictures import Pictures
-
     assert opened.info is not None
-    size: Any = opened.size
-    if len(size) > 2:
+    if len(opened.size) > 2:
         raise ValueError(f"`model` must take images for a folder of images, got {opened.target!r}, which takes films.")
-    found = Pictures(folder, opened.info, size, opened.classes, augmentation=opened.augmentation, **options)
-    if found.num_test < least:
-        raise ValueError(f"`images` must be at least {least}, got {found.num_test} in {folder}.")
-    return found
+    pictures = Pictures(folder, opened.info, opened.size, opened.classes, augmentation=opened.augmentation, **options)
+    if pictures.num_test < least:
+        raise ValueError(f"`images` must be at least {least}, got {pictures.num_test} in {folder}.")
+    return pictures
 
 
-def check_labels(opened: Opened, data: Any, given: str) -> None:
+def check_labels(opened: Opened, data: Any, source: str) -> None:
     """Check that the labels of data from `named_data` are outputs of a model; say so if only their number tells."""
     assert opened.info is not None
-    from graticule.lab.data.images import check_class_names, class_labels
-
     names, count = opened.info.class_names, opened.classes
-    found = getattr(data, "folders", data.info.class_names)
-    labels = class_labels(found, names, count)
-    if labels is None or (not hasattr(data, "folders") and labels != list(range(len(found)))):
+    classes = getattr(data, "folders", data.info.class_names)
+    labels = class_labels(classes, names, count)
+    if labels is None or (not hasattr(data, "folders") and labels != list(range(len(classes)))):
         if names:
-            check_class_names(found, names, opened.target, "images")
+            check_class_names(classes, names, opened.target, "images")
         raise ValueError(
-            f"`images` must have the {count} classes of {opened.target}, got {len(found) or 'none'} in {given!r}."
+            f"`images` must have the {count} classes of {opened.target}, got {len(classes) or 'none'} in {source!r}."
         )
     if not names:
-        print(f"{printable(opened.target)} does not name its classes: those of {given} are in order", file=sys.stderr)
+        print(f"{printable(opened.target)} does not name its classes: those of {source} are in order", file=sys.stderr)
 
 
-def test_task(opened: Opened) -> Any:
-    """Return the task that scores a model: that of its run, or classification for a model by name."""
-    if opened.run is not None:
-        return opened.run.task()
-    if not opened.classes:
-        raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
-    from graticule.lab.tasks.classification import Recipe
-    from graticule.lab.training.task import task_of
-
-    return task_of(Recipe(model=opened.target, img_size=opened.size))
-
-
-def labels_of(opened: Sequence[Opened]) -> list[str]:
-    """Return distinct labels of models."""
-    runs = [one.run for one in opened if one.run is not None and Path(one.target) == one.run.folder]
-    names = dict(zip([id(run) for run in runs], run_labels(runs), strict=True)) if runs else {}
-    return [names.get(id(one.run), printable(one.target)) for one in opened]
-
-
-def _by_name(target: str, options: NamedModels) -> Opened:
-    """Build a model that is given by name."""
-    import timm
-
-    from graticule.backbones.registry import create_model, list_models
-    from graticule.checkpoints.load import load_checkpoint, load_own
-    from graticule.hub.files import quick_hub
-    from graticule.lab.training.opening import label_names
-
-    chosen = {name: value for name in ("encoding", "joining") if (value := getattr(options, name)) is not None}
-    name = target.removeprefix(TIMM)
-    check_name(target)
-    own = name in list_models() and not target.startswith(TIMM)
-    if not own and chosen:
-        raise ValueError(
-            f"`{next(iter(chosen))}` must be left out with {target!r}, a model of timm, which has its own; "
-            "graticule.convert makes a model of graticule of it."
-        )
-    build: Any = create_model if own else timm.create_model
-    model: Any = build(name, **chosen)
-    sourced = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file"))
-    published = sourced and not chosen
-    if options.weights is None and published:
-        print(f"loading the published weights of {name}, which are downloaded once", file=sys.stderr)
-        try:
-            with quick_hub():
-                model = build(name, pretrained=True)
-        except (OSError, RuntimeError) as error:  # raised by the client of the hub without a connection
-            reason = str(error).strip().partition("\n")[0][:200]
-            raise ValueError(
-                f"`weights` must be given, as the published weights of {name} could not be downloaded "
-                f"({type(error).__name__}: {reason}): --weights FILE, or --weights random."
-            ) from error
-    elif options.weights in (None, RANDOM):
-        hint = "" if options.weights else "; see --weights"
-        print(f"{name} has the weights of its initialization{hint}", file=sys.stderr)
-    else:
-        (load_checkpoint if own else load_own)(model, options.weights)
-    position = "".join(f", {what} {value}" for what, value in chosen.items())
-    weights = "published weights" if options.weights is None and published else options.weights or RANDOM
-    opened = describe_model(target, model, f"{target}{position}, weights: {weights}")
-    if options.weights not in (None, RANDOM) and opened.info is not None and (names := label_names(options.weights)):
-        opened = replace(opened, info=replace(opened.info, class_names=names))
-    return replace(opened, states_info=opened.states_info and (sourced or not own))
-
-
-def describe_model(target: str, model: nn.Module, title: str) -> Opened:
-    """Return a model with the properties of its images from its configuration."""
-    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    from torch.nn import Conv2d
-
-    from graticule.external.open_view import view_of
-    from graticule.lab.data.augmentation import Augmentation
-    from graticule.lab.data.images import DatasetInfo
-    from graticule.lab.training.opening import label_names
-
-    model = model.eval()
-    configured = getattr(model, "pretrained_cfg", None) or {}
-    size = view_of(model).img_size
-    stem = next((one.in_channels for one in model.modules() if isinstance(one, Conv2d)), 3)
-    channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (stem,))[0])
-    mean, std = (
-        (tuple(configured.get(key) or known) * channels)[:channels]
-        for key, known in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
-    )
-    given = {name: value for name in ("interpolation", "crop_pct") if (value := configured.get(name))}
-    mode: Any = configured.get("crop_mode") or "center"
-    info = DatasetInfo("images", label_names(model), channels, None, mean, std, mode)
-    augmentation = Augmentation(**given)
-    return Opened(target, title, model, size, info, augmentation, states_info="mean" in configured)
+def label_models(opened: Sequence[Opened]) -> list[str]:
+    """Return distinct labels of models: what differs in the folders of runs, and other sources as given."""
+    runs = [model.target for model in opened if model.run is not None and Path(model.target) == model.run.folder]
+    folders = {target: Path(target).resolve() for target in runs}
+    common = Path(os.path.commonpath(folders.values())) if len(folders) > 1 else None
+    parts = {
+        target: (path.name,) if common is None else path.relative_to(common).parts for target, path in folders.items()
+    }
+    while len({names[-1:] for names in parts.values()}) == 1 and all(len(names) > 1 for names in parts.values()):
+        parts = {target: names[:-1] for target, names in parts.items()}
+    labels = {target: "/".join(names) or folders[target].name for target, names in parts.items()}
+    return [printable(labels.get(model.target, model.target)) for model in opened]

@@ -46,6 +46,28 @@ class OfCheckpoint:
 
 
 @dataclass(kw_only=True)
+class NamedModels(OfCheckpoint):
+    """The options of models that are given by name."""
+
+    weights: str | None = None
+    """for a model given by name: checkpoint file, or random (default: its published weights, if any)"""
+    encoding: str | None = None
+    """for a model of graticule given by name: encoding (default: its own)"""
+    joining: str | None = None
+    """for a model of graticule given by name: joining (default: its own)"""
+
+
+@dataclass(kw_only=True)
+class NamedData(NamedModels):
+    """The options of models that are given by name, and of the images for them."""
+
+    images: str | None = None
+    """for models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
+    data_root: Rare[Path | None] = None
+    """folder of the data set, if `images` is a name"""
+
+
+@dataclass(kw_only=True)
 class Figures:
     """The format of the figures of a command."""
 
@@ -196,6 +218,24 @@ def read_picture(path: Path, read: Any) -> Any:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
+
+
+def check_task_options(task: str, **given: Any) -> None:
+    """Check that no option of the evaluation of another task is given."""
+    from graticule.lab.training.task import list_tasks
+
+    tasks = list_tasks()
+    options = {name: [field.name for field in dataclasses.fields(tasks[name].evaluation)] for name in tasks}
+    known = options[task]
+    for name, values in given.items():
+        if values and name not in known:
+            others = [other for other, names in options.items() if name in names]
+            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
+            shown = " ".join(map(str, values)) if isinstance(values, list) else values
+            raise ValueError(
+                f"`{name}` must be left out with the task {task}, which {has}, got {shown}; --{name} is for "
+                f"{' and '.join(others)}."
+            )
 
 
 def choose_device(given: str) -> str:

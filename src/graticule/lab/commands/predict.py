@@ -18,7 +18,6 @@ from graticule.lab.commands.options import (
     parse,
     read_picture,
 )
-from graticule.lab.commands.targets import open_runs
 from graticule.registry.checks import Range, printable
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ class Predict(Figures, JsonOutput, OnDevice, OfCheckpoint):
 def run(arguments: list[str]) -> int:
     """Draw and write the predictions of a run."""
     options = parse(Predict, "predict", arguments)
-    (run,) = open_runs([options.run])
+    from graticule.lab.training.run import Run
+
+    run = Run.open(options.run)
     if missing := [path for path in options.images if not path.is_file()]:
         raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
     stems = [path.stem for path in options.images]

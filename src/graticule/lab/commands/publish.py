@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import open_source
-from graticule.lab.commands.options import parse, print_written
-from graticule.lab.commands.targets import NamedModels
+from graticule.lab.commands.options import NamedModels, parse, print_written
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +49,7 @@ def run(arguments: list[str]) -> int:
     if options.private and options.push is None:
         raise ValueError("`private` must be left out without --push, which creates the repository.")
     from graticule.hub.files import check_repo_id, push_folder
+    from graticule.lab.commands.opening import open_source
 
     if options.push is not None:
         check_repo_id(options.push)

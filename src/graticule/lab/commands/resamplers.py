@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.opening import open_models, pictures_of, with_images
-from graticule.lab.commands.options import JsonOutput, OnDevice, Output, choose_device, output_folder, parse
-from graticule.lab.commands.targets import NamedModels, check_targets
+from graticule.lab.commands.options import (
+    JsonOutput,
+    NamedModels,
+    OnDevice,
+    Output,
+    choose_device,
+    output_folder,
+    parse,
+)
 from graticule.registry.checks import Range, parse_sizes, printable
 
 
@@ -43,19 +49,18 @@ def run(arguments: list[str]) -> int:
     sizes = parse_sizes(options.sizes)
     if not sizes or len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
-    check_targets([options.model], options, "resamplers")
-    from graticule.lab.data.pictures import find_pictures
-
-    find_pictures(options.images)  # before the model is built
-    opened = with_images(*open_models([options.model], options, "resamplers"))
     from graticule.backbones.token_model import TokenModel
     from graticule.external.convert.conversion import convert
     from graticule.external.convert.parts import can_convert
     from graticule.external.open_view import ResampledTables, StructureView
+    from graticule.lab.commands.opening import open_models, pictures_of
+    from graticule.lab.data.pictures import find_pictures
     from graticule.lab.studies.resamplers import try_resamplers
     from graticule.lab.tasks.parts.image_scores import check_sizes
     from graticule.surgery.resize import resampled_modules
 
+    find_pictures(options.images)  # before the model is built
+    (opened,) = open_models([options.model], options, "resamplers")
     model: Any = opened.model
     if not isinstance(model, TokenModel) and can_convert(model):
         model = convert(model)

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.backbones.registry import list_models, registry_name
-from graticule.checkpoints.load import load_checkpoint, misfits
+from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_state
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
-from graticule.lab.training.opening import label_names
+from graticule.lab.training.opening import create_named, is_ours, label_names
 from graticule.lab.training.run import Run, run_of
-from graticule.position.position import Position
-from graticule.registry.checks import is_path, known_name
+from graticule.registry.checks import is_path
 from graticule.registry.fields import Positive, Share, check_fields
 
 
@@ -232,11 +229,7 @@ def _run_teacher(folder: str, options: Distillation, info: DatasetInfo) -> Teach
 
 
 def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teacher:
-    known = {model: registry_name(model) for model in list_models()}
-    known |= {model: model for model in (*timm.list_models(), *timm.list_pretrained())}
-    if name not in known and Path(name).is_dir():
-        raise ValueError(f"`distillation.teacher` must be a name or a path; for the run in that folder, ./{name}.")
-    known_name("distillation.teacher", name, known)
+    model = create_named(name, "distillation.teacher", num_classes=info.num_classes)
     path = options.teacher_checkpoint
     if path is None:
         raise ValueError(f"`distillation.teacher` {name} has no weights: give `distillation.teacher_checkpoint`, too.")
@@ -250,30 +243,14 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
     names = label_names(path)
     if names and not same_classes(names, info.class_names):
         check_class_names(info.class_names, names, f"`distillation.teacher_checkpoint` {path}")
-    model: Any = timm.create_model(known[name], num_classes=info.num_classes)
-    _load(model, name, path, info)
-    config: dict[str, Any] = model.pretrained_cfg
-    return Teacher(model, options, info, mean=config["mean"], std=config["std"], size=tuple(config["input_size"]))
-
-
-def _load(model: Any, name: str, path: Path, info: DatasetInfo) -> None:
-    """Load a checkpoint into timm's model `name`, completely or not at all."""
-    try:
-        state = read_state(path)
-    except ValueError as error:
-        raise ValueError(f"`distillation.teacher_checkpoint` must contain the weights of {name}: {error}") from None
+    state = read_state(path)
     heads = model.pretrained_cfg.get("classifier") or ()
     for head in (heads,) if isinstance(heads, str) else heads:
         if f"{head}.weight" in state:
             _check_classes(len(state[f"{head}.weight"]), str(path), info)
-    if isinstance(getattr(model, "position", None), Position):
-        load_checkpoint(model, path)  # a model of this library can have published names
-    elif complaints := misfits(model, state):
-        raise ValueError(
-            f"`distillation.teacher_checkpoint` must fit {name}, got {str(path)!r}: {'; '.join(complaints)}."
-        )
-    else:
-        model.load_state_dict(state)
+    (load_checkpoint if is_ours(name) else load_own)(model, path)  # ours can have published names
+    config: dict[str, Any] = model.pretrained_cfg
+    return Teacher(model, options, info, mean=config["mean"], std=config["std"], size=tuple(config["input_size"]))
 
 
 def _check_classes(classes: int, source: str, info: DatasetInfo) -> None:

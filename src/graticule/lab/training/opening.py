@@ -1,9 +1,10 @@
-"""Open a trained model from its files, which describe the model."""
+"""Open the model of a name: a run or its weights, a published model, a name of graticule or timm, or FILE.py:NAME."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -12,14 +13,29 @@ from torch import nn
 from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
+from graticule.backbones.registry import create_model, list_models
+from graticule.external.convert.conversion import convert
 from graticule.hub.config import Preparation
 from graticule.hub.files import CONFIG
 from graticule.hub.kinds import HUB, TIMM, from_pretrained
 from graticule.lab.training.checkpoints import load_weights
-from graticule.lab.training.run import Run, run_of
-from graticule.registry.checks import checked, known_name
+from graticule.lab.training.run import run_of
+from graticule.lab.training.run_folder import runs_in
+from graticule.registry.checks import checked, is_path, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugin, load_plugins, module_name
+
+#: The ends of the names of files of weights.
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+
+
+def source_kind(source: str) -> Literal["module", "published", "run", "name"]:
+    """Return what a source is; a name without a separator is that of a model, also beside a folder of this name."""
+    if module_name(source) is not None:
+        return "module"
+    if source.startswith(HUB) or (is_path(source) and (Path(source) / CONFIG).is_file()):
+        return "published"
+    return "run" if is_path(source) or source.endswith(_WEIGHTS) else "name"
 
 
 @checked
@@ -43,58 +59,91 @@ def load(
         FileNotFoundError: if there is no such run or file, or the run has saved nothing yet.
         ValueError: if the file is damaged, does not fit the model of its run, belongs to no run, or needs a plugin.
     """
-    if str(source).startswith((HUB, TIMM)):
+    path, hosted = Path(source), str(source).startswith((HUB, TIMM))
+    run = None if hosted else run_of(path)
+    if hosted or (run is None and (path / CONFIG).is_file()):
         if checkpoint != "best":
             raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
-        named: nn.Module = from_pretrained(source, plugin=plugin)
-        return named
-    path = Path(source)
-    run = run_of(path)
+        published: nn.Module = from_pretrained(source, plugin=plugin)
+        return published
     if not path.exists():
         raise FileNotFoundError(
             f"`source` must be a run or a file of its weights, got {str(path)!r}, which does not exist."
         )
-    if run is None and (path / CONFIG).is_file():
-        if checkpoint != "best":
-            raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
-        published: nn.Module = from_pretrained(path, plugin=plugin)
-        return published
     if run is None:
         what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
         raise ValueError(
-            f"`source` must be a run or a file of its weights, whose model is known, got {str(path)!r}, "
-            f"which {what}; build the model and call graticule.load_checkpoint(model, path)."
+            f"`source` must be a run or a file of its weights, whose model is known, got {str(path)!r}, which {what}; "
+            "build the model and call graticule.load_checkpoint(model, path), or name it to a command, as in "
+            "deit_tiny_patch16_224 --weights FILE."
         )
     if run.folder != path and checkpoint != "best":
         raise ValueError(f"`checkpoint` must be left out if `source` is a file, got {checkpoint!r}.")
     load_plugins(plugin)
-    return run.model(checkpoint=checkpoint) if run.folder == path else _with_weights(run, path)
-
-
-def _with_weights(run: Run, path: Path) -> nn.Module:
-    """Build the model of a run with the weights at `path`."""
+    if run.folder == path:
+        return run.model(checkpoint=checkpoint)
     return load_weights(run.task().build_model(run.described()), path).eval()
+
+
+def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] = "best") -> Any:
+    """Open the module of FILE.py:NAME, or what a function of this name builds, or another source as `load` does.
+
+    Args:
+        source: as in `load`, or FILE.py:NAME.
+        others: classes that the object in a file can have besides that of modules.
+        checkpoint: as in `load`.
+    """
+    in_file = module_name(source)
+    return load(source, checkpoint=checkpoint) if in_file is None else _module_of_file(*in_file, *others)
+
+
+def is_ours(name: str) -> bool:
+    """Return whether `create_named` builds a model of this library; timm's models of the same names are timm:NAME."""
+    return not name.startswith(TIMM) and name in list_models()
+
+
+def create_named(name: str, argument: str = "model", **options: Any) -> Any:
+    """Build a model of graticule or timm by its name, where timm:NAME is always timm's.
+
+    Args:
+        name: the name.
+        argument: its name in the error for an unknown one, which lists the nearest models and runs.
+        options: arguments of the model.
+    """
+    if is_ours(name):
+        return create_model(name, **options)
+    bare = name.removeprefix(TIMM)
+    if timm.is_model(bare) and ("." not in bare or bare in timm.list_pretrained()):  # with a known tag
+        return timm.create_model(bare, **options)
+    if Path(name).exists():
+        hint = f"; did you mean './{name}'?"
+    else:
+        runs = {path.name: path for folder in (Path("runs"), Path()) for path in runs_in(folder)}
+        hint = _nearest(bare, [*list_models(), *timm.list_models(), *timm.list_pretrained()], runs)
+    raise ValueError(
+        f"`{argument}` must be the folder of a run or of a published model, a file of weights in a run, the name of a "
+        f"model of graticule or timm, or FILE.py:NAME, got {name!r}: there is no such model{hint}"
+    )
+
+
+def _nearest(name: str, known: Iterable[str | Path], runs: Mapping[str, Path] | None = None) -> str:
+    """Return the end of an error with the names that are most similar to `name`."""
+    texts = {Path(one).name: str(one) for one in known} | {key: str(path) for key, path in (runs or {}).items()}
+    near = [repr(texts[text]) for text in difflib.get_close_matches(name, texts, n=3)]
+    return f"; did you mean {' or '.join(near)}?" if near else "."
 
 
 def open_backbone(source: str, weights: bool = True) -> Backbone:
     """Open any model as a backbone: one of timm or transformers is converted, and one of a dense model is taken out.
 
     Args:
-        source: as in `load`, or FILE.py:NAME, a module in a Python file or a function that builds one.
+        source: as in `open_module`.
         weights: whether they are needed; otherwise timm builds its model without a download.
 
     Raises:
         ValueError: if the model is none of this library and does not convert.
     """
-    from graticule.external.convert.conversion import convert
-
-    module = module_name(source)
-    if module is not None:
-        model = module_of_file(*module)
-    elif not weights and source.startswith(TIMM):
-        model = timm.create_model(source.removeprefix(TIMM))
-    else:
-        model = load(source)
+    model = create_named(source) if not weights and source.startswith(TIMM) else open_module(source)
     model = getattr(model, "backbone", model)
     if isinstance(model, Backbone):
         return model
@@ -136,24 +185,20 @@ def label_names(source: str | Path | nn.Module) -> tuple[str, ...]:
     return tuple(names or ([] if generic else [labels[index] for index in sorted(labels)]))
 
 
-def module_of_file(file: str, name: str, *others: type) -> Any:
+def _module_of_file(file: str, name: str, *others: type) -> Any:
     """Return the module `name` of a Python file, or the module that its function `name` builds, or one of `others`."""
     kinds = (nn.Module, *others)
-    module = load_plugin(file)
-    known = [one for one in vars(module) if not one.startswith("_")]
-    given = getattr(module, known_name("NAME", name, known))
-    if not isinstance(given, kinds):
-        if not callable(given):
-            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
-        missing = [
-            key
-            for key, one in inspect.signature(given).parameters.items()
-            if one.default is one.empty
-            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        ]
-        if missing:
-            raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
-        given = given()
-    if not isinstance(given, kinds):
-        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
-    return given
+    plugin = load_plugin(file)
+    names = [key for key in vars(plugin) if not key.startswith("_")]
+    model = getattr(plugin, known_name("NAME", name, names))
+    if not isinstance(model, kinds):
+        if not callable(model):
+            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {model!r}.")
+        try:
+            inspect.signature(model).bind()
+        except TypeError as error:
+            raise ValueError(f"`{name}` of {file} must need no arguments: {error}.") from None
+        model = model()
+    if not isinstance(model, kinds):
+        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(model).__name__}.")
+    return model.eval() if isinstance(model, nn.Module) else model
