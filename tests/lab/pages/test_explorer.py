@@ -290,7 +290,6 @@ def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, t
         ("RUN", "--output", "page.pdf"): "NAME.html",
         ("vit_nano_patch4_28", "--weights", "random"): "`images` must be files",
         ("vit_nona_patch4_28", "--images", "text.png"): "did you mean 'vit_nano_patch4_28'",
-        ("timm:vit_nano_patch4_28",): "got 'timm:vit_nano_patch4_28': there is no such",
         ("nowhere.py:model",): "`model` must be FILE.py:NAME, got 'nowhere.py:model', whose file does not exist",
         (
             "qqqqqqqq",

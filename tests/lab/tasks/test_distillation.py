@@ -17,8 +17,7 @@ from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import build_mixup
 from graticule.lab.data.sets.mnist import DIGITS
 from graticule.lab.tasks.classification import Classification, Mixing, Recipe
-from graticule.lab.tasks.distillation import Distillation
-from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
+from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
 from graticule.lab.training.loop import train
 from graticule.lab.training.task import build_model
 from in_turn import in_turn
