@@ -6,7 +6,7 @@
 # make lint   checks format, style and types
 # make wheel  builds the package, installs it in an environment without this folder, and runs its demo
 # make dist   builds wheel and source distribution into dist/ and checks the description for the package index
-# make release checks that a release could be made: dist, docs, and version, changelog and artifacts (docs/release.md)
+# make release checks that a release could be made: dist, docs, and version, changelog and artifacts (CONTRIBUTING.md)
 # make docs   builds the site into docs/_build/html, checks its links and runs its slow examples
 # make tables writes the tables of encodings, models and their compatibility, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).

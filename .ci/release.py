@@ -112,7 +112,7 @@ def main() -> int:
     for problem in found:
         print(f"release: {problem}", file=sys.stderr)
     if not found:
-        print(f"release: {stem} is ready; docs/release.md says how it is signed, tagged and published")
+        print(f"release: {stem} is ready; CONTRIBUTING.md says how it is signed, tagged and published")
     return 1 if found else 0
 
 

@@ -17,21 +17,8 @@ pytestmark = pytest.mark.usefixtures("registered_data")
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
 RUN = (
-    "adapt",
-    "backbones",
-    "concepts",
-    "convert",
-    "encodings",
-    "explore",
-    "films",
-    "fine_tune",
-    "from_python",
-    "gym",
-    "index",
-    "joinings",
-    "pretrained",
-    "start",
-    "texts",
+    *("backbones", "concepts", "convert", "encodings", "explore", "fine_tune", "gym", "index", "joinings", "pretrained"),
+    *("start", "texts"),
 )
 #: Those of them that build large models and inspect no numbers.
 SHAPES = ("backbones", "encodings", "index", "joinings")
@@ -39,11 +26,8 @@ SHAPES = ("backbones", "encodings", "index", "joinings")
 ELSEWHERE = {
     "audit": "analysis/test_audit.py",
     "deploy": "../docs/_ext/test_pages.py",
-    "dense": "lab/data/dense/test_dense_docs.py",
-    "dense_models": "dense/test_models_docs.py",
+    "dense": "dense/test_models_docs.py",
     "extending": "lab/recipes/test_recipes.py",
-    "gym": "lab/gym/test_cli_gym.py",
-    "publish": "../docs/_ext/test_pages.py",
 }
 #: The word after `python` at the start of a block -> the test that runs it.
 NAMED = {
@@ -142,14 +126,15 @@ def test_the_learned_table_of_the_guide_is_resampled(my_methods, tmp_path):
 def test_a_run_is_continued_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     quick = " --limit-train 100 --limit-test 50 --model-kwargs depth=1"
-    first, resume, longer, second, *others = re.findall(r"^    (graticule train .*)$", page("continue"), re.MULTILINE)
+    commands = re.findall(r"^    (graticule train [^#\n]*runs/first[^#\n]*)", page("training"), re.MULTILINE)
+    first, resume, second, *others = commands
     for command in (first, resume, second, *others):
         short = re.sub(r"--epochs \d+", "--epochs 1 --warmup-epochs 0", command.replace("--warmup-epochs 0 ", ""))
         short += quick if command == first else ""
         assert main(shlex.split(short)[1:]) == 0, (command, capsys.readouterr().err)
-    assert "--epochs 13" in longer and main(["train", "--resume", "runs/first", "--epochs", "13"]) != 0
+    assert main(["train", "--resume", "runs/first", "--epochs", "13"]) != 0
     assert "`epochs` would change" in capsys.readouterr().err
-    (block,) = blocks(page("continue"), "continue")
-    exec(compile(block.replace("epochs=10", "epochs=1"), "continue.md", "exec"), {})
+    (block,) = blocks(page("training"), "continue")
+    exec(compile(block.replace("epochs=10", "epochs=1"), "training.md", "exec"), {})
     weights = [graticule.Run.open(f"runs/{name}").model().state_dict() for name in ("second", "third")]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

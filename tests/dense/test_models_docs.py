@@ -1,4 +1,4 @@
-"""The examples of docs/dense_models.md work as shown."""
+"""The examples of docs/dense.md work as shown."""
 
 import re
 from pathlib import Path
@@ -12,13 +12,13 @@ from graticule.dense.segmentation import DECODERS
 from tiny import without_memory
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "dense_models.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "dense.md").read_text(encoding="utf-8")
 
 
 def test_the_code_runs_and_gives_the_shown_results():
     torch.manual_seed(0)
     names = {}
-    exec(compile("".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), "dense_models.md", "exec"), names)
+    exec(compile("".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), "dense.md", "exec"), names)
     assert {"loss_classifier", "loss_mask"} < names["losses"].keys()
     assert names["found"][0].keys() == {"boxes", "labels", "scores", "masks"}
     assert names["logits"].shape == (1, 19, 128, 200)

@@ -11,7 +11,7 @@ from graticule.external.convert.parts import CONVERSIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = "".join(
-    (DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "converted.md", "sizes.md", "publish.md")
+    (DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "converted.md", "sizes.md", "deploy.md")
 )
 
 
@@ -65,7 +65,7 @@ def test_positions_are_attached_to_models_of_transformers_and_torchvision(small_
 
 def test_models_are_resized_and_folded_for_every_size():
     names, count = run("resize")
-    assert count == 3
+    assert count == 4
     assert names["model"].grid.shape == (10, 16) and names["model"].training is False
     assert names["swin"].grid.windows == ((8, 8),) * 4 and names["swin"].in_chans == 1
     assert names["theirs"].pos_embed.shape[1] == 20 * 20 + 1 and names["logits"].shape == (1, 1000)

@@ -16,7 +16,7 @@ import graticule
 from graticule.hub.kinds import KINDS
 from tiny import SIZE, draw, images
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "publish.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 SMALL = {"img_size": 64, "num_classes": 5}
 #: timm's name -> arguments of a small model.
 CONVERTED = {
@@ -128,7 +128,7 @@ def test_a_host_of_torchvision_is_built_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"^```python publish\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
     names = {"graticule": graticule}
-    exec(compile(block, "publish.md", "exec"), names)
+    exec(compile(block, "deploy.md", "exec"), names)
     assert_same(graticule.from_pretrained("published/vit_b_16"), names["model"].eval(), images(32, 32))
 
 

@@ -308,7 +308,7 @@ def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypa
 
 
 def test_the_documentation_lists_every_resampler_and_its_options():
-    page = (Path(__file__).parents[2] / "docs" / "own_methods.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
     section = page.partition("## A resampler")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \|.*\| (\w+) \|$", section, flags=re.MULTILINE)
     assert [name for name, _, _ in rows] == list(RESAMPLERS)

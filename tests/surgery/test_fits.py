@@ -283,9 +283,9 @@ def test_a_model_of_timm_is_converted_with_a_certificate(x):
 
 
 def test_the_code_of_the_guide_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python certificate\n(.*?)```", page, re.DOTALL)
-    exec(compile(code, "certificates.md", "exec"), {})
+    exec(compile(code, "convert.md", "exec"), {})
     assert "Learnable, Default -> Learnable, Lape: fitted" in capsys.readouterr().out
 
 

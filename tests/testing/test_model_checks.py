@@ -481,7 +481,7 @@ def test_the_command_checks_what_a_plugin_registers(my_methods, monkeypatch, cap
 
 
 def test_the_output_in_the_docs_is_what_the_command_prints(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "check_model.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     (command, shown) = re.findall(r"^    (graticule check \S+ --skip export)\n\n((?:    .*\n)+)", page, re.MULTILINE)[0]
     code, out, _ = run_command(capsys, *command.split()[1:])
     assert code == 0 and out == re.sub("^    ", "", shown, flags=re.MULTILINE)

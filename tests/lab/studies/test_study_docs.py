@@ -119,11 +119,11 @@ def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(
 
 
 def test_the_studies_of_the_guide_can_be_planned():
-    text = (DOCS / "studies.md").read_text(encoding="utf-8")
+    text = (DOCS / "compare.md").read_text(encoding="utf-8")
     planned = []
     for block in re.findall(r"```python study\n(.*?)```", text, flags=re.DOTALL):
         names: dict = {}
-        exec(compile(block, "docs/studies.md", "exec"), names)
+        exec(compile(block, "docs/compare.md", "exec"), names)
         planned.append(names["study"]())
     assert [len(one.recipes()) * len(one.seeds) for one in planned] == [12, 10]
     fields = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
