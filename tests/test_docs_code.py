@@ -17,7 +17,18 @@ pytestmark = pytest.mark.usefixtures("registered_data")
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
 RUN = (
-    *("backbones", "concepts", "convert", "encodings", "explore", "fine_tune", "gym", "index", "joinings", "pretrained"),
+    *(
+        "backbones",
+        "concepts",
+        "convert",
+        "encodings",
+        "explore",
+        "fine_tune",
+        "gym",
+        "index",
+        "joinings",
+        "pretrained",
+    ),
     *("start", "texts"),
 )
 #: Those of them that build large models and inspect no numbers.
