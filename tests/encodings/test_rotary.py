@@ -1,395 +1,363 @@
-"""Laws of the rotary encodings: angles, dependence of logits on the displacement, and layers that use them."""
+"""Every rotary encoding has the angles of its formula, and logits that depend on the displacement alone."""
 
+import copy
+import itertools
 import math
 
 import pytest
 import torch
-from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
+from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed
+from torch.nn.functional import softplus
 
 import graticule
 from graticule import Grid
 from graticule.encodings.forms.rotary import Scaling
-from graticule.encodings.rope import Frequencies, Rope
-from graticule.encodings.rope_directions import MixedRope
+from graticule.encodings.liere import LieRe
+from graticule.encodings.mrope import Mrope
+from graticule.encodings.pope import Pope
+from graticule.encodings.rope import Frequencies, Rope, Rope1d
+from graticule.encodings.rope_directions import GoldenGateRope, MixedRope
+from graticule.position.rotation import PairRotation
 from in_turn import in_turn
-from tiny import DEPTH, draw, images, spec, tiny
+from tiny import DEPTH, DIM, assert_same, draw, images, spec, tiny
 
-GRIDS = [Grid(4, 4), Grid(3, 5), Grid(1, 6), Grid(7, 2, prefix=1), Grid(3, 4, prefix=2)]
+GRIDS = [Grid(4, 4), Grid(3, 5, prefix=2), Grid(1, 6)]
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
-HEADS, HEAD_DIM = 3, 8
+HEADS, D = 3, 8
+GOLDEN = math.pi * (math.sqrt(5) - 1) / 2
 
-both = pytest.mark.parametrize("name", ["axial", "mixed"])
-grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
+# The angle of a pair of channels at (y, x) on a grid, by the formula
 
 
-def rotary(name, grid=BUILT, **kwargs):
-    """Return an encoding in float64; a mixed one has two layers with drawn frequencies."""
-    if name == "axial":
-        return Rope(grid, HEAD_DIM, **kwargs).double()
-    encoding = MixedRope(grid, 2, HEADS, HEAD_DIM, **kwargs).double()
-    torch.nn.init.normal_(encoding.freqs, std=0.7)
+def axial(encoding, layer, head, y, x, pair, grid):
+    step = [1.0, 1.0]
+    if encoding.scaling.scaling == "interpolation":
+        step = [old / new for old, new in zip(encoding.scaling.reference, grid.shape, strict=True)]
+    quarter = D // 4
+    return (y * step[0] if pair < quarter else x * step[1]) * 100.0 ** (-4 * (pair % quarter) / D)
+
+
+def sequence(encoding, layer, head, y, x, pair, grid):
+    return (y * grid.width + x) * 20.0 ** (-2 * pair / D)
+
+
+def mixed(encoding, layer, head, y, x, pair, grid):
+    horizontal, vertical = encoding.freqs[:, layer, head, pair].tolist()
+    return x * horizontal + y * vertical
+
+
+def golden(encoding, layer, head, y, x, pair, grid):
+    height, width = grid.shape
+    lengths = [0.0] + [0.5 * 8 ** (i / 2) for i in range(3)]
+    v = (2 * y / max(height - 1, 1) - 1) * math.sqrt(height / width)
+    u = (2 * x / max(width - 1, 1) - 1) * math.sqrt(width / height)
+    phi = (head * D // 2 + pair) * GOLDEN
+    return lengths[pair] * (u * math.cos(phi) + v * math.sin(phi))
+
+
+def interleaved(encoding, layer, head, y, x, pair, grid):
+    return (0, y, x)[pair % 3] * 10.0 ** (-2 * pair / D)
+
+
+#: Name -> its builder for a grid, and its formula.
+ROTATIONS = {
+    "rope": (lambda grid: Rope(grid, D, Frequencies(100.0)), axial),
+    "rope, half": (lambda grid: Rope(grid, D, Frequencies(100.0), layout="half"), axial),
+    "rope, interpolated": (
+        lambda grid: Rope(grid, D, Frequencies(100.0), scaling=Scaling("interpolation")),
+        axial,
+    ),
+    "rope_1d": (lambda grid: Rope1d(grid, D, 20.0), sequence),
+    "rope_mixed": (lambda grid: MixedRope(grid, 2, HEADS, D), mixed),
+    "rope_golden_gate": (lambda grid: GoldenGateRope(grid, HEADS, D, lowest=0.5, highest=4.0, zeros=0.25), golden),
+    "mrope": (lambda grid: Mrope(grid, D, base=10.0), interleaved),
+}
+#: Those whose logits depend on the displacement; along the sequence for a text.
+OTHERS = {
+    "pope": lambda grid: Pope(grid, 1, HEADS, D, base=10.0),
+    "liere, 2": lambda grid: LieRe(grid, 1, HEADS, D, block=2, per_head=True),
+    "liere": lambda grid: LieRe(grid, 1, HEADS, D, per_head=True),
+}
+every = in_turn("name", ROTATIONS)
+grids = in_turn("grid", GRIDS)
+
+
+def built(name, grid=BUILT):
+    """Return an encoding in float64, with drawn parameters."""
+    encoding = (OTHERS.get(name) or ROTATIONS[name][0])(grid).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
     return encoding
 
 
-def tables(name, encoding, grid):
-    """Return the table of every layer, each (heads, N, 2d)."""
-    found = encoding(grid).detach()
-    return [found.expand(HEADS, -1, -1)] if name == "axial" else list(found)
+def logits(rotation, q, k, grid):
+    """Return the logits of one query and one key per head, (heads, d), at all tokens, (heads, N, N)."""
+    queries, keys = rotation(*(t[None, :, None].expand(1, -1, grid.tokens, -1) for t in (q, k)))
+    return (queries @ keys.mT)[0].detach()
 
 
-def axial_angle(y, x, pair, head_dim=HEAD_DIM, temperature=100.0):
-    """Compute the angle of a pair of channels by the formula: a quarter of the channels rotates with y, then x."""
-    quarter = head_dim // 4
-    return (y if pair < quarter else x) * temperature ** (-4 * (pair % quarter) / head_dim)
-
-
-def mixed_angle(freqs, layer, head, y, x, pair):
-    return x * freqs[0, layer, head, pair].item() + y * freqs[1, layer, head, pair].item()
-
-
-def naive_row(angles):
-    """Return sines, then cosines, each for both channels of a pair."""
-    twice = [angle for angle in angles for _ in range(2)]
-    return [math.sin(angle) for angle in twice] + [math.cos(angle) for angle in twice]
-
-
-def naive_axial(grid, head_dim=HEAD_DIM, temperature=100.0, step=(1.0, 1.0)):
-    rows = [naive_row([0.0] * (head_dim // 2))] * grid.prefix
-    for y in range(grid.height):
-        for x in range(grid.width):
-            place = y * step[0], x * step[1]
-            rows.append(naive_row([axial_angle(*place, pair, head_dim, temperature) for pair in range(head_dim // 2)]))
+def angles(name, encoding, grid, layer, head):
+    """Return the angles of all patches, by the formula, (H * W, d / 2)."""
+    formula = ROTATIONS[name][1]
+    rows = [
+        [formula(encoding, layer, head, y, x, pair, grid) for pair in range(D // 2)]
+        for y, x in grid.coordinates().tolist()
+    ]
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def logits_of(table, q, k):
-    """Return the logits of one query and one key per head, (heads, d), at all positions, (heads, N, N)."""
-    tokens = table.shape[1]
-    turned = [apply_rot_embed_cat(t[:, None].expand(-1, tokens, -1), table) for t in (q, k)]
-    return turned[0] @ turned[1].transpose(-2, -1)
-
-
-def assert_depends_on_the_displacement_alone(logits, grid):
-    """Check that logits of patches, (heads, H * W, H * W), are a non-constant function of the displacement."""
-    found = {}
-    for displacement, value in zip(grid.offsets().flatten(0, 1).tolist(), logits.flatten(1).T, strict=True):
-        torch.testing.assert_close(value, found.setdefault(tuple(displacement), value), rtol=0, atol=1e-10)
-    assert len(found) == (2 * grid.height - 1) * (2 * grid.width - 1)
-    values = torch.stack(list(found.values()))
-    assert (values.std(0) > 0.1).all()
-
-
-# The table, by the formula and against timm's
-
-
+@every
 @grids
-@in_turn(("head_dim", "temperature"), [(8, 100.0), (12, 10.0), (4, 100.0)])
-def test_the_axial_table_is_the_formula_in_float64(grid, head_dim, temperature):
-    table = Rope(grid, head_dim, Frequencies(temperature)).double()(grid)
-    by_hand = naive_axial(grid, head_dim, temperature)
-    assert table.shape == (grid.tokens, 2 * head_dim)
-    torch.testing.assert_close(table, by_hand, rtol=0, atol=1e-14)
+@in_turn("elsewhere", [False, True])
+def test_angles_and_logits_are_those_of_the_formula_also_at_another_grid_and_when_it_is_set(name, grid, elsewhere):
+    encoding = built(name, Grid(2, 4, prefix=grid.prefix) if elsewhere else grid)
+    q, k = torch.randn(2, HEADS, D, dtype=torch.float64)
+    pairs = [t.unflatten(-1, (-1, 2)).unbind(-1) for t in (q, k)]
+    rotations = encoding.rotations(grid)
+    if isinstance(rotations[0], PairRotation) and rotations[0].half:
+        pairs = [t.chunk(2, -1) for t in (q, k)]
+    a, b = (torch.complex(*pair) for pair in pairs)  # (heads, d / 2)
+    values = encoding.angles(grid)
+    for layer, rotation in enumerate(rotations):
+        product = logits(rotation, q, k, grid)
+        for head in range(HEADS):
+            theta = angles(name, encoding, grid, layer, head)
+            own = values if values.ndim == 2 else values[head] if values.ndim == 3 else values[layer, head]
+            assert_same(own, theta, 1e-12)
+            theta = torch.cat([theta.new_zeros(grid.prefix, D // 2), theta])  # prefix tokens are not rotated
+            turns = torch.polar(torch.ones_like(theta[:, None]), theta[:, None] - theta)  # RoFormer, Eq. 12
+            assert_same(product[head], (a[head] * b[head].conj() * turns).real.sum(-1), 1e-10)
+    encoding.set_grid(grid)
+    assert encoding.grid == grid
+    assert_same(encoding.rotations(grid)[0][0], rotations[0][0], 1e-12)
+
+
+@in_turn("name", [*ROTATIONS, *OTHERS])
+@in_turn("at", [BUILT, OTHER])
+def test_logits_depend_on_the_displacement_alone_unless_matrices_do_not_commute(name, at):
+    q, k = torch.randn(2, HEADS, D, dtype=torch.float64)
+    grid = Grid(1, 9, prefix=1) if name == "rope_1d" else at
+    for rotation in built(name).rotations(grid):
+        patches = logits(rotation, q, k, grid)[:, 1:, 1:].unflatten(2, grid.shape).unflatten(1, grid.shape)
+        worst = 0.0
+        for dy, dx in itertools.product(range(grid.height), range(grid.width)):
+            same = [patches[:, y + dy, x + dx, y, x] for y in range(grid.height - dy) for x in range(grid.width - dx)]
+            worst = max(worst, (torch.stack(same) - same[0]).abs().max().item())
+        assert (worst < 1e-10) == (name != "liere") and patches.max() - patches.min() > 0.1
+
+
+@in_turn("name", [*ROTATIONS, "liere, 2", "liere"])
+@in_turn("prefix", [1, 3])
+def test_prefix_tokens_are_unchanged_and_no_norm_is_changed(name, prefix):
+    grid = Grid(2, 3, prefix=prefix)
+    x = torch.randn(1, HEADS, grid.tokens, D, dtype=torch.float64)
+    for rotation in built(name, grid).rotations(grid):
+        for turned in rotation(x, x):
+            assert torch.equal(turned[:, :, :prefix], x[:, :, :prefix])
+            assert (turned[:, :, prefix + 1 :] != x[:, :, prefix + 1 :]).any(-1).all()  # (0, 0) may have angles of 0
+            assert_same(turned.norm(dim=-1), x.norm(dim=-1), 1e-12)
 
 
 @grids
 @in_turn("head_dim", [4, 8, 32])
-def test_the_axial_table_is_timms(grid, head_dim):
+def test_axial_and_mixed_tables_are_those_of_timm(grid, head_dim):
     theirs = RotaryEmbeddingCat(head_dim, temperature=100.0, in_pixels=False, feat_shape=[*grid.shape]).get_embed()
-    ours = Rope(grid, head_dim)(grid)[grid.prefix :]
-    assert ours.dtype == theirs.dtype == torch.float32
+    table = Rope(grid, head_dim)(grid)
+    assert table.dtype == torch.float32 and table.shape == (grid.tokens, 2 * head_dim)
     # an angle of timm, below 8, is rounded a few times to 2^-22
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2**-20)
+    assert_same(table[grid.prefix :], theirs, 2**-20)
+    theirs = RotaryEmbeddingMixed(HEADS * head_dim, 2, HEADS, temperature=10.0, feat_shape=[*grid.shape])
+    encoding = MixedRope(grid, 2, HEADS, head_dim)
+    encoding.load_state_dict(theirs.state_dict())
+    assert_same(encoding(grid)[:, :, grid.prefix :], theirs.get_embed(), 2**-20)
 
 
-@grids
-def test_the_mixed_table_is_timms_with_the_same_frequencies(grid):
-    theirs = RotaryEmbeddingMixed(HEADS * HEAD_DIM, 2, HEADS, temperature=10.0, feat_shape=[*grid.shape])
-    ours = MixedRope(grid, 2, HEADS, HEAD_DIM)
-    ours.load_state_dict(theirs.state_dict())
-    found = ours(grid)
-    assert found.shape == (2, HEADS, grid.tokens, 2 * HEAD_DIM)
-    torch.testing.assert_close(found[:, :, grid.prefix :], theirs.get_embed(), rtol=0, atol=2**-20)
-
-
-@grids
-def test_the_mixed_table_is_the_formula_in_float64(grid):
-    encoding = rotary("mixed", grid)
-    found = encoding(grid)
-    for layer in range(2):
-        for head in range(HEADS):
-            for patch, (y, x) in enumerate(grid.coordinates().tolist()):
-                angles = [mixed_angle(encoding.freqs, layer, head, y, x, pair) for pair in range(HEAD_DIM // 2)]
-                row = torch.tensor(naive_row(angles), dtype=torch.float64)
-                torch.testing.assert_close(found[layer, head, grid.prefix + patch], row, rtol=0, atol=1e-13)
-
-
-# Rotated queries and keys
-
-
-@both
-@grids
-def test_the_logits_depend_on_the_displacement_alone(name, grid):
-    encoding = rotary(name, grid)
-    q, k = torch.randn(2, HEADS, HEAD_DIM, dtype=torch.float64)
-    for table in tables(name, encoding, grid):
-        logits = logits_of(table, q, k)
-        assert_depends_on_the_displacement_alone(logits[:, grid.prefix :, grid.prefix :], grid)
-
-
-@both
-def test_the_logits_depend_on_the_displacement_alone_at_another_grid_and_when_it_is_set(name):
-    encoding = rotary(name)
-    q, k = torch.randn(2, HEADS, HEAD_DIM, dtype=torch.float64)
-    asked = [logits_of(table, q, k) for table in tables(name, encoding, OTHER)]
-    encoding.set_grid(OTHER)
-    for before, table in zip(asked, tables(name, encoding, OTHER), strict=True):
-        logits = logits_of(table, q, k)
-        assert_depends_on_the_displacement_alone(logits[:, 1:, 1:], OTHER)
-        assert torch.equal(before, logits)
-
-
-@both
-def test_one_displacement_has_one_logit_whatever_the_grid(name):
-    encoding = rotary(name)
-    q, k = torch.randn(2, HEADS, HEAD_DIM, dtype=torch.float64)
-    for small, large in zip(tables(name, encoding, BUILT), tables(name, encoding, Grid(5, 9, prefix=1)), strict=True):
-        there = logits_of(large, q, k)[:, 1:, 1:].unflatten(1, (5, 9)).unflatten(3, (5, 9))
-        here = logits_of(small, q, k)[:, 1:, 1:].unflatten(1, (3, 5)).unflatten(3, (3, 5))
-        torch.testing.assert_close(there[:, 2:, 4:, 2:, 4:], here, rtol=0, atol=1e-10)
-
-
-def test_a_logit_is_a_product_of_complex_numbers_rotated_by_the_displacement():
-    """RoFormer, Eq. 12 per axis: Re sum_k q_k conj(k_k) exp(i theta_k(p_i - p_j))."""
-    q, k = torch.randn(2, 1, HEAD_DIM, dtype=torch.float64)
-    grid = Grid(3, 4)
-    logits = logits_of(rotary("axial", grid)(grid)[None], q, k)[0]
-    complex_q, complex_k = (torch.view_as_complex(t[0].unflatten(0, (-1, 2)).contiguous()).tolist() for t in (q, k))
-    for i, (yi, xi) in enumerate(grid.coordinates().tolist()):
-        for j, (yj, xj) in enumerate(grid.coordinates().tolist()):
-            turns = [axial_angle(yi - yj, xi - xj, pair) for pair in range(HEAD_DIM // 2)]
-            parts = [
-                (a * b.conjugate() * complex(math.cos(t), math.sin(t))).real
-                for a, b, t in zip(complex_q, complex_k, turns, strict=True)
-            ]
-            assert logits[i, j].item() == pytest.approx(sum(parts), abs=1e-10)
-
-
-@both
-@pytest.mark.parametrize("prefix", [1, 3])
-def test_prefix_tokens_are_not_rotated(name, prefix):
-    grid = Grid(2, 3, prefix=prefix)
-    x = torch.randn(HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)
-    for table in tables(name, rotary(name, grid), grid):
-        turned = apply_rot_embed_cat(x, table)
-        assert torch.equal(turned[:, :prefix], x[:, :prefix])
-        assert (turned[:, prefix + 1 :] != x[:, prefix + 1 :]).any(-1).all()  # the patch at (0, 0) has an angle of 0
-        torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=0, atol=1e-12)
-
-
-# Another grid
-
-
-@both
-def test_the_angles_per_patch_stay_as_they_are_at_another_grid(name):
-    encoding = rotary(name)
-    small = encoding(Grid(2, 3)).unflatten(-2, (2, 3))
-    large = encoding(Grid(5, 7)).unflatten(-2, (5, 7))
-    torch.testing.assert_close(large[..., :2, :3, :], small, rtol=0, atol=0)
-
-
-def test_interpolation_keeps_the_angles_of_the_whole_grid():
-    encoding = rotary("axial", Grid(3, 5), scaling=Scaling("interpolation"))
-    plain = rotary("axial", Grid(3, 5))
-    large = Grid(6, 20)
-    assert torch.equal(encoding(Grid(3, 5)), plain(Grid(3, 5)))
-    torch.testing.assert_close(encoding(large), naive_axial(large, step=(3 / 6, 5 / 20)), rtol=0, atol=1e-14)
-    every_other = encoding(large).unflatten(0, (6, 20))[::2, ::4].flatten(0, 1)
-    torch.testing.assert_close(every_other, plain(Grid(3, 5)), rtol=0, atol=1e-14)
-
-
-def test_interpolation_is_from_the_grid_that_it_was_made_with_however_often_one_is_set():
-    encoding = rotary("axial", Grid(3, 5), scaling=Scaling("interpolation"))
-    for grid in (Grid(6, 10), Grid(2, 2), Grid(9, 5)):
-        encoding.set_grid(grid)
-        assert encoding.grid == grid
-        step = (3 / grid.height, 5 / grid.width)
-        torch.testing.assert_close(encoding(grid), naive_axial(grid, step=step), rtol=0, atol=1e-14)
-    torch.testing.assert_close(encoding(Grid(3, 5)), naive_axial(Grid(3, 5)), rtol=0, atol=1e-14)
-
-
-def test_interpolated_logits_depend_on_the_displacement_alone():
-    encoding = rotary("axial", Grid(3, 5), scaling=Scaling("interpolation"))
-    q, k = torch.randn(2, 1, HEAD_DIM, dtype=torch.float64)
-    assert_depends_on_the_displacement_alone(logits_of(encoding(OTHER)[None], q, k)[:, 1:, 1:], OTHER)
-
-
-# Refusals
-
-
-@both
-@in_turn("head_dim", [6, 2, 9, 0])
-def test_a_head_that_is_no_multiple_of_four_is_refused(name, head_dim):
-    with pytest.raises(
-        ValueError, match=rf"`head_dim` must be a multiple of 4.*got {head_dim};.*embed_dim / num_heads"
-    ):
-        Rope(BUILT, head_dim) if name == "axial" else MixedRope(BUILT, 1, 2, head_dim)
-
-
-@in_turn("encoding", ["rope", "rope_mixed"])
-def test_a_model_whose_heads_are_no_multiple_of_four_is_refused(encoding):
-    with pytest.raises(ValueError, match=r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"):
-        tiny(encoding, embed_dim=18)
-
-
-# Precision
-
-
-def test_a_double_model_has_tables_that_are_exact_in_float64():
-    model = tiny("rope").double()
-    table = model.position(model.grid)[0].rotary.table
-    assert table.dtype == torch.float64
-    torch.testing.assert_close(table, naive_axial(model.grid), rtol=0, atol=1e-14)
-    torch.testing.assert_close(model.position(OTHER)[0].rotary.table, naive_axial(OTHER), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-def test_a_model_of_low_precision_keeps_tables_of_float32(encoding, dtype):
-    model = tiny(encoding).to(dtype)
-    for grid in (model.grid, OTHER):
-        for given in model.position(grid):
-            assert given.rotary.table.dtype == torch.float32
-            ones = given.rotary.table[..., :HEAD_DIM] ** 2 + given.rotary.table[..., HEAD_DIM:] ** 2
-            torch.testing.assert_close(ones, torch.ones_like(ones), rtol=0, atol=2**-20)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_does_not_round_the_axial_table(dtype):
-    encoding = Rope(BUILT, HEAD_DIM)
-    before = encoding(BUILT).clone()
-    assert torch.equal(encoding.to(dtype)(BUILT), before)
-    encoding.set_grid(OTHER)
-    assert torch.equal(encoding(OTHER), Rope(OTHER, HEAD_DIM)(OTHER))
-    torch.testing.assert_close(encoding.double()(OTHER), naive_axial(OTHER), rtol=0, atol=1e-14)
-
-
-# Copies and state
-
-
-def test_the_state_of_an_axial_encoding_is_empty_and_that_of_a_mixed_one_its_frequencies():
-    assert not rotary("axial").state_dict() and not list(rotary("axial").parameters())
-    assert rotary("mixed").state_dict().keys() == {"freqs"}
-    assert not [name for name in tiny("rope").state_dict() if name.startswith("position")]
-    model = tiny("rope_mixed")
-    assert [name for name in model.state_dict() if name.startswith("position")] == ["position.encoding.freqs"]
-    assert model.position.encoding.freqs.shape == (2, DEPTH, HEADS, HEAD_DIM // 2)
-
-
-def test_the_frequencies_have_timms_name():
-    model, other = tiny("rope_mixed"), tiny("rope_mixed")
-    state = {name: value for name, value in model.state_dict().items() if not name.startswith("position")}
-    other.load_state_dict({**state, "rope.freqs": model.position.encoding.freqs})
-    assert torch.equal(other.position.encoding.freqs, model.position.encoding.freqs)
+@in_turn("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_does_not_round_tables(dtype):
+    for name in ("rope", "rope_1d"):
+        encoding = ROTATIONS[name][0](BUILT)
+        before = encoding(BUILT).clone()
+        low = copy.deepcopy(encoding).to(dtype)
+        assert torch.equal(low(BUILT), before)
+        low.set_grid(OTHER)
+        assert torch.equal(low(OTHER), ROTATIONS[name][0](OTHER)(OTHER))
+        exact = built(name, OTHER)
+        assert_same(low.double()(OTHER), exact(OTHER), 1e-14)
+    for encoding in ("rope", "rope_mixed"):
+        model = tiny(encoding).to(dtype)
+        for layer in model.position(OTHER):
+            assert layer.rotary.table.dtype == torch.float32
+            ones = layer.rotary.table[..., :8] ** 2 + layer.rotary.table[..., 8:] ** 2
+            assert_same(ones, torch.ones_like(ones), 2**-20)
 
 
 # In a model
 
 
-def test_a_gradient_reaches_every_frequency_of_every_layer_and_head():
-    model = draw(tiny("rope_mixed")).double()
+def test_the_state_of_a_model_has_the_frequencies_if_they_are_learned_also_under_the_name_of_timm():
+    for name in ("rope", "rope_1d", "mrope", "rope_golden_gate"):
+        assert not [key for key in tiny(name).state_dict() if key.startswith("position")]
+    model, other = tiny("rope_mixed"), tiny("rope_mixed")
+    state = model.state_dict()
+    assert [key for key in state if key.startswith("position")] == ["position.encoding.freqs"]
+    frequencies = state.pop("position.encoding.freqs")
+    assert frequencies.shape == (2, DEPTH, HEADS, D // 2)
+    other.load_state_dict({**state, "rope.freqs": frequencies})
+    assert torch.equal(other.position.encoding.freqs, frequencies)
+    model = draw(model).double()
     model(images(dtype=torch.float64)).square().sum().backward()
     assert (model.position.encoding.freqs.grad != 0).all()
 
 
-def test_every_layer_has_the_one_axial_table_and_a_mixed_one_its_own():
-    axial, mixed = (tiny(encoding) for encoding in ("rope", "rope_mixed"))
-    told = axial.position(axial.grid)
-    assert len(told) == DEPTH and all(given.rotary.table is told[0].rotary.table for given in told)
-    told = mixed.position(mixed.grid)
-    assert len({given.rotary.table.double().sum().item() for given in told}) == DEPTH
-    assert all(given.rotary.table.shape == (HEADS, 17, 2 * HEAD_DIM) for given in told)
-
-
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-def test_joined_layers_are_the_first_ones_and_the_others_get_nothing(encoding):
+@in_turn("encoding", ["rope", "rope_mixed"])
+def test_layers_share_a_computed_table_and_have_their_own_learned_one_and_others_get_nothing(encoding):
     model = tiny(encoding, joining=spec("default", layers=2))
-    told = model.position(model.grid)
-    assert [given.rotary is not None for given in told] == [True, True, False]
-    assert all(value is None for value in told[2])
+    first, second, third = model.position(model.grid)
+    assert all(value is None for value in third)
+    assert (first.rotary.table is second.rotary.table) == (encoding == "rope")
     if encoding == "rope_mixed":
-        assert model.position.encoding.freqs.shape[1] == 2
-
-
-def test_two_rotary_encodings_are_refused():
-    with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most"):
-        tiny("rope+rope_mixed")
+        assert model.position.encoding.freqs.shape[1] == 2 and first.rotary.table.shape == (HEADS, 17, 2 * D)
+        assert not torch.equal(first.rotary.table, second.rotary.table)
 
 
 def swin(encoding, **kwargs):
     """Return a Swin with two stages of 8 x 8 and 4 x 4 patches in windows of 4, with heads of 8 channels."""
-    small = {"img_size": 32, "embed_dim": 24, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
-    return graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **{**small, **kwargs})
+    sizes = {"img_size": 32, "embed_dim": 24, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
+    return graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **{**sizes, **kwargs})
 
 
 @in_turn("encoding", ["rope", "rope_mixed"])
-@in_turn("size", [(32, 32), (64, 48), (32, 96)])
+@in_turn("size", [(32, 32), (64, 48)])
 def test_windows_have_the_table_of_a_window_whatever_the_image(encoding, size):
     model = draw(swin(encoding)).double().eval()
-    told = model.position(model.grid_at(size))
-    assert [given.rotary.table.shape[-2:] for given in told] == [(16, 16)] * 3
-    for there, here in zip(told, model.position(model.grid), strict=True):
-        assert torch.equal(there.rotary.table, here.rotary.table)
-    if encoding == "rope":
-        torch.testing.assert_close(told[0].rotary.table, naive_axial(Grid(4, 4)), rtol=0, atol=1e-14)
-    assert model(images(*size, dtype=torch.float64)).isfinite().all()
-
-
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-def test_another_window_is_that_of_all_tables(encoding):
-    model = swin(encoding)
-    model.set_input_size((64, 48), window_size=6)
-    told = model.position(model.grid)
-    assert [given.rotary.table.shape[-2] for given in told] == [36, 36, 36]
-    built = swin(encoding, img_size=(64, 48), window_size=6).double()
-    built.load_state_dict(model.state_dict())
-    model = model.double().eval()
-    x = images(64, 48, dtype=torch.float64)
-    torch.testing.assert_close(model(x), built.eval()(x), rtol=0, atol=1e-12)
-
-
-def test_a_window_that_is_larger_than_the_grid_is_cut_to_it():
-    model = swin("rope", window_size=7)
-    assert [given.rotary.table.shape[0] for given in model.position(model.grid)] == [49, 49, 16]
-
-
-def test_windows_are_one_graph_with_the_same_numbers():
-    model = draw(swin("rope_mixed")).double().eval()
-    x = images(24, 40, dtype=torch.float64)
+    x = images(*size, dtype=torch.float64)
+    for there, here in zip(model.position(model.grid_at(size)), model.position(model.grid), strict=True):
+        assert there.rotary.table.shape[-2:] == (16, 16) and torch.equal(there.rotary.table, here.rotary.table)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
+    assert_same(compiled(x), model(x), 1e-12)
+    model.set_input_size((64, 48), window_size=6)
+    other = swin(encoding, img_size=(64, 48), window_size=6).double().eval()
+    other.load_state_dict(model.state_dict())
+    x = images(64, 48, dtype=torch.float64)
+    assert_same(model(x), other(x), 1e-12)
+    wide = swin("rope", window_size=7)  # cut to the grid of the last stage
+    assert [layer.rotary.table.shape[0] for layer in wide.position(wide.grid)] == [49, 49, 16]
 
 
-# Initialization of the mixed encoding
+@in_turn("encoding", ["pope", "liere", "mrope", "rope_golden_gate", "rope_1d(layout='half')", "log_n"])
+def test_generation_with_a_cache_is_the_whole_text(encoding):
+    model = graticule.create_language_model(
+        "lm_nano", vocab_size=11, context=12, encoding=encoding, embed_dim=24, depth=2, num_heads=3
+    )
+    model = draw(model).double().eval()
+    tokens = torch.randint(11, (2, 12))
+    with torch.no_grad():
+        assert_same(model(tokens[:, :5]), model(tokens)[:, :5], 1e-12)
+        with_cache, without = (
+            torch.stack(list(graticule.generate(model, tokens[:, :4], 6, temperature=0, use_cache=use)))
+            for use in (True, False)
+        )
+    assert torch.equal(with_cache, without)
 
 
-@pytest.mark.parametrize(("head_dim", "temperature"), [(8, 10.0), (16, 100.0)])
-def test_frequencies_start_with_the_published_speeds_in_two_directions_at_a_right_angle(head_dim, temperature):
-    freqs = MixedRope(BUILT, 4, HEADS, head_dim, temperature).freqs.detach().double()
+# Initial values of the mixed encoding
+
+
+@in_turn(("head_dim", "base"), [(8, 10.0), (16, 100.0)])
+def test_frequencies_start_with_the_published_speeds_in_two_directions_at_a_right_angle(head_dim, base):
+    encoding = MixedRope(BUILT, 4, HEADS, head_dim, base)
+    freqs = encoding.freqs.detach().double()
     quarter = head_dim // 4
-    speeds = torch.tensor([temperature ** (-4 * k / head_dim) for k in range(quarter)], dtype=torch.float64)
+    speeds = torch.tensor([base ** (-4 * k / head_dim) for k in range(quarter)], dtype=torch.float64)
     torch.testing.assert_close(freqs.norm(dim=0), speeds.repeat(2).expand(4, HEADS, -1), rtol=1e-6, atol=0)
-    directions = freqs / freqs.norm(dim=0)
-    first, second = directions.split(quarter, -1)
-    torch.testing.assert_close(first, first[..., :1].expand_as(first), rtol=0, atol=1e-6)
-    torch.testing.assert_close(second[0], -first[1], rtol=0, atol=1e-6)  # (c, s) by a quarter turn is (-s, c)
-    torch.testing.assert_close(second[1], first[0], rtol=0, atol=1e-6)
+    first, second = (freqs / freqs.norm(dim=0)).split(quarter, -1)
+    assert_same(first, first[..., :1].expand_as(first), 1e-6)
+    assert_same(second, torch.stack([-first[1], first[0]]), 1e-6)  # (c, s) by a quarter turn is (-s, c)
+    directions = torch.atan2(freqs[1, ..., 0], freqs[0, ..., 0]).flatten()
+    assert len(set(directions.tolist())) == 4 * HEADS and directions.min() < 0 < directions.max()
 
 
-def test_every_head_of_every_layer_starts_with_directions_of_its_own():
-    encoding = MixedRope(BUILT, 4, HEADS, HEAD_DIM)
-    angle = torch.atan2(encoding.freqs[1, ..., 0], encoding.freqs[0, ..., 0]).detach().flatten()
-    assert len(set(angle.tolist())) == 4 * HEADS
-    assert angle.min() < 0 < angle.max()  # of the whole circle
-    before = encoding.freqs.detach().clone()
-    encoding.reset_parameters()
-    assert not torch.isclose(encoding.freqs.detach(), before).all(-1).any()
+def test_golden_gate_directions_cover_the_circle_evenly():
+    vectors = GoldenGateRope(BUILT, 8, 16).vectors().flatten(0, 1)
+    directions = torch.atan2(vectors[:, 0], vectors[:, 1]).remainder(math.pi).sort().values
+    gaps = torch.cat([directions.diff(), directions[:1] + math.pi - directions[-1:]])
+    assert gaps.max() / gaps.min() < 3  # three distances at most, the largest the sum of the others
+
+
+# MRoPE
+
+
+def test_sections_of_mrope_take_turns_or_follow_each_other():
+    cut = Mrope(BUILT, 24, sections=(6, 2, 4), base=100.0).vectors()
+    assert cut[:, 0].nonzero().flatten().tolist() == [1, 4] and cut[:, 1].nonzero().flatten().tolist() == [2, 5, 8, 11]
+    chunked = Mrope(BUILT, 16, sections=(2, 3, 3), arrangement="chunked").vectors()
+    assert chunked[:, 0].nonzero().flatten().tolist() == [2, 3, 4]
+    assert chunked[:, 1].nonzero().flatten().tolist() == [5, 6, 7]
+    assert_same(chunked.sum(-1)[2:], 10_000 ** (-torch.arange(2, 8, dtype=torch.float64) / 8), 1e-12)
+
+
+# LieRE
+
+
+def test_liere_is_the_exponential_of_the_skew_matrix_of_the_position():
+    grid = Grid(3, 5, prefix=2)
+    encoding = LieRe(grid, 2, HEADS, D, block=4, per_layer=True, per_head=True).double()
+    matrices, generators = encoding(grid).detach(), encoding.generators.unflatten(-1, (2, 6))
+    assert matrices.shape == (2, HEADS, grid.tokens, 2, 4, 4)
+    assert_same(matrices.det(), torch.ones(matrices.shape[:-2], dtype=torch.float64), 1e-12)
+    for patch, (row, column) in enumerate(grid.coordinates().tolist()):
+        upper = (row / 2) * generators[0] + (column / 4) * generators[1]
+        for layer, head, block in ((0, 0, 0), (1, 2, 1)):
+            matrix = torch.zeros(4, 4, dtype=torch.float64)
+            matrix[*torch.triu_indices(4, 4, 1)] = upper[layer, head, block].detach()
+            values, vectors = torch.linalg.eig(matrix - matrix.T)  # another algorithm for the exponential
+            expected = (vectors @ torch.diag(values.exp()) @ torch.linalg.inv(vectors)).real
+            assert_same(matrices[layer, head, 2 + patch, block], expected, 1e-10)
+
+
+def test_liere_with_blocks_of_two_is_the_mixed_encoding():
+    lie, mixed_rope = LieRe(BUILT, 1, HEADS, D, block=2, per_head=True).double(), built("rope_mixed")
+    with torch.no_grad():  # x before y, per patch instead of per side, and the other way round
+        mixed_rope.freqs[0, 0] = -lie.generators[1] / 4
+        mixed_rope.freqs[1, 0] = -lie.generators[0] / 2
+    q, k = torch.randn(2, 2, HEADS, BUILT.tokens, D, dtype=torch.float64)
+    assert_same(lie.rotations(BUILT)[0](q, k), mixed_rope.rotations(BUILT)[0](q, k), 1e-12)
+
+
+# PoPE
+
+
+def test_pope_is_a_sum_of_magnitudes_and_cosines_of_positions():
+    encoding = built("pope")
+    q, k = torch.randn(2, HEADS, D, dtype=torch.float64)
+    product = logits(encoding.rotations(BUILT)[0], q, k, BUILT)[:, 1:, 1:].unflatten(2, (3, 5)).unflatten(1, (3, 5))
+    half = D // 2
+    for i, j in (((0, 0), (0, 0)), ((2, 1), (0, 4)), ((1, 3), (2, 2))):
+        for head in range(HEADS):
+            total = 0.0
+            for c in range(D):
+                axis = 0 if c < half else 1
+                angle = (i[axis] - j[axis]) * 10 ** (-(c % half) / half) - encoding.delta[0, head, c].item()
+                total += (softplus(q[head, c]) * softplus(k[head, c])).item() * math.cos(angle)
+            assert product[head, *i, *j].item() == pytest.approx(total, abs=1e-10)
+    position = tiny("pope").position(Grid(4, 4, prefix=1))
+    assert len(position) == DEPTH and position[0].rotary.channels == 2 * DIM // HEADS
+    assert [table.shape for table in position[0].rotary] == [(17, 16), (HEADS, 17, 16)]
+
+
+@in_turn(
+    ("call", "message"),
+    [
+        *(
+            (lambda kind=kind, d=d: kind(d), rf"`head_dim` must be a multiple of 4.*got {d};.*embed_dim / num_heads")
+            for kind in (lambda d: Rope(BUILT, d), lambda d: MixedRope(BUILT, 1, 2, d))
+            for d in (6, 2, 9, 0)
+        ),
+        *((lambda d=d: Rope1d(BUILT, d), f"`head_dim` must be a multiple of 2 .*got {d}") for d in (0, 1, 7)),
+        (lambda: tiny("rope", embed_dim=18), r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"),
+        (lambda: tiny("rope+rope_mixed"), "`rotary` must be given by one encoding at most"),
+    ],
+)
+def test_heads_and_sums_that_cannot_be_rotated_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
