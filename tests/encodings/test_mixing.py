@@ -1,51 +1,276 @@
-"""Mixing encodings: weights by displacement equal the formulas, on any grid."""
+"""Weights that mix tokens by their displacement: formulas, translation, normalization, width and resampling."""
 
 import copy
+import math
 from functools import partial
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 import graticule
+from graticule import Grid
 from graticule.encodings.build import build_position
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 from graticule.layers.gating import mix_tokens
-from graticule.position.displacement import displacement_index
-from graticule.position.grid import Grid
 from in_turn import in_turn
-from tiny import draw_double
+from tiny import assert_same, draw_double
 
-GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]
-FORMS = ["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
-grids = in_turn("grid", GRIDS)
+GRIDS = [Grid(3, 4), Grid(1, 5), Grid(6, 2), Grid(5, 5)]
+FORMS = ["alpha", "gamma", "gamma_gamma_t"]
+RELEASED = ["alpha_released", "gamma_released"]
 BUILDERS = {
     "sgu": DenseMixing,
     "lrpe": LearnableMixing,
     "glrpe": lambda grid: LearnableMixing(grid, 3),
     "lrpe_m": lambda grid: MixingSum(DenseMixing(grid), LearnableMixing(grid)),
-    **{form: partial(QuadraticMixing, groups=3, form=form) for form in FORMS},
+    **{form: partial(QuadraticMixing, groups=3, form=form) for form in (*FORMS, *RELEASED)},
 }
-every = in_turn("name", BUILDERS)
+grids = in_turn("grid", GRIDS)
+forms = in_turn("form", FORMS)
+
+
+def fixed(grid, groups=1, form="gamma_gamma_t", **parameters):
+    """Return Gaussians with these parameters, in float64 and without gradients."""
+    encoding = QuadraticMixing(grid, groups, form).double().requires_grad_(False)
+    for name, value in parameters.items():
+        getattr(encoding, name).copy_(torch.as_tensor(value))
+    return encoding
+
+
+def rotations(angle):
+    """Return the matrices (n, 2, 2) of rotations by the angles (n,)."""
+    return torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).unflatten(-1, (2, 2))
+
+
+def random_forms(groups, least=0.05):
+    """Return symmetric matrices of random directions with eigenvalues in [least, least + 2], (groups, 2, 2)."""
+    angle, values = 2 * torch.pi * torch.rand(groups, dtype=torch.float64), torch.rand(groups, 2, dtype=torch.float64)
+    return rotations(angle) @ torch.diag_embed(least + 2 * values) @ rotations(angle).mT
+
+
+def set_forms(encoding, matrices):
+    """Set the encoding's quadratic forms to `matrices`, (groups, 2, 2), symmetric and positive definite."""
+    if encoding.form == "alpha":
+        encoding.matrix.copy_(matrices[:, 0, 0])
+    else:
+        encoding.matrix.copy_(matrices if encoding.form == "gamma" else torch.linalg.cholesky(matrices))
+
+
+# The formula
+
+
+def equation_5(encoding, grid, g):
+    """Compute the weights of a group by explicit sums and exponentials: x is the column, y the row."""
+    learned = encoding.matrix.detach()[g]
+    matrix = {"alpha": lambda: learned * torch.eye(2).double(), "gamma": lambda: learned}
+    matrix = matrix.get(encoding.form, lambda: learned @ learned.T)()
+    (a, b), (c, d) = matrix.tolist()
+    delta_x, delta_y = encoding.center[g].tolist()
+    places = [(column, row) for row in range(grid.height) for column in range(grid.width)]
+    rows = []
+    for x_i, y_i in places:
+        weights = []
+        for x_j, y_j in places:
+            u, v = x_j - x_i - delta_x, y_j - y_i - delta_y
+            weights.append(math.exp(-0.5 * (u * a * u + u * b * v + v * c * u + v * d * v)))
+        rows.append([weight / math.fsum(weights) for weight in weights])
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 @grids
-@every
-def test_weights_have_a_row_a_query_and_depend_on_displacement_alone(name, grid):
+@forms
+@in_turn("shift", [True, False])
+def test_weights_are_equation_5_written_with_loops(grid, form, shift):
+    encoding = draw_double(QuadraticMixing(grid, 3, form, shift)).requires_grad_(False)
+    weights = encoding(grid)
+    for g in range(3):
+        assert_same(weights[g], equation_5(encoding, grid, g), 1e-12)
+    plain = QuadraticMixing(grid, 3, form, shift, softmax=False).double()
+    plain.load_state_dict(encoding.state_dict())
+    assert torch.equal(plain(grid).softmax(-1), weights)
+
+
+@grids
+@in_turn("name", BUILDERS)
+def test_weights_have_a_row_per_query_and_depend_on_the_displacement_up_to_a_normalizer(name, grid):
     encoding = draw_double(BUILDERS[name](grid))
     weights = encoding(grid)
     assert weights.shape == (encoding.groups, grid.patches, grid.patches)
-    if name in ("lrpe", "glrpe"):
-        index = displacement_index(grid)
-        for row in range(int(index.max()) + 1):
-            seen = weights[:, index == row]
-            assert torch.equal(seen, seen[:, :1].expand_as(seen))
-    if name in FORMS:  # up to the normalizer of its row
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-12)
+    if name in ("sgu", "lrpe_m"):
+        return
+    index = grid.offset_index().T
+    if name not in ("lrpe", "glrpe"):
+        assert_same(weights.sum(-1), torch.ones_like(weights[..., 0]), 1e-12)
         assert (weights >= 0).all()
-        table = encoding.logits(grid).flatten(1)[:, displacement_index(grid)].exp()
-        torch.testing.assert_close(weights * table.sum(-1, keepdim=True), table, rtol=1e-12, atol=1e-12)
+        weights = weights * encoding.logits(grid).flatten(1)[:, index].exp().sum(-1, keepdim=True)
+    for row in range(int(index.max()) + 1):
+        same = weights[:, index == row]
+        torch.testing.assert_close(same, same[:, :1].expand_as(same), rtol=1e-11, atol=1e-12)
+
+
+def test_a_row_of_three_is_computed_by_hand():
+    """Delta = (1, 0), M = 2 I: logits -(j - i - 1)^2, for the first token -1, 0, -1."""
+    encoding = fixed(Grid(1, 3), 1, "alpha", center=[[1.0, 0.0]], matrix=[2.0])
+    e, f = math.exp(-1), math.exp(-4)
+    rows = [[e, 1, e], [f, e, 1], [math.exp(-9), f, e]]
+    expected = torch.tensor([[w / sum(row) for w in row] for row in rows], dtype=torch.float64)
+    assert_same(encoding(Grid(1, 3))[0], expected, 1e-15)
+    grid = Grid(5, 5)  # the first number of a center is the column
+    right, below = fixed(grid, 2, center=[[2.0, 0.0], [0.0, 2.0]])(grid)[:, grid.center].argmax(-1).tolist()
+    assert right == 12 + 2 and below == 12 + 2 * 5
+
+
+def test_the_released_forms_differ_from_the_printed_ones_as_documented():
+    grid, turn = Grid(5, 5), torch.tensor([[0.0, 0.4], [-0.4, 0.0]], dtype=torch.float64)
+    center = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    plain = fixed(grid, 1, "gamma", center=center, matrix=torch.eye(2)[None])(grid)
+    turned = {
+        form: fixed(grid, 1, form, center=center, matrix=torch.eye(2) + turn)(grid)
+        for form in ("gamma", "gamma_released")
+    }
+    assert_same(turned["gamma"], plain, 1e-12)
+    # the antisymmetric part moves the center
+    moved = fixed(grid, 1, "gamma", center=center + turn @ center[0], matrix=torch.eye(2)[None])(grid)
+    assert_same(turned["gamma_released"], moved, 1e-12)
+    assert not torch.allclose(turned["gamma_released"], plain)
+    # alpha scales the center alone
+    released = fixed(grid, 1, "alpha_released", matrix=[2.0], center=[[0.25, -0.5]])
+    assert_same(released(grid), fixed(grid, 1, "alpha", matrix=[1.0], center=[[1.0, -2.0]])(grid), 1e-12)
+    assert torch.equal(released.quadratic(), torch.eye(2, dtype=torch.float64)[None])
+
+
+def test_parameters_are_those_that_the_paper_counts_or_should():
+    grid, count = Grid(14, 14), lambda encoding: sum(p.numel() for p in encoding.parameters())
+    assert count(QuadraticMixing(grid, 8)) == 6 * 8
+    assert count(DenseMixing(grid)) == 196**2
+    # printed: (4 s + 1) N - 4 s sqrt(N) + 4 s, of which N is the bias; by construction it ends in s
+    assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
+
+
+# Translation
+
+
+@in_turn("shift", [(0, 0), (2, 0), (0, -3), (-1, 2), (-2, -3)])
+@in_turn("name", ["lrpe", "glrpe", *FORMS])
+@in_turn("product", [False, True])
+def test_the_output_moves_with_the_content_once_the_normalizer_is_taken_out(name, shift, product):
+    grid, (dy, dx) = Grid(7, 10), shift
+    encoding = draw_double(BUILDERS[name](grid)).requires_grad_(False)
+    content, factor = torch.randn(2, 6, 3, 4, dtype=torch.float64), torch.ones(1, grid.patches, 1)
+    if name in FORMS:
+        factor = encoding.logits(grid).flatten(1)[:, grid.offset_index().T].exp().sum(-1)
+        factor = factor.T.repeat_interleave(2, -1)
+    mixing = encoding.displacements(grid) if product and name not in FORMS else encoding(grid)
+    outputs = []
+    for top, left in ((2, 3), (2 + dy, 3 + dx)):
+        maps = pad(content, (left, grid.width - 4 - left, top, grid.height - 3 - top))
+        outputs.append((mix_tokens(grid.from_map(maps), mixing) * factor).unflatten(1, grid.shape))
+    first, second = outputs
+    here = first[:, max(-dy, 0) : 7 - max(dy, 0), max(-dx, 0) : 10 - max(dx, 0)]
+    there = second[:, max(dy, 0) : 7 - max(-dy, 0), max(dx, 0) : 10 - max(-dx, 0)]
+    assert here.abs().max() > 1e-3
+    assert_same(there, here, 1e-12 * max(factor.max().item(), 1))
+
+
+@forms
+def test_equal_tokens_stay_equal_and_channels_of_groups_apart(form):
+    grid = Grid(4, 5)
+    encoding = draw_double(QuadraticMixing(grid, 3, form)).requires_grad_(False)
+    x = torch.randn(2, 1, 6, dtype=torch.float64).expand(2, grid.patches, 6)
+    assert_same(mix_tokens(x, encoding(grid)), x, 1e-12)
+    x = torch.randn(2, 20, 6, dtype=torch.float64)
+    together = mix_tokens(x, encoding(grid))
+    for g in range(3):
+        alone = QuadraticMixing(grid, 1, form).double()
+        alone.load_state_dict({name: value[g : g + 1] for name, value in encoding.state_dict().items()})
+        part = slice(2 * g, 2 * g + 2)
+        assert_same(mix_tokens(x[..., part], alone(grid)), together[..., part], 1e-12)
+
+
+# Gradients
+
+
+@forms
+def test_gradients_of_center_and_matrix_are_those_of_finite_differences_and_reach_every_group(form):
+    grid = Grid(2, 3)
+    encoding = draw_double(QuadraticMixing(grid, 2, form))
+
+    def weights(center, matrix):
+        return torch.func.functional_call(encoding, {"center": center, "matrix": matrix}, (grid,))
+
+    assert torch.autograd.gradcheck(weights, (encoding.center, encoding.matrix))
+    table = draw_double(LearnableMixing(grid, 2))
+    for mixing in (encoding, table):
+        x, gradient = torch.randn(2, 2, 6, 8, dtype=torch.float64)
+        mix_tokens(x, mixing(grid)).mul(gradient).sum().backward()
+        assert all(parameter.grad.all() for parameter in mixing.parameters())
+
+
+@forms
+def test_a_center_that_is_not_learned_gets_no_gradient_and_stays_at_zero(form):
+    grid = Grid(3, 4)
+    encoding = QuadraticMixing(grid, 3, form, shift=False).double()
+    optimizer = torch.optim.AdamW(encoding.parameters(), lr=0.1, weight_decay=0.1)
+    encoding(grid).square().sum().backward()
+    optimizer.step()
+    encoding.reset_parameters()
+    assert encoding.center.grad is None and not encoding.center.any() and not encoding.center.requires_grad
+
+
+# Maximum and width of a row
+
+
+@in_turn("grid", [Grid(7, 9), Grid(9, 4)])
+def test_a_row_of_the_positive_form_is_largest_at_the_token_nearest_in_the_metric_of_its_matrix(grid):
+    encoding = draw_double(QuadraticMixing(grid, 6)).requires_grad_(False)
+    weights, place = encoding(grid), grid.coordinates().double().flip(-1)
+    for g in range(6):
+        gamma = encoding.matrix[g]
+        distance = torch.cdist((place + encoding.center[g]) @ gamma, place @ gamma)
+        assert torch.equal(weights[g].argmax(-1), distance.argmin(-1))
+    other = fixed(Grid(5, 5), 1, "gamma", center=[[0.0, 0.0]], matrix=[[[1.0, 0.0], [0.0, -0.5]]])  # not positive
+    row = other(Grid(5, 5))[0, 12].unflatten(0, (5, 5))
+    assert row[0, 2] > row[2, 2] and row[4, 2] > row[2, 2]
+
+
+@forms
+def test_smaller_eigenvalues_give_wider_rows_for_every_token(form):
+    """The mean distance from Delta in the metric of M falls as M grows: its derivative is minus a variance."""
+    grid = Grid(6, 9)
+    matrices = torch.eye(2, dtype=torch.float64).expand(4, 2, 2) if form == "alpha" else random_forms(4)
+    place = grid.coordinates().double().flip(-1)
+    encoding = fixed(grid, 4, form)
+    away = place[None, None] - place[None, :, None] - encoding.center[:, None, None]  # (groups, N, N, 2)
+    distance = torch.einsum("gija,gab,gijb->gij", away, matrices, away)
+    reach, entropy = [], []
+    for scale in (0.1, 0.3, 1.0, 3.0):
+        set_forms(encoding, scale * matrices)
+        weights = encoding(grid)
+        reach.append((weights * distance).sum(-1))
+        entropy.append(torch.special.entr(weights).sum(-1))
+    for small, large in zip(range(3), range(1, 4), strict=True):
+        assert (reach[small] > reach[large]).all() and (entropy[small] > entropy[large]).all()
+
+
+@in_turn("form", ["gamma", "gamma_gamma_t"])
+@in_turn("angle", [0.0, 0.4, 1.2])
+def test_on_a_wide_grid_the_covariance_of_a_row_is_the_inverse_of_m(form, angle):
+    grid = Grid(41, 43)
+    encoding = fixed(grid, 1, form, center=[[0.0, 0.0]])
+    turn = rotations(torch.tensor([angle], dtype=torch.float64))
+    matrix = turn @ torch.diag(torch.tensor([0.1, 0.6], dtype=torch.float64)) @ turn.mT
+    set_forms(encoding, matrix)
+    weights = encoding(grid)[0, grid.center]
+    place = grid.coordinates().double().flip(-1)  # (x, y)
+    away = place - place[grid.center]
+    covariance = torch.einsum("n,na,nb->ab", weights, away, away)
+    assert_same(covariance, matrix[0].inverse(), 1e-6)
+
+
+# Initial values
 
 
 def test_spread_starts_local_with_groups_in_all_directions_and_widths():
@@ -59,8 +284,7 @@ def test_spread_starts_local_with_groups_in_all_directions_and_widths():
     assert reach[-1] > 2 * reach[0]  # different widths
     angles = torch.atan2(encoding.center[:, 1], encoding.center[:, 0])
     assert torch.cdist(angles[:, None], angles[:, None])[~torch.eye(8, dtype=bool)].min() > 0.1
-    alone = QuadraticMixing(grid, start="spread")
-    assert not alone.center.any()
+    assert not QuadraticMixing(grid, start="spread").center.any()
     assert not QuadraticMixing(grid, 8, shift=False, start="spread").center.any()
 
 
@@ -69,40 +293,14 @@ def test_dense_matrices_can_start_as_the_gaussians_with_which_gqpe_starts(groups
     grid = Grid(4, 5)
     weights = DenseMixing(grid, groups=groups, gaussian=True)(grid)
     expected = (-grid.offsets().float().square().sum(-1) / 2).softmax(-1)  # one patch wide
-    torch.testing.assert_close(weights, expected.expand_as(weights), rtol=0, atol=0.05)
+    assert_same(weights, expected.expand_as(weights), 0.05)
     assert (weights - QuadraticMixing(grid, groups or 1)(grid)).abs().max() < 0.05  # both with noise of 0.01
     posmlp = graticule.create_model("posmlp_nano_32", encoding="gsgu(gaussian=True)", gate_norm=False, img_size=32)
     biases = [value for name, value in posmlp.named_parameters() if ".biases." in name]
     assert biases and not any(bias.any() for bias in biases)
 
 
-def test_the_released_form_gamma_moves_the_center_by_the_antisymmetric_part_and_the_printed_one_does_not():
-    grid, turn = Grid(5, 5), torch.tensor([[0.0, 0.4], [-0.4, 0.0]], dtype=torch.float64)
-    weights = {}
-    for form in ("gamma", "gamma_released"):
-        encoding = QuadraticMixing(grid, 1, form).double().requires_grad_(False)
-        encoding.matrix.copy_(torch.eye(2))
-        encoding.center.copy_(torch.tensor([1.0, 0.5]))
-        before = encoding(grid)
-        encoding.matrix.add_(turn)
-        weights[form] = before, encoding(grid)
-        encoding.center.copy_(encoding.center + (turn @ encoding.center[0] if form == "gamma_released" else 0))
-        encoding.matrix.copy_(torch.eye(2))
-        torch.testing.assert_close(encoding(grid), weights[form][1], rtol=0, atol=1e-12)
-    torch.testing.assert_close(*weights["gamma"], rtol=0, atol=1e-12)
-    assert not torch.allclose(*weights["gamma_released"])
-
-
-def test_the_released_form_alpha_scales_the_center_alone():
-    grid = Grid(5, 5)
-    encoding = QuadraticMixing(grid, 1, "alpha_released").double().requires_grad_(False)
-    encoding.matrix.fill_(2.0)
-    encoding.center.copy_(torch.tensor([0.25, -0.5]))
-    plain = QuadraticMixing(grid, 1, "alpha").double().requires_grad_(False)
-    plain.matrix.fill_(1.0)
-    plain.center.copy_(4 * encoding.center)
-    torch.testing.assert_close(encoding(grid), plain(grid), rtol=0, atol=1e-12)
-    assert torch.equal(encoding.quadratic(), torch.eye(2, dtype=torch.float64)[None])
+# Precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -110,14 +308,13 @@ def test_the_released_form_alpha_scales_the_center_alone():
 def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dtype, autocast):
     """Parameters of many magnitudes, some nearly singular; float16 overflows if it squares them."""
     grid, groups = Grid(14, 14), 60
-    encoding = QuadraticMixing(grid, groups).requires_grad_(False)
     angle = torch.linspace(0, torch.pi, groups)
-    along = torch.stack([angle.cos(), angle.sin()], -1)
-    across = torch.stack([-angle.sin(), angle.cos()], -1)
+    along, across = torch.stack([angle.cos(), angle.sin()], -1), torch.stack([-angle.sin(), angle.cos()], -1)
     size = torch.logspace(-3, 3, groups)[:, None]
-    encoding.matrix.copy_(torch.stack([along * size, across * 1e-3], -1))
-    encoding.center.copy_(3 * torch.randn(groups, 2))
-    encoding = encoding if autocast else encoding.to(dtype)
+    encoding = fixed(
+        grid, groups, matrix=torch.stack([along * size, across * 1e-3], -1), center=3 * torch.randn(groups, 2)
+    )
+    encoding = encoding.float() if autocast else encoding.to(dtype)
     with torch.autocast("cpu", dtype, enabled=autocast):
         logits, matrix, weights = encoding.logits(grid), encoding.quadratic(), encoding(grid)
         output = mix_tokens(torch.randn(2, 196, groups, dtype=dtype), encoding.displacements(grid).with_weights())
@@ -126,7 +323,7 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
     values = torch.linalg.eigvalsh(matrix.double())
     assert (values[:, 0] >= -1e-6 * values[:, 1]).all()
     exact = copy.deepcopy(encoding).double()
-    away = grid_of(logits) - exact.center[:, None]
+    away = grid.lags().double().flatten(0, 1).flip(-1) - exact.center[:, None]
     form = (away @ exact.matrix).square().sum(-1) / 2
     best = (exact.center[:, None] @ exact.matrix).square().sum(-1) / 2
     scale = torch.linalg.matrix_norm(exact.matrix)[:, None] * (20 + exact.center.norm(dim=-1))[:, None]
@@ -135,11 +332,12 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
     assert (error <= 1e-6 * scale * (1 + form.sqrt() + best.sqrt())).all()
 
 
-def grid_of(logits):
-    """Return the displacements (x, y) of a table, (displacements, 2)."""
-    sides = [torch.arange(1 - (side + 1) // 2, (side + 1) // 2) for side in logits.shape[1:]]
-    y, x = torch.meshgrid(*sides, indexing="ij")
-    return torch.stack([x, y], -1).flatten(0, 1).double()
+def test_a_row_far_from_its_center_is_still_a_distribution():
+    weights = fixed(Grid(4, 4), 1, center=[[1000.0, 1000.0]]).float()(Grid(4, 4))
+    assert torch.isfinite(weights).all() and (weights.sum(-1) - 1).abs().max() < 1e-6
+
+
+# Another grid
 
 
 @in_turn("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])
@@ -151,7 +349,7 @@ def test_a_row_keeps_its_sum_when_what_it_is_made_of_is_resampled(name, old, new
     for parameter in encoding.parameters():
         parameter.fill_(0.25)
     rows = encoding(old).sum(-1)
-    torch.testing.assert_close(encoding(new).sum(-1), rows[:, :1].expand(-1, new.patches), rtol=0, atol=1e-9)
+    assert_same(encoding(new).sum(-1), rows[:, :1].expand(-1, new.patches), 1e-9)
     if name in ("lrpe", "glrpe"):
         y, x = torch.meshgrid(*(torch.linspace(-1, 1, 2 * side - 1) for side in old.shape), indexing="ij")
         encoding.relative_position_table.copy_((1 + (-2 * (y * y + x * x)).exp()).flatten())
@@ -162,43 +360,7 @@ def test_a_row_keeps_its_sum_when_what_it_is_made_of_is_resampled(name, old, new
         torch.testing.assert_close(made(new).sum(-1)[:, new.center], center, rtol=0.15, atol=0)
 
 
-def test_parameters_are_those_that_the_paper_counts_or_should():
-    grid, count = Grid(14, 14), lambda encoding: sum(p.numel() for p in encoding.parameters())
-    assert count(QuadraticMixing(grid, 8)) == 6 * 8
-    assert count(DenseMixing(grid)) == 196**2
-    # printed: (4 s + 1) N - 4 s sqrt(N) + 4 s, of which N is the bias; by construction it ends in s
-    assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
-
-
-def test_a_row_far_from_its_centre_is_still_a_distribution():
-    encoding = QuadraticMixing(Grid(4, 4), 1).requires_grad_(False)
-    encoding.center.fill_(1000.0)
-    assert torch.isfinite(encoding(Grid(4, 4))).all() and (encoding(Grid(4, 4)).sum(-1) - 1).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_that_of_the_result_alone(dtype):
-    encoding = QuadraticMixing(Grid(7, 7), 4).to(dtype)
-    wide = QuadraticMixing(Grid(7, 7), 4)
-    wide.load_state_dict(encoding.state_dict())
-    torch.testing.assert_close(encoding(Grid(7, 7)), wide(Grid(7, 7)).to(dtype), rtol=0.01, atol=1e-3)
-
-
-@in_turn(
-    ("build", "said"),
-    [
-        (lambda: QuadraticMixing(Grid(3, 3), 0), "`groups`"),
-        (lambda: QuadraticMixing(Grid(3, 3), 2, "sigma"), "`form`"),
-        (lambda: QuadraticMixing(Grid(3, 3), 2, start="zero"), "`start`"),
-        (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
-    ],
-)
-def test_invalid_arguments_are_refused(build, said):
-    with pytest.raises(ValueError, match=said):
-        build()
-
-
-def test_lrpe_m_has_a_table_for_each_group_if_told():
+def test_lrpe_m_has_one_table_or_one_for_each_group():
     grid = Grid(3, 4)
     for options, tables in (("", 1), ("(group_tables=True)", 2)):
         position = build_position(grid, dim=8, depth=1, num_heads=2, encoding=f"lrpe_m{options}")
@@ -207,8 +369,15 @@ def test_lrpe_m_has_a_table_for_each_group_if_told():
         assert torch.equal(encoding(grid), encoding.first(grid) + encoding.second(grid))
 
 
-def test_logits_are_the_weights_without_a_softmax():
-    grid = Grid(3, 4)
-    plain, soft = QuadraticMixing(grid, 2, softmax=False), QuadraticMixing(grid, 2)
-    soft.load_state_dict(plain.state_dict())
-    assert torch.equal(soft(grid), plain(grid).softmax(-1))
+@in_turn(
+    ("call", "message"),
+    [
+        (lambda: QuadraticMixing(Grid(3, 3), 0), "`groups`"),
+        (lambda: QuadraticMixing(Grid(3, 3), 2, "sigma"), "`form`"),
+        (lambda: QuadraticMixing(Grid(3, 3), 2, start="zero"), "`start`"),
+        (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
+    ],
+)
+def test_invalid_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
