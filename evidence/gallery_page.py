@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from evidence.names import replace_table, summary
 from graticule.backbones.registry import create_model
-from graticule.encodings.build import list_joinings
 from graticule.lab.studies.matrix import GROUPS, group_of, ordered
 from graticule.lab.studies.tables import markdown
 from graticule.position.position import ENCODINGS
@@ -29,7 +28,7 @@ USES = {
     "sinusoidal_2d": "nothing should be learned, and a vector is needed for each token of any grid",
     "alibi": "near patches should count more and nothing may be learned; it does not tell left from right",
     "bucketed_bias": "far displacements may share numbers, as in T5",
-    "causal": "frames must not attend to later ones; it is added to another encoding",
+    "causal": "tokens must not attend to later ones; it is added to another encoding",
     "continuous_bias": "windows are larger after training than in it, as in Swin V2",
     "decomposed": "the bias should depend on the query, with few products, as in SAM",
     "fire": "a function of the distance, relative to the largest one, should be learned",
@@ -44,7 +43,7 @@ USES = {
     "shared_relative_bias": "all layers may share one `relative_bias`",
     "shaw": "the bias should depend on the query, for displacements up to `clip`",
     "liere": "whole rotations of channels should be learned",
-    "mrope": "images, films and texts pass through one model, as in Qwen2-VL",
+    "mrope": "images, volumes and texts pass through one model, as in Qwen2-VL",
     "pope": "content should decide magnitudes only, and position angles only",
     "rope": "images get larger: `preset='dinov3'` where objects grow with them; or you load weights that rotate",
     "rope_1d": "tokens are a text; on images it is a reference that ignores rows",
@@ -67,38 +66,15 @@ USES = {
 
 
 def gallery_table(group: str, docs: Path = DOCS) -> str:
-    """Return the table of a group of encodings: picture, when to take it, cost, other sizes, joinings."""
-    lines = [["at the center", "encoding", "take it if", "parameters", "other sizes", "joinings"]]
-    goes_with = _joinings(docs)
+    """Return the table of a group of encodings: picture, when to take it, cost, other sizes."""
+    lines = [["map", "encoding", "take it if", "parameters", "other sizes"]]
     for name in ordered():
         if group_of(name) == group:
-            shown = f"![Map of {name} at the center of 7 x 7 patches](figures/encodings/{name}.png)"
             drawn = (docs / "figures" / "encodings" / f"{name}.png").exists()
+            picture = f"![Map of {name} at the center](figures/encodings/{name}.png)" if drawn else ""
             use = USES.get(name) or summary(ENCODINGS[name])
-            count = f"{parameters(name):,}"
-            lines.append(
-                [
-                    shown if drawn else "",
-                    f"[`{name}`](gallery/{name}.md)",
-                    use,
-                    count,
-                    other_sizes(name),
-                    goes_with[name],
-                ]
-            )
+            lines.append([picture, f"[`{name}`](gallery/{name}.md)", use, f"{parameters(name):,}", other_sizes(name)])
     return markdown(lines) + "\n"
-
-
-def _joinings(docs: Path) -> dict[str, str]:
-    """Return the joinings of each encoding in a ViT, or in a gMLP if it mixes tokens, as docs/matrix.md lists them."""
-    import gallery
-
-    found = {}
-    for name, rows in gallery._rows_of_matrix(docs / "matrix.md").items():
-        family = "gMLP" if group_of(name) == "token mixing" else "ViT, DeiT"
-        joinings = dict(rows)[family]
-        found[name] = "all" if len(joinings) == len(list_joinings()) else ", ".join(f"`{one}`" for one in joinings)
-    return found
 
 
 @cache

@@ -1,34 +1,38 @@
 """What can be chosen, written from the registries and by building models.
 
-`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings.
+`python -m evidence.names` writes the combinations of families, encodings and joinings into docs/backbones.md.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from graticule.lab.studies.matrix import combinations, initials, ordered, rows
+from graticule.lab.studies.matrix import combinations, ordered, rows
 from graticule.lab.studies.tables import markdown
 from graticule.position.position import ENCODINGS
 
 
-def table(found: dict[tuple[str, str, str], str]) -> str:
-    """Write `combinations()` as Markdown: one row per encoding, one column per family, the joinings in each cell."""
-    short, named = initials(), dict.fromkeys(case[0] for case in found)
-    legend = ", ".join(f"{letters} = {name}" for name, letters in short.items())
-    lines = [
-        "# Compatibility",
-        "",
-        f"Every family with every encoding alone and every joining: {legend}.",
-        "A dash marks what is refused, with a reason. Several encodings together (`learnable+relative_bias+peg`) are",
-        "allowed where each is, with at most one absolute, one rotary and one mixing encoding. Written by",
-        "`python -m evidence.names`; `tests/lab/studies/test_matrix.py` compares.",
-        "",
-        markdown([["encoding", *named], *([f"`{encoding}`", *cells] for encoding, *cells in rows(found))]),
-    ]
-    return "\n".join(lines) + "\n"
+def table(cases: dict[tuple[str, str, str], str]) -> str:
+    """Write `combinations()` as Markdown: encodings in rows, families in columns, the joinings in each cell.
+
+    Encodings with the same cells share a row, and families a column.
+    """
+    names, *columns = zip(*rows(cases), strict=True)
+    families = group(zip(columns, dict.fromkeys(case[0] for case in cases), strict=True))
+    encodings = group(zip(zip(*families, strict=True), names, strict=True))
+    lines = [[", ".join(f"`{name}`" for name in named), *cells] for cells, named in encodings.items()]
+    return markdown([["encoding", *("; ".join(column) for column in families.values())], *lines]) + "\n"
+
+
+def group(pairs: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return key -> the values that have it."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def options_table() -> str:
@@ -56,11 +60,6 @@ def reference(kind: type) -> str:
     return ""
 
 
-def write_tables(root: Path) -> None:
-    """Write the tables into the checkout of the repository at `root`."""
-    (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
-
-
 def replace_table(path: Path, heading: str, written: str) -> None:
     """Replace the first table after a line of a page."""
     before, found, after = path.read_text(encoding="utf-8").partition(f"{heading}\n")
@@ -72,4 +71,4 @@ def replace_table(path: Path, heading: str, written: str) -> None:
 
 
 if __name__ == "__main__":
-    write_tables(Path(__file__).parents[1])
+    replace_table(Path(__file__).parents[1] / "docs" / "backbones.md", "## Compatibility", table(combinations()))

@@ -34,7 +34,7 @@ MODELS = {False: "deit_tiny_patch16_224", True: "gmlp_s16_224"}
 def pages(root: Path) -> dict[str, str]:
     """Write the figures; returns path -> text of each page."""
     (root / "gallery").mkdir(exist_ok=True)
-    rows = _rows_of_matrix(root / "matrix.md")
+    rows = _rows_of_matrix(root / "backbones.md")
     found = {}
     for name in sorted(ENCODINGS):
         found[f"gallery/{name}.md"] = _page(name, rows[name], root)
@@ -211,7 +211,7 @@ def _where(name: str, goes_with: list[tuple[str, list[str]]]) -> str:
         together.setdefault(tuple(joinings), []).append(family)
     for joinings, families in together.items():
         lines.append(f"| {'; '.join(families)} | {', '.join(f'`{joining}`' for joining in joinings)} |")
-    return "\n".join(lines) + "\n\nWithout further encodings, as in [compatibility](../matrix.md).\n\n"
+    return "\n".join(lines) + "\n\nWithout further encodings, as in [compatibility](../backbones.md).\n\n"
 
 
 def _results(root: Path) -> str:
@@ -229,20 +229,23 @@ def _results(root: Path) -> str:
 
 
 def _rows_of_matrix(path: Path) -> dict[str, list[tuple[str, list[str]]]]:
-    """Read docs/matrix.md, which a test compares with the code: encoding -> pairs of a family and the joinings."""
+    """Read the matrix of docs/backbones.md, which a test compares: encoding -> pairs of a family and the joinings."""
     short = {letters: name for name, letters in initials().items()}
+    section = path.read_text(encoding="utf-8").partition("## Compatibility\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
-        for line in path.read_text(encoding="utf-8").splitlines()
+        for line in section.splitlines()
         if line.startswith("|") and not line.startswith("| ---")
     ]
     (_, *families), *encodings = rows
     return {
         name.strip("`"): [
             (family, [] if cell == "-" else [short[letters] for letters in cell.split()])
-            for family, cell in zip(families, cells, strict=True)
+            for together, cell in zip(families, cells, strict=True)
+            for family in together.split("; ")
         ]
-        for name, *cells in encodings
+        for names, *cells in encodings
+        for name in names.split(", ")
     }
 
 

@@ -105,7 +105,7 @@ def test_disallowed_combinations_are_refused_with_a_reason(found):
 def test_the_generated_tables_are_those_in_the_docs(found):
     """`make tables` writes them."""
     root = Path(__file__).parents[3]
-    assert (root / "docs" / "matrix.md").read_text(encoding="utf-8") == table(found)
+    assert table(found) in (root / "docs" / "backbones.md").read_text(encoding="utf-8")
     page = (root / "docs" / "encodings.md").read_text(encoding="utf-8")
     assert all(gallery_table(group) in page for group, _, _ in GROUPS)
     assert len(set(initials().values())) == len(JOININGS)
