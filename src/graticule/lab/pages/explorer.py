@@ -6,7 +6,8 @@ import base64
 import io
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def pixels_of(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> NDA
         std: of each channel.
     """
     center, spread = (image.new_tensor(values)[:, None, None] for values in (mean, std))
-    found: NDArray[np.float64] = (image * spread + center).clamp(0, 1).double().cpu().numpy()
-    return np.moveaxis(found, 0, -1) if len(found) == 3 else found[0]
+    pixels: NDArray[np.float64] = (image * spread + center).clamp(0, 1).double().cpu().numpy()
+    return np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0]
 
 
 #: Steps from the smallest value of a row to its largest: fewer steps make a smaller page.
@@ -83,78 +84,71 @@ def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], s
     Raises:
         ValueError: if they still have too many.
     """
-    every = {
-        (number, at): list(size.maps) for number, model in enumerate(models) for at, size in enumerate(model.sizes)
-    }
+    maps = {(number, at): size.maps for number, model in enumerate(models) for at, size in enumerate(model.sizes)}
     notes: list[str] = []
     while True:
-        about, text = _packed(models, every)
+        about, text = _packed(models, maps)
         if len(text) <= limit:
             return about, text, notes
-        groups: dict[tuple[int, int, str, int | None], int] = {}
-        for (number, at), maps in every.items():
-            for one in maps:
-                if len(one.heads) > 1:
-                    key = (number, at, *one.group)
-                    groups[key] = groups.get(key, 0) + one.values.size
+        groups: Counter[tuple[int, int, str, int | None]] = Counter()
+        for place, of_size in maps.items():
+            for item in of_size:
+                if len(item.heads) > 1:
+                    groups[*place, *item.group] += item.values.size
         if not groups:
             raise ValueError(
                 f"`models` must have maps of at most {limit / 1e6:.1f} MB together, got {len(text) / 1e6:.1f} MB with "
                 "the heads averaged; give fewer or smaller sizes, fewer images, or one model."
             )
-        number, at, kind, image = max(groups, key=lambda key: groups[key])
-        every[number, at] = [
-            one.averaged() if one.group == (kind, image) and len(one.heads) > 1 else one for one in every[number, at]
-        ]
+        (((number, at, *group), _),) = groups.most_common(1)
+        maps[number, at] = [item.averaged() if [*item.group] == group else item for item in maps[number, at]]
         size = " × ".join(map(str, models[number].sizes[at].img_size))
-        of_image = "" if image is None else f", image {image}"
+        of_image = "" if group[1] is None else f", image {group[1]}"
         notes.append(
-            f"{models[number].label}, {size}{of_image}: {KINDS[kind].lower()} is the {MEAN}, as the maps "
+            f"{models[number].label}, {size}{of_image}: {KINDS[str(group[0])].lower()} is the {MEAN}, as the maps "
             "of all heads would make the page too large."
         )
 
 
-def _packed(models: Sequence[Explored], every: Mapping[tuple[int, int], list[Maps]]) -> tuple[dict[str, Any], str]:
+def _packed(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps]]) -> tuple[dict[str, Any], str]:
     """Return the description of the models, and all codes and ends of ranges in one compressed text."""
-    parts: list[bytes] = []
-    place = 0
+    data = bytearray()
 
     def put(array: NDArray[Any]) -> int:
         """Append an array, padded to a multiple of 4 bytes; returns its offset."""
-        nonlocal place
-        data = array.tobytes()
-        data += b"\0" * (-len(data) % 4)
-        at, place = place, place + len(data)
-        parts.append(data)
-        return at
+        offset = len(data)
+        data.extend(array.tobytes())
+        data.extend(b"\0" * (-len(data) % 4))
+        return offset
 
-    described = []
-    for number, model in enumerate(models):
-        sizes = []
-        for at, (size, pictures) in enumerate(zip(model.sizes, model.pictures, strict=True)):
-            maps = [_described(one, put) for one in every[number, at]]
-            sizes.append(
+    described = [
+        {
+            "label": model.label,
+            "title": model.title,
+            "sizes": [
                 {
                     "pixels": size.img_size,
                     "grids": size.grids,
-                    "pictures": [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in pictures],
-                    "maps": maps,
+                    "pictures": [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pictures],
+                    "maps": [_described(item, put) for item in maps[number, at]],
                     "notes": size.notes,
                 }
-            )
-        described.append({"label": model.label, "title": model.title, "sizes": sizes})
+                for at, (size, pictures) in enumerate(zip(model.sizes, model.pictures, strict=True))
+            ],
+        }
+        for number, model in enumerate(models)
+    ]
     about = {"kinds": KINDS, "steps": STEPS, "models": described}
-    return about, base64.b64encode(zlib.compress(b"".join(parts), 6)).decode()
+    return about, base64.b64encode(zlib.compress(bytes(data), 6)).decode()
 
 
-def _described(one: Maps, put: Any) -> dict[str, Any]:
+def _described(item: Maps, put: Callable[[NDArray[Any]], int]) -> dict[str, Any]:
     """Describe maps; `put` appends their values to the data and returns the offset."""
-    values = one.values.reshape(len(one.heads), -1) if one.by_displacement else one.values
-    codes, ends = quantized(values)
+    codes, ends = quantized(item.values.reshape(len(item.heads), -1) if item.by_displacement else item.values)
     return {
-        **{key: getattr(one, key) for key in ("kind", "layer", "image", "queries", "keys", "heads", "prefix")},
-        "displacement": one.by_displacement,
-        "windows": None if one.windows is None else [*one.windows.shape, put(one.windows.astype(np.int32))],
+        **{key: getattr(item, key) for key in ("kind", "layer", "image", "queries", "keys", "heads", "prefix")},
+        "displacement": item.by_displacement,
+        "windows": None if item.windows is None else [*item.windows.shape, put(item.windows.astype(np.int32))],
         "codes": put(codes),
         "ends": put(ends),
     }
@@ -166,61 +160,46 @@ LARGEST = 15_000_000
 _PAGE = 1_500_000
 
 
-def explorer_page(models: Sequence[Explored], about: str = "", limit: int = LARGEST) -> str:
-    """Return the page as HTML.
+def explorer_page(models: Sequence[Explored], about: str = "") -> str:
+    """Return the page as HTML; the largest maps are averaged over their heads to stay below `LARGEST` characters.
 
     Args:
         models: one, or two that are shown side by side.
         about: a line at the end, such as how and when the page was made.
-        limit: maximum number of characters of the page; the largest maps are averaged over their heads to stay below
-            it.
 
     Raises:
         ValueError: if there are no or too many models, or their maps are too large.
     """
     if not 1 <= len(models) <= 2:
         raise ValueError(f"`models` must be one or two, got {len(models)}.")
-    from bokeh import __version__
     from bokeh.embed import components
     from bokeh.resources import Resources
 
-    pictures = sum(len(one) * 4 // 3 for model in models for size in model.pictures for one in size)
-    described, maps, notes = page_data(models, limit - _PAGE - pictures)
-    shown = [_kinds(model) for model in models]
-    plots = {
-        f"{number}-{kind}": _plot(f"{number}-{kind}", kind == "image")
-        for number, kinds in enumerate(shown)
-        for kind in ("image", *kinds)
-    }
-    script, divs = components(plots, wrap_script=False)
-    page = TEMPLATES.get_template("explorer.html")
+    pictures = sum(len(png) * 4 // 3 for model in models for pngs in model.pictures for png in pngs)
+    described, maps, notes = page_data(models, LARGEST - _PAGE - pictures)
+    kinds = [{item.kind for size in model.sizes for item in size.maps} for model in models]
+    panels = [["image", *(kind for kind in KINDS if kind in of_model)] for of_model in kinds]
+    names = [f"{number}-{kind}" for number, of_model in enumerate(panels) for kind in of_model]
+    script, divs = components({name: _plot(name, name.endswith("-image")) for name in names}, wrap_script=False)
     assert TEMPLATES.loader is not None
-    source = TEMPLATES.loader.get_source(TEMPLATES, "explorer.js")[0]
-    return page.render(
+    return TEMPLATES.get_template("explorer.html").render(
         models=models,
-        shown=shown,
+        panels=panels,
         titles={"image": "Image", **KINDS},
         divs=divs,
         bokeh="\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw),
-        version=__version__,
         plots=script,
-        script=source,
-        described=_safe(described),
+        script=TEMPLATES.loader.get_source(TEMPLATES, "explorer.js")[0],
+        described=json.dumps(described, separators=(",", ":")).replace("<", "\\u003c"),  # safe in a script element
         maps=maps,
         notes=notes,
         about=about,
     )
 
 
-def write_explorer(models: Sequence[Explored], path: str | Path, about: str = "", limit: int = LARGEST) -> Path:
+def write_explorer(models: Sequence[Explored], path: str | Path, about: str = "") -> Path:
     """Write the page to `path`, completely or not at all; returns the path. See `explorer_page` for the arguments."""
-    return write_bytes(path, explorer_page(models, about, limit).encode("utf-8"))
-
-
-def _kinds(model: Explored) -> list[str]:
-    """Return the kinds of maps that a model has at any size."""
-    found = {one.kind for size in model.sizes for one in size.maps}
-    return [kind for kind in KINDS if kind in found]
+    return write_bytes(path, explorer_page(models, about).encode("utf-8"))
 
 
 def _plot(name: str, is_image: bool) -> Any:
@@ -269,11 +248,6 @@ def _plot(name: str, is_image: bool) -> Any:
     return plot
 
 
-def _safe(value: object) -> str:
-    """Return JSON that is safe in a script element."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-
-
 #: Smaller pictures are enlarged to about this many pixels, without smoothing.
 _SIDE = 224
 
@@ -291,8 +265,8 @@ def explored(
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers; not changed.
-        images: for each size of the images, (B, C, height, width), or films with a depth, normalized; the same images
-            in each. The first size is shown first.
+        images: for each size of the images, (B, C, height, width), normalized; the same images in each. The first size
+            is shown first.
         mean: of each channel, as used to normalize the images.
         std: of each channel.
         label: a short name.
@@ -301,24 +275,20 @@ def explored(
     Raises:
         ValueError: if there are no images, the model refuses a size, or it has no maps of position or attention.
     """
-    if not images or any(len(one) != len(images[0]) or not len(one) for one in images):
-        counts = [len(one) for one in images]
+    if any(batch.ndim != 4 for batch in images):
+        raise ValueError("`images` must be (B, C, height, width) at each size; films and volumes are not explored.")
+    if not images or any(len(batch) != len(images[0]) or not len(batch) for batch in images):
+        counts = [len(batch) for batch in images]
         raise ValueError(f"`images` must have the same number at each size, at least one, got {counts or 'no sizes'}.")
-    sizes = [explorer_maps(view_of(model, tuple(one.shape[2:])), one) for one in images]
-    drawn = zip(images, sizes, strict=True)
-    return Explored(label, title, sizes, [[_png(_strip(one, size), mean, std) for one in each] for each, size in drawn])
-
-
-def _strip(image: Tensor, size: SizeMaps) -> Tensor:
-    """Return an image (C, height, width), or the first frames of the patches of a film, one below the other."""
-    return image if image.ndim == 3 else image[:, :: image.shape[1] // size.img_size[0]].flatten(1, 2)
+    sizes = [explorer_maps(view_of(model, tuple(batch.shape[2:])), batch) for batch in images]
+    return Explored(label, title, sizes, [[_png(image, mean, std) for image in batch] for batch in images])
 
 
 def _png(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> bytes:
     """Return an image (C, height, width) as a PNG file, in gray unless it has three channels."""
-    drawn = Image.fromarray((pixels_of(image, mean, std) * 255).round().astype(np.uint8))
-    factor = max(1, _SIDE // min(drawn.size))
-    enlarged = drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
+    picture = Image.fromarray((pixels_of(image, mean, std) * 255).round().astype(np.uint8))
+    factor = max(1, _SIDE // min(picture.size))
     buffer = io.BytesIO()
-    enlarged.save(buffer, "PNG", optimize=True)
+    size = picture.width * factor, picture.height * factor
+    picture.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -13,7 +13,6 @@ from torch import Tensor
 from graticule.analysis.mixing import mixing_matrices
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.similarity import Array, Correlations
-from graticule.external.attention_map import AttentionMap
 from graticule.external.images import Size
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
@@ -39,8 +38,7 @@ class Maps:
     layer: counted from 0 through all stages.
     values: (heads, Q, M): the queries are `prefix` prefix tokens and then the patches of `queries`; with windows,
         (heads, L, M, M); by displacement, (heads, 2H - 1, 2W - 1).
-    queries: (height, width) of the grid of the queries, with frames before them for films.
-    keys: (height, width) of the grid of the keys, in the same way.
+    queries, keys: (height, width) of their grids.
     heads: the name of each entry of the first axis.
     prefix: number of prefix tokens among the queries.
     image: of attention, the number of the image; None otherwise.
@@ -74,8 +72,8 @@ class Maps:
 class SizeMaps:
     """The maps of one model for images of one size.
 
-    img_size: (height, width) in pixels; of a film, with the number of frames of patches before them.
-    grids: (height, width) in patches of each layer, of a film (frames, height, width).
+    img_size: (height, width) in pixels.
+    grids: (height, width) in patches of each layer.
     maps: in the order of `KINDS`.
     notes: reasons why maps of some kind are missing.
     """
@@ -107,7 +105,7 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     if not maps:
         raise ValueError(f"`model` must have maps of position or attention, got {type(view.model).__name__}: {notes}.")
     order = list(KINDS)
-    return SizeMaps((*grids[0][:-2], *size[-2:]), grids, sorted(maps, key=lambda one: order.index(one.kind)), notes)
+    return SizeMaps(size, grids, sorted(maps, key=lambda item: order.index(item.kind)), notes)
 
 
 def _of_position(view: ModelView, size: Size) -> Iterator[Maps]:
@@ -131,11 +129,11 @@ def _of_position(view: ModelView, size: Size) -> Iterator[Maps]:
                     yield _compact("bias", layer + of_stage, values, biases.grid, heads)
 
 
-def _similarity(kind: str, found: Correlations, first: int) -> Iterator[Maps]:
-    for layer, (values, source) in enumerate(zip(found.similarity, found.sources, strict=True)):
+def _similarity(kind: str, similarities: Correlations, first: int) -> Iterator[Maps]:
+    shape, heads = similarities.grid.shape, (MEAN if kind == "rotary" else "all heads",)
+    for layer, (values, source) in enumerate(zip(similarities.similarity, similarities.sources, strict=True)):
         if source is not None:
-            shape = found.grid.shape
-            yield Maps(kind, first + layer, values[None], shape, shape, (MEAN if kind == "rotary" else "all heads",))
+            yield Maps(kind, first + layer, values[None], shape, shape, heads)
 
 
 def _mixing(view: ModelView, size: Size) -> Iterator[Maps]:
@@ -143,26 +141,23 @@ def _mixing(view: ModelView, size: Size) -> Iterator[Maps]:
         yield _compact("mixing", layer, values, grid, _names("group", len(values)))
 
 
-def _attention(view: ModelView, images: Tensor, kind: str) -> list[Maps]:
-    return [of for one in view.attention(images) for of in _of_images(one, len(images), kind)]
-
-
-def _of_images(one: AttentionMap, images: int, kind: str) -> Iterator[Maps]:
-    """Yield the attention of one layer for each image."""
-    heads = _names("head", one.num_heads)
-    shape, keys = one.queries.shape, one.keys.shape
-    each = one.weights[..., one.keys.prefix :].reshape(images, -1, *one.weights.shape[1:3], one.keys.patches)
-    for image, values in enumerate(each):  # (windows, heads, N, M)
-        if one.windows is not None:
-            yield Maps(kind, one.layer, values.swapaxes(0, 1), shape, keys, heads, 0, image, one.windows)
-        elif len(values) == 1:
-            yield Maps(kind, one.layer, values[0], shape, keys, heads, one.queries.prefix, image)
+def _attention(view: ModelView, images: Tensor, kind: str) -> Iterator[Maps]:
+    """Yield the attention of each layer for each image."""
+    for layer in view.attention(images):
+        shapes, heads = (layer.queries.shape, layer.keys.shape), _names("head", layer.num_heads)
+        to_patches = layer.weights[..., layer.keys.prefix :]
+        of_images = to_patches.reshape(len(images), -1, *layer.weights.shape[1:3], layer.keys.patches)
+        for image, values in enumerate(of_images):  # (windows, heads, N, M)
+            if layer.windows is not None:
+                yield Maps(kind, layer.layer, values.swapaxes(0, 1), *shapes, heads, 0, image, layer.windows)
+            elif len(values) == 1:
+                yield Maps(kind, layer.layer, values[0], *shapes, heads, layer.queries.prefix, image)
 
 
 def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str, ...]) -> Maps:
     """Return the maps (heads, N, N), by displacement if they depend on it alone."""
     shape = grid.shape
-    if len(grid.shape) > 2:  # the page finds displacements in a plane
+    if len(shape) > 2:
         return Maps(kind, layer, values, shape, shape, heads)
     height, width = shape
     index = grid.offset_index().numpy()
@@ -170,8 +165,8 @@ def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str,
     table[:, index] = values
     if not np.array_equal(table[:, index], values):
         return Maps(kind, layer, values, shape, shape, heads)
-    cut = table.reshape(-1, 2 * height - 1, 2 * width - 1)
-    return Maps(kind, layer, cut, shape, shape, heads, by_displacement=True)
+    values = table.reshape(-1, 2 * height - 1, 2 * width - 1)
+    return Maps(kind, layer, values, shape, shape, heads, by_displacement=True)
 
 
 def _names(what: str, count: int) -> tuple[str, ...]:

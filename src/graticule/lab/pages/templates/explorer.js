@@ -3,9 +3,8 @@
 const NOTHING = 255;
 const about = JSON.parse(document.getElementById("described").textContent);
 const $ = (id) => document.getElementById(id);
-// the token, and the frame of a film that is shown, are stored as shares, so that models, layers and sizes with other
-// grids show the same position
-const state = { size: 0, image: 0, layer: 0, head: 0, query: 0, frame: 0, t: 0, y: 0.5, x: 0.5, held: false };
+// the token is stored as shares, so that models, layers and sizes with other grids show the same position
+const state = { size: 0, image: 0, layer: 0, head: 0, query: 0, y: 0.5, x: 0.5, held: false };
 let bytes, Bokeh2d;
 
 async function decoded() {
@@ -24,14 +23,12 @@ function model(name) {
 
 const sizeOf = (number) => about.models[number].sizes[Math.min(state.size, about.models[number].sizes.length - 1)];
 const layerOf = (number) => Math.min(state.layer, sizeOf(number).grids.length - 1);
-const box = (shape) => [...Array(3 - shape.length).fill(1), ...shape];  // [frames, height, width], one frame for an image
-const product = (shape) => shape.reduce((a, b) => a * b);
-const flat = ([t, y, x], [, height, width]) => (t * height + y) * width + x;
+const product = (shape) => shape[0] * shape[1];
+const flat = ([y, x], [, width]) => y * width + x;
 const part = (share, side) => Math.min(side - 1, Math.floor(share * side));
-const place = (grid) => [part(state.t, grid[0]), part(state.y, grid[1]), part(state.x, grid[2])];
-const gridOf = (number, layer = layerOf(number)) => box(sizeOf(number).grids[layer]);
-// Returns the words for a place of a grid.
-const words = ([t, y, x], [frames]) => `${frames > 1 ? `frame ${t}, ` : ""}row ${y}, column ${x}`;
+const place = (grid) => [part(state.y, grid[0]), part(state.x, grid[1])];
+const gridOf = (number, layer = layerOf(number)) => sizeOf(number).grids[layer];
+const words = ([y, x]) => `row ${y}, column ${x}`;
 
 function mapsOf(number, kind) {
   return sizeOf(number).maps.find((one) => one.kind === kind && one.layer === layerOf(number) && (one.image === null || one.image === state.image));
@@ -48,11 +45,10 @@ function values(one, start, count, row) {
   return found;
 }
 
-// Returns the values of a map for all keys: {values, shape, frame: the one that is shown, token: place of the query in it
-// or null, where}.
+// Returns the values of a map for all keys: {values, shape, token: place of the query in it or null, where}.
 function shown(number, one, head) {
   const layer = gridOf(number, one.layer), token = place(layer);
-  const frame = part(state.frame, layer[0]), queries = box(one.queries), shape = box(one.keys), keys = product(shape), sides = one.queries.join(" × ");
+  const queries = one.queries, shape = one.keys, keys = product(shape), sides = queries.join(" × ");
   if (one.windows) {
     const [count, side, at] = one.windows;
     const tokens = new Int32Array(bytes.buffer, at, count * side);
@@ -61,18 +57,18 @@ function shown(number, one, head) {
     const image = new Float32Array(product(layer)).fill(NaN);
     const first = found - (found % side);
     for (let i = 0; i < side; i++) if (tokens[first + i] >= 0) image[tokens[first + i]] = within[i];
-    return { values: image, shape: layer, frame, token, where: `within its window of ${sides}` };
+    return { values: image, shape: layer, token, where: `within its window of ${sides}` };
   }
   const inside = queries.join() !== layer.join();  // whether positions are those within a window
   const query = token.map((index, axis) => index % queries[axis]);
-  const where = inside ? `at ${words(query, queries)} of a window of ${sides}` : "";
+  const where = inside ? `at ${words(query)} of a window of ${sides}` : "";
   if (one.displacement) {
-    const [, height, width] = queries, [, row, column] = query;
+    const [height, width] = queries, [row, column] = query;
     const wide = 2 * width - 1, table = values(one, head * (2 * height - 1) * wide, (2 * height - 1) * wide, head);
     const image = new Float32Array(keys);
     for (let i = 0; i < height; i++)
       for (let j = 0; j < width; j++) image[i * width + j] = table[(row - i + height - 1) * wide + column - j + width - 1];
-    return { values: image, shape, frame: 0, token: query, where };
+    return { values: image, shape, token: query, where };
   }
   const prefix = one.prefix > 0 && state.query > 0 && state.query <= one.prefix;
   const index = head * (one.prefix + product(queries)) + (prefix ? state.query - 1 : one.prefix + flat(query, queries));
@@ -80,7 +76,6 @@ function shown(number, one, head) {
   return {
     values: values(one, index * keys, keys, index),
     shape,
-    frame: same ? frame % queries[0] : part(state.frame, shape[0]),
     token: same && !prefix ? query : null,
     where: prefix ? `of prefix token ${state.query}` : where,
   };
@@ -129,29 +124,25 @@ function draw() {
 }
 
 function drawImage(number, size, grid) {
-  const name = `${number}-image`, plot = model(name), [frames, height, width] = grid, token = place(grid);
+  const name = `${number}-image`, plot = model(name), [height, width] = grid, token = place(grid);
   fit(name, plot, height, width);
   const picture = size.pictures[Math.min(state.image, size.pictures.length - 1)];
-  const slices = box(size.pixels)[0], first = part(state.frame, slices);  // the frames of a film are one below the other
-  const source = model(`${name} picture`), drawn = `${picture.length} ${picture.slice(-64)} ${grid} ${first}`;
+  const source = model(`${name} picture`), drawn = `${picture.length} ${picture.slice(-64)} ${grid}`;
   if (plot.__drawn !== drawn) {
     plot.__drawn = drawn;
-    source.data = { url: [picture], y: [-first * height], w: [width], h: [slices * height] };
+    source.data = { url: [picture], y: [0], w: [width], h: [height] };
     const lines = { x0: [], y0: [], x1: [], y1: [] };
     const line = (x0, y0, x1, y1) => { lines.x0.push(x0); lines.y0.push(y0); lines.x1.push(x1); lines.y1.push(y1); };
     for (let i = 1; i < height; i++) line(0, i, width, i);
     for (let j = 1; j < width; j++) line(j, 0, j, height);
     model(`${name} lines`).data = lines;
   }
-  mark(name, token, part(state.frame, frames));
-  const all = sizeOf(number).grids[layerOf(number)].join(" × ");
-  $(`caption-${name}`).textContent = `${size.pixels.join(" × ")} pixels; ${all} tokens in layer ${layerOf(number)}; the token is at ${words(token, grid)}.`;
+  mark(name, token);
+  $(`caption-${name}`).textContent = `${size.pixels.join(" × ")} pixels; ${grid.join(" × ")} tokens in layer ${layerOf(number)}; the token is at ${words(token)}.`;
 }
 
-// Marks the token in a plot, if it is in the frame that is shown.
-function mark(name, token, frame) {
-  const here = token !== null && token[0] === frame;
-  model(`${name} token`).data = here ? { x: [token[2] + 0.5], y: [token[1] + 0.5] } : { x: [], y: [] };
+function mark(name, token) {
+  model(`${name} token`).data = token === null ? { x: [], y: [] } : { x: [token[1] + 0.5], y: [token[0] + 0.5] };
 }
 
 // Gives a plot the width of its column and the proportions of its grid.
@@ -168,29 +159,27 @@ function fill(name, found, limits) {
   const plot = model(name), source = model(`${name} values`);
   if (found === null) {
     source.data = { image: [], w: [], h: [] };
-    model(`${name} token`).data = { x: [], y: [] };
-    return;
+    return mark(name, null);
   }
-  const [, height, width] = found.shape, size = height * width, first = found.frame * size;
+  const [height, width] = found.shape;
   fit(name, plot, height, width);
   const colors = model(`${name} colors`);
   if (colors.low !== limits[0] || colors.high !== limits[1]) colors.setv({ low: limits[0], high: limits[1] });
-  source.data = { image: [new Bokeh2d(found.values.slice(first, first + size), [height, width])], w: [width], h: [height] };
-  mark(name, found.token, found.frame);
+  source.data = { image: [new Bokeh2d(found.values, [height, width])], w: [width], h: [height] };
+  mark(name, found.token);
 }
 
 function caption(panel, under = null) {
-  const { one, found, head, kind, name } = panel, [low, high] = range(found.values), [, height, width] = found.shape;
-  const most = found.values.indexOf(high), row = Math.floor(most / width);
-  const largest = words([Math.floor(row / height), row % height, most % width], found.shape);
+  const { one, found, head, kind, name } = panel, [low, high] = range(found.values), [, width] = found.shape;
+  const most = found.values.indexOf(high), largest = words([Math.floor(most / width), most % width]);
   let text = `Layer ${one.layer}, ${one.heads[head]}${found.where ? ", " + found.where : ""}: from ${number4(low)} to ${number4(high)}, the largest at ${largest}.`;
   if (kind === "attention" || kind === "without") text += ` ${(100 * found.values.reduce((sum, v) => (Number.isNaN(v) ? sum : sum + v), 0)).toFixed(0)} % is on patches.`;
-  if (under !== null) text += ` Here: ${number4(found.values[flat(under, found.shape)])} at ${words(under, found.shape)}.`;
+  if (under !== null) text += ` Here: ${number4(found.values[flat(under, found.shape)])} at ${words(under)}.`;
   $(`caption-${name}`).textContent = text;
 }
 
 function describe() {
-  const grid = gridOf(0), [frames, height, width] = grid, [t, y, x] = place(grid);
+  const [height, width] = gridOf(0), [y, x] = place(gridOf(0));
   Object.assign($("row"), { max: height - 1 });
   Object.assign($("column"), { max: width - 1 });
   if (document.activeElement !== $("row")) $("row").value = y;
@@ -200,11 +189,7 @@ function describe() {
   $("layer").value = state.layer;
   $("layer-name").textContent = `Layer ${state.layer} of 0 to ${depth - 1}`;
   $("layer").setAttribute("aria-valuetext", `layer ${state.layer} of 0 to ${depth - 1}`);
-  const here = part(state.frame, frames);
-  $("frame-label").hidden = frames < 2;
-  Object.assign($("frame"), { max: frames - 1, value: here });
-  $("frame-name").textContent = `Frame ${here} of 0 to ${frames - 1}`;
-  $("state").textContent = `Token at ${words([t, y, x], grid)}${state.held ? ", held" : ""}; layer ${state.layer}${frames > 1 ? `; frame ${here} is shown` : ""}.`;
+  $("state").textContent = `Token at ${words([y, x])}${state.held ? ", held" : ""}; layer ${state.layer}.`;
 }
 
 function options(select, names, chosen) {
@@ -239,29 +224,26 @@ function redraw() {  // once per frame, however many events there are
   requestAnimationFrame(() => { waiting = false; draw(); });
 }
 
-// Moves the token to a place of the frame that is shown.
-function moveTo(y, x, [frames, height, width]) {
+function moveTo(y, x, [height, width]) {
   if (y < 0 || x < 0 || y >= height || x >= width) return;
-  state.t = (part(state.frame, frames) + 0.5) / frames;
   state.y = (y + 0.5) / height;
   state.x = (x + 0.5) / width;
   redraw();
 }
 
-// Returns the place of the pointer in a plot with a grid, in the frame that is shown; null outside.
-function under(event, [frames, height, width], frame = part(state.frame, frames)) {
+// Returns the place of the pointer in a plot with a grid; null outside.
+function under(event, [height, width]) {
   const y = Math.floor(event.y), x = Math.floor(event.x);
-  return y >= 0 && x >= 0 && y < height && x < width ? [frame, y, x] : null;
+  return y >= 0 && x >= 0 && y < height && x < width ? [y, x] : null;
 }
 
 function listen() {
   for (const id of ["size", "image", "head", "query"])
     $(id).addEventListener("change", () => { state[id] = Number($(id).value); list(); redraw(); });
   $("layer").addEventListener("input", () => { state.layer = Number($("layer").value); list(); redraw(); });
-  $("frame").addEventListener("input", () => { state.frame = (Number($("frame").value) + 0.5) / gridOf(0)[0]; redraw(); });
   for (const id of ["row", "column"])
     $(id).addEventListener("input", () => {
-      const grid = gridOf(0), [, y, x] = place(grid), given = Number($(id).value);
+      const grid = gridOf(0), [y, x] = place(grid), given = Number($(id).value);
       if (Number.isInteger(given)) { state.held = true; moveTo(id === "row" ? given : y, id === "column" ? given : x, grid); }
     });
   if ($("shared") !== null) $("shared").addEventListener("change", redraw);
@@ -269,31 +251,31 @@ function listen() {
   about.models.forEach((_, number) => {
     const grid = () => gridOf(number);
     const image = model(`${number}-image`);
-    image.on_event("mousemove", (event) => { const at = under(event, grid()); if (at && !state.held) moveTo(at[1], at[2], grid()); });
+    image.on_event("mousemove", (event) => { const at = under(event, grid()); if (at && !state.held) moveTo(...at, grid()); });
     image.on_event("tap", (event) => {
       const at = under(event, grid());
       if (!at) return;
       state.held = !state.held || at.join() !== place(grid()).join();
-      moveTo(at[1], at[2], grid());
+      moveTo(...at, grid());
     });
     $(`plot-${number}-image`).addEventListener("keydown", (event) => {
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (step === undefined) return;
       event.preventDefault();
-      const [, y, x] = place(grid());
+      const [y, x] = place(grid());
       state.held = true;
       moveTo(y + step[0], x + step[1], grid());
     });
     for (const kind of Object.keys(about.kinds)) {
       const plot = model(`${number}-${kind}`), panel = () => page.panels.find((one) => one.name === `${number}-${kind}`);
       if (plot === null) continue;
-      plot.on_event("mousemove", (event) => { const one = panel(), at = one && under(event, one.found.shape, one.found.frame); if (one) caption(one, at); });
+      plot.on_event("mousemove", (event) => { const one = panel(), at = one && under(event, one.found.shape); if (one) caption(one, at); });
       plot.on_event("mouseleave", () => { const one = panel(); if (one) caption(one); });
       plot.on_event("tap", (event) => {
-        const one = panel(), at = one && under(event, one.found.shape, one.found.frame);
+        const one = panel(), at = one && under(event, one.found.shape);
         if (!at || one.found.shape.join() !== grid().join()) return;
         state.held = true;
-        moveTo(at[1], at[2], grid());
+        moveTo(...at, grid());
       });
     }
   });
@@ -318,8 +300,7 @@ async function start() {
   bytes = await decoded();
   const kind = Object.keys(about.kinds).find((one) => model(`0-${one} values`) !== null);
   Bokeh2d = model(`0-${kind} values`).data.image[0].constructor;  // Bokeh's class of arrays with two axes
-  [state.t, state.y, state.x] = gridOf(0, 0).map((side) => (Math.floor(side / 2) + 0.5) / side);
-  state.frame = state.t;
+  [state.y, state.x] = gridOf(0, 0).map((side) => (Math.floor(side / 2) + 0.5) / side);
   list();
   listen();
   draw();
