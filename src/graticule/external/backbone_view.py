@@ -252,7 +252,7 @@ class BackboneView(ModelView):
         found = []
         for there, here, at, wide in zip(other, own, grids_of(grid), grids_of(source), strict=True):
             window = Places(nearest(at.within, wide.within), wide.within) if at.windows else None
-            found.append(there.take(Places(nearest(at, wide), wide, window), here))
+            found.append(there.with_functions(here).take(Places(nearest(at, wide), wide, window)))
         return found
 
 

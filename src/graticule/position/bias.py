@@ -68,11 +68,15 @@ class Bias:
             function = partial(_added, first, second)
         return BiasSum(_sum(self.constant, other.constant), function)
 
-    def take(self, tokens: Tokens, own: Bias) -> Bias:
-        """Return the bias of other tokens; its function is that of `own`, the bias for their grid."""
-        constant, function = self.constant, own.function
-        moved = None if function is None else tokens.bias(function)
+    def take(self, tokens: Tokens) -> Bias:
+        """Return the bias of other tokens."""
+        constant, function = self.constant, self.function
+        moved = None if function is None else tokens.function(function, (-2,), (-2, -1))
         return BiasSum(None if constant is None else tokens.pairs(constant), moved)
+
+    def with_function(self, other: Bias) -> Bias:
+        """Return the same constant with the function of another bias."""
+        return self if other.function is None else BiasSum(self.constant, other.function)
 
     def of_heads(self, heads: Sequence[int], num_heads: int) -> Bias:
         """Return a bias of `num_heads` heads, which is this one for the chosen `heads` and zero for the others."""
@@ -134,7 +138,7 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
             return super().plus(other)
         return LowRank(_concatenated(self.queries, other.queries), _concatenated(self.keys, other.keys))
 
-    def take(self, tokens: Tokens, own: Bias) -> LowRank:
+    def take(self, tokens: Tokens) -> LowRank:
         """Return the factors of other tokens."""
         return LowRank(tokens.rows(self.queries), tokens.columns(self.keys))
 

@@ -19,70 +19,71 @@ from graticule.position.tokens import Axes, Function, Part, Prefix, Subset, Toke
 class Kind(NamedTuple):
     """The kind of a field of `LayerPosition`.
 
-    take: computes a value for other tokens from the value, and from the value for their grid, whose functions are used.
+    take: computes a value for other tokens.
     shapes: its possible shapes as letters of axes, such as 'h N N'; those of a function's result begin with B.
     of: the shape of a function's input; '' if there is no function of this kind.
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
     refuses: the changes of the tokens that it cannot follow.
+    stacked: number of axes of a tensor of a sample, with that of heads, which is added to fewer in a batch.
     """
 
-    take: Callable[[Any, Any, Tokens], Any]
+    take: Callable[[Any, Tokens], Any]
     shapes: tuple[str, ...] = ()
     of: str = ""
     combine: Callable[[Any, Any], Any] | None = None
     pairs: bool = False
     refuses: tuple[type[Tokens], ...] = ()
+    stacked: int = 0
 
 
-def _rows(value: Tensor, own: Tensor, tokens: Tokens) -> Tensor:
+def _rows(value: Tensor, tokens: Tokens) -> Tensor:
     return tokens.rows(value)
 
 
-def _numbers(value: Tensor, own: Tensor, tokens: Tokens) -> Tensor:
+def _numbers(value: Tensor, tokens: Tokens) -> Tensor:
     return tokens.rows(value, -1, fill=1.0)
 
 
-def _function(into: Axes, out: Axes, value: Function, own: Function, tokens: Tokens) -> Function:
-    return tokens.function(own, into, out)
+def _function(into: Axes, out: Axes, value: Function, tokens: Tokens) -> Function:
+    return tokens.function(value, into, out)
 
 
-def _bias(value: Any, own: Any, tokens: Tokens) -> Any:
-    bias = Bias.of(value)
-    return bias.take(tokens, bias if own is value else Bias.of(own)).held
+def _bias(value: Any, tokens: Tokens) -> Any:
+    return Bias.of(value).take(tokens).held
 
 
-def _rotation(value: Rotation, own: Rotation, tokens: Tokens) -> Rotation:
+def _rotation(value: Rotation, tokens: Tokens) -> Rotation:
     return tokens.rotation(value)
 
 
-def _attention(value: Any, own: Any, tokens: Tokens) -> Any:
-    return value._replace(weights=tokens.weights(value.weights), gate=tokens.rows(value.gate))
+def _attention(value: Any, tokens: Tokens) -> Any:
+    return value._replace(weights=tokens.pairs(value.weights), gate=tokens.rows(value.gate))
 
 
-def _mixing(value: Tensor | Displacements | TokenMlp, own: Any, tokens: Tokens) -> Tensor | TokenMlp:
+def _mixing(value: Tensor | Displacements | TokenMlp, tokens: Tokens) -> Tensor | TokenMlp:
     if isinstance(value, TokenMlp):
-        return TokenMlp(tokens.shares(value.first), value.first_bias, tokens.rows(value.second))
-    return tokens.weights(value.matrix() if isinstance(value, Displacements) else value)
+        return TokenMlp(tokens.columns(value.first, -1), value.first_bias, tokens.rows(value.second))
+    return tokens.pairs(value.matrix() if isinstance(value, Displacements) else value)
 
 
-def _stacked(values: Sequence[Any], axes: int) -> Any:
+def _stack(values: Sequence[Any], axes: int) -> Any:
     """Stack the values of samples; tensors of less than `axes` axes get one for heads."""
     first = values[0]
     if isinstance(first, Tensor):
         together = torch.stack(list(values))
         return together[:, None] if first.ndim < axes else together
     if isinstance(first, tuple):
-        return type(first)(*(_stacked(each, axes) for each in zip(*values, strict=True)))
+        return type(first)(*(_stack(parts, axes) for parts in zip(*values, strict=True)))
     return partial(_of_samples, tuple(values)) if callable(first) else first
 
 
 def _of_samples(functions: Sequence[Function], x: Tensor, **part: Any) -> Any:
     """Compute a function of tokens of each sample, (B, ...)."""
-    each = [function(one, **part) for function, one in zip(functions, x.split(1), strict=True)]
-    if isinstance(each[0], Tensor):
-        return torch.cat(each)
-    return type(each[0])(*map(torch.cat, zip(*each, strict=True)))
+    results = [function(sample, **part) for function, sample in zip(functions, x.split(1), strict=True)]
+    if isinstance(results[0], Tensor):
+        return torch.cat(results)
+    return type(results[0])(*map(torch.cat, zip(*results, strict=True)))
 
 
 def _plus(a: Any, b: Any) -> Any:
@@ -112,8 +113,8 @@ BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
 KEY_BIAS = Kind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(Part, Prefix))
 VALUE_BIAS = Kind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(Part, Prefix))
 POSITIONAL = Kind(_attention, pairs=True, refuses=(Part, Subset))
-ROTARY = Kind(_rotation, pairs=True)
-SCALE = Kind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True)
+ROTARY = Kind(_rotation, pairs=True, stacked=3)
+SCALE = Kind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True, stacked=2)
 MIXING = Kind(_mixing, refuses=(Part, Prefix, Subset))
 SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, refuses=(Part, Prefix, Subset))
 
@@ -226,21 +227,23 @@ class LayerPosition(NamedTuple):
         """
         return self.take(Prefix(count))
 
-    def take(self, tokens: Tokens, own: LayerPosition | None = None) -> LayerPosition:
-        """Return the position of other tokens.
-
-        Args:
-            tokens: says how each kind of field follows the change of the tokens.
-            own: the position for the grid of these tokens, whose functions are used; by default the same.
-        """
+    def take(self, tokens: Tokens) -> LayerPosition:
+        """Return the position of other tokens; `tokens` says how each kind of field follows the change."""
         changed = {}
         for field, value in zip(self._fields, self, strict=True):
             if value is not None:
                 kind = KINDS[field]
                 if isinstance(tokens, kind.refuses) and not _fills(value, tokens):
                     raise ValueError(f"`{field}` must be None {tokens.where}.")
-                changed[field] = kind.take(value, value if own is None else getattr(own, field), tokens)
+                changed[field] = kind.take(value, tokens)
         return LayerPosition(**changed)
+
+    def with_functions(self, other: LayerPosition) -> LayerPosition:
+        """Return the same constants with the functions of another position, which has the same fields."""
+        functions = {name: value for name, value in other._asdict().items() if KINDS[name].of and callable(value)}
+        if self.bias is not None and other.bias is not None:
+            functions["bias"] = Bias.of(self.bias).with_function(Bias.of(other.bias)).held
+        return self._replace(**functions)
 
     @staticmethod
     def stack(samples: Sequence[LayerPosition]) -> LayerPosition:
@@ -249,9 +252,8 @@ class LayerPosition(NamedTuple):
         Each tensor gets a first axis for the samples, and one for heads if it has none; a function computes the samples
         one by one.
         """
-        axes = {"rotary": 3, "query_scale": 2}  # with that of heads
-        fields = zip(KINDS, *samples, strict=True)
-        return LayerPosition(*(_stacked(values, axes.get(field, 0)) for field, *values in fields))
+        fields = zip(KINDS.values(), *samples, strict=True)
+        return LayerPosition(*(_stack(values, kind.stacked) for kind, *values in fields))
 
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -36,21 +36,9 @@ class Tokens(ABC):
         """Return a table (..., N, N) with the rows of the queries and the columns of the keys."""
         return self.columns(self.rows(table), -1)
 
-    def shares(self, table: Tensor) -> Tensor:
-        """Return a table (..., N) of the weights by which keys are summed, along its last axis."""
-        return self.columns(table, -1)
-
-    def weights(self, table: Tensor) -> Tensor:
-        """Return a table (..., N, N) of such weights for each query."""
-        return self.pairs(table)
-
     @abstractmethod
     def rotation(self, rotation: Rotation) -> Rotation:
         """Return the rotation of the queries and keys."""
-
-    def bias(self, function: Function) -> Function:
-        """Return a function that computes a bias, (B, heads, N, N), from the queries, (B, heads, N, d)."""
-        return self.function(function, (-2,), (-2, -1))
 
     @abstractmethod
     def function(self, function: Function, into: Axes, out: Axes) -> Function:
@@ -114,13 +102,9 @@ class Prefix(Tokens):
         """Return a rotation that leaves the first `count` tokens unchanged."""
         return PatchRotation(rotation, self.count)
 
-    def bias(self, function: Function) -> Function:
-        """Return a function whose bias is zero for the first `count` tokens."""
-        return partial(_padded, function, self.count)
-
     def function(self, function: Function, into: Axes, out: Axes) -> Function:
-        """Return a function that leaves the first `count` tokens unchanged."""
-        return partial(_of_grid, function, self.count)
+        """Return a function that leaves the first `count` tokens unchanged, or whose bias is zero for them."""
+        return partial(_of_grid if into == out else _padded, function, self.count)
 
 
 def _padded(bias: Function, count: int, queries: Tensor) -> Tensor:
@@ -208,15 +192,7 @@ def _of_some(function: Function, tokens: Subset, into: Axes, out: Axes, x: Tenso
     for axis in into:
         x = tokens.whole(x, axis)
     made = function(x)
-    several = made if isinstance(made, tuple) else (made,)
-    found = []
-    for each in several:
-        for axis in out:
-            each = tokens.of(each, axis)
-        found.append(each)
-    return _like(made, found) if isinstance(made, tuple) else found[0]
-
-
-def _like(made: tuple[Any, ...], parts: Sequence[Any]) -> Any:
-    """Return other values as a tuple, or a named tuple, of the same type."""
-    return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+    results = made if isinstance(made, tuple) else (made,)
+    for axis in out:
+        results = tuple(tokens.of(result, axis) for result in results)
+    return results if isinstance(made, tuple) else results[0]

@@ -249,7 +249,7 @@ def _given(position: LayerPosition) -> dict[str, Any]:
 
 def reordered(position: LayerPosition, tokens: Subset) -> LayerPosition:
     """Return the position of all tokens in another order, also of fields that cannot follow a part of them."""
-    return LayerPosition(**{one: KINDS[one].take(value, value, tokens) for one, value in _given(position).items()})
+    return LayerPosition(**{one: KINDS[one].take(value, tokens) for one, value in _given(position).items()})
 
 
 def _check_each(check: Callable[[Any], None], cases: Sequence[Any]) -> None:
