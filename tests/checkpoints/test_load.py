@@ -16,8 +16,9 @@ import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
 from graticule.checkpoints.read import read_checkpoint, save_weights
 from in_turn import case, in_turn
-from tiny import COVER, SIZE, draw, holds, images, tiny
+from tiny import COVER, SIZE, assert_same, draw, holds, images, tiny
 
+DISTILLED = "deit_tiny_distilled_patch16_224"
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
 
@@ -71,13 +72,10 @@ WRAPPERS = {
 
 
 @in_turn("wrapper", WRAPPERS)
-@in_turn("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_checkpoint_of_deit_or_timm_is_loaded_with_any_wrapper(wrapper, name, saved):
-    theirs = timms(name)
-    model = tiny(name=name).eval()
+def test_a_checkpoint_of_deit_or_timm_is_loaded_with_any_wrapper(wrapper, saved):
+    theirs, model, x = timms(DISTILLED), tiny(name=DISTILLED).eval(), images()
     assert load_checkpoint(model, saved(WRAPPERS[wrapper](theirs.state_dict()))) is model
-    x = images()
-    torch.testing.assert_close(model(x), theirs(x), rtol=0, atol=1e-5)
+    assert_same(model(x), theirs(x), atol=1e-5)
 
 
 def lapes(case):
@@ -88,24 +86,29 @@ def lapes(case):
 
 
 @in_turn(
-    ("case", "encoding", "joining", "name"),
+    ("case", "encoding", "joining"),
     [
-        ("lape_learnable_basic", "learnable", "default", "deit_tiny_patch16_224"),
-        ("lape_learnable_share", "learnable", "shared", "deit_tiny_patch16_224"),
-        ("lape_learnable_unshare", "learnable", "unshared", "deit_tiny_patch16_224"),
-        ("lape_learnable_lape", "learnable", "lape", "deit_tiny_patch16_224"),
-        ("lape_sin1d_lape", "sinusoidal_1d", "lape", "deit_tiny_patch16_224"),
-        ("lape_sin2d_lape", "sinusoidal_2d", "lape", "deit_tiny_patch16_224"),
-        ("lape_rpe2d_basic", "relative_bias", "default", "deit_tiny_patch16_224"),
-        ("lape_distilled_basic", "learnable", "default", "deit_tiny_distilled_patch16_224"),
+        ("lape_learnable_basic", "learnable", "default"),
+        ("lape_learnable_share", "learnable", "shared"),
+        ("lape_learnable_unshare", "learnable", "unshared"),
+        ("lape_learnable_lape", "learnable", "lape"),
+        ("lape_sin1d_lape", "sinusoidal_1d", "lape"),
+        ("lape_sin2d_lape", "sinusoidal_2d", "lape"),
+        ("lape_rpe2d_basic", "relative_bias", "default"),
+        ("lape_distilled_basic", "learnable", "default"),
     ],
 )
-def test_a_checkpoint_of_lapes_code_is_loaded_despite_its_options(case, encoding, joining, name, saved):
+def test_a_checkpoint_of_lapes_code_is_loaded_despite_its_options_and_has_our_published_names(
+    case, encoding, joining, saved
+):
     state, x, output = lapes(case)
-    kwargs = {"depth": 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))}
-    model = tiny(encoding, joining, name, **kwargs).eval()
+    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
+    name = DISTILLED if "distilled" in case else "deit_tiny_patch16_224"
+    model = tiny(encoding, joining, name, depth=depth).eval()
     load_checkpoint(model, saved(WRAPPERS["lape"](state)))
-    torch.testing.assert_close(model(x).double(), output, rtol=0, atol=1e-4)
+    assert_same(model(x).double(), output, atol=1e-4)
+    published = graticule.published_state_dict(model).keys()
+    assert published == {key for key in state if not key.endswith("relative_position_index")}
 
 
 @in_turn(("encoding", "joining"), COVER)
@@ -120,30 +123,17 @@ def test_own_checkpoints_round_trip(encoding, joining, saved, tmp_path):
                 assert torch.equal(load_checkpoint(draw(model), path)(x), expected)
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_a_checkpoint_is_loaded_into_a_folded_model(published, saved):
-    first = draw(tiny("learnable", "lape")).eval()
+@in_turn("published", [False, True])
+def test_a_checkpoint_is_loaded_into_a_folded_model_and_has_its_names(published, saved):
+    first, x = draw(tiny("learnable", "lape")).eval(), images()
     model = fold(tiny("learnable", "lape"))
     load_checkpoint(model, saved(graticule.published_state_dict(first) if published else first.state_dict()))
-    x = images()
-    torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-6)
+    assert_same(model(x), first(x), atol=1e-6)
+    assert graticule.published_state_dict(model).keys() == graticule.published_state_dict(first).keys()
 
 
-def test_published_names_are_those_of_timm_and_of_lapes_code():
-    state, _, _ = lapes("lape_learnable_lape")
-    assert graticule.published_state_dict(tiny("learnable", "lape", depth=4)).keys() == state.keys()
-    state, _, _ = lapes("lape_learnable_unshare")
-    assert graticule.published_state_dict(tiny("learnable", "unshared", depth=4)).keys() == state.keys()
-    state, _, _ = lapes("lape_rpe2d_basic")
-    own = graticule.published_state_dict(tiny("relative_bias", depth=4)).keys()
-    assert own == {name for name in state if not name.endswith("relative_position_index")}
+def test_published_names_are_those_of_timm():
     assert graticule.published_state_dict(tiny()).keys() == timms().state_dict().keys()
-
-
-def test_published_names_of_a_folded_model_are_those_of_the_model():
-    model = tiny("learnable", "lape")
-    before = set(graticule.published_state_dict(model))
-    assert set(graticule.published_state_dict(fold(model))) == before
 
 
 @pytest.mark.parametrize(
@@ -157,7 +147,7 @@ def test_a_learnable_table_of_another_square_grid_is_resampled(joining, name, sa
     table = Grid(6, 6, prefix=prefix).resize(first.position.encodings[0].pos_embed[0], Grid(3, 5, prefix=prefix))
     assert torch.equal(model.position.encodings[0].pos_embed[0], table)
     x = images(24, 40)
-    torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-5)
+    assert_same(model(x), first(x), atol=1e-5)
 
 
 def test_a_fixed_table_of_another_grid_is_left_to_its_formula(saved):
@@ -165,7 +155,7 @@ def test_a_fixed_table_of_another_grid_is_left_to_its_formula(saved):
     path = saved(graticule.published_state_dict(first))
     model = load_checkpoint(tiny("sinusoidal_2d", "lape").eval(), path)
     x = images()
-    torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-6)
+    assert_same(model(x), first(x), atol=1e-6)
 
 
 def test_a_table_without_the_axis_of_one_is_taken(saved):
@@ -207,13 +197,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_the_names_and_shapes(bui
     assert ("classes" in message) == ("classes" in messages[0])
 
 
-def test_a_missing_file_is_named(tmp_path):
-    assert "which does not exist" in assert_refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
-    assert "which does not exist" in assert_refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
-
-
-def test_a_folder_is_not_a_file(tmp_path):
-    assert_refused(tiny(), tmp_path, FileNotFoundError)
+@in_turn("name", ["none.pth", "none.safetensors", "."])
+def test_a_file_that_does_not_exist_is_named(name, tmp_path):
+    assert "which does not exist" in assert_refused(tiny(), tmp_path / name, FileNotFoundError)
 
 
 @pytest.mark.parametrize("format", ["zip", "legacy", "safetensors"])
@@ -224,64 +210,31 @@ def test_a_truncated_file_is_refused(format, saved, tmp_path):
         save_file(state, path)
     else:
         path = saved(state, _use_new_zipfile_serialization=format == "zip")
-    whole = path.read_bytes()
-    for kept in (0, 1, 2, 7, 8, 100, 1000, len(whole) // 2, 9 * len(whole) // 10, -1000, -100, -20, -1):
-        path.write_bytes(whole[:kept])
-        with case(f"{kept} bytes"):
+    content = path.read_bytes()
+    for length in (0, 1, 7, 8, 1000, len(content) // 2, -1000, -20, -1):
+        path.write_bytes(content[:length])
+        with case(f"{length} bytes"):
             assert "truncated" in assert_refused(model, path)
 
 
 TEXTS = [
-    "<!DOCTYPE html><html><body>404: not found</body></html>",
-    "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 22050664\n",
+    "<!DOCTYPE html><html></html>",
     '{"model": {"pos_embed": [0.1]}}',
-    "hello\n",
     "(",
-    ".",
     "I1\n.",
-    "N.",
-    "ab",
-    "}q",
     "cos\nsystem\n(S'true'\ntR.",
-    "Q.",
-    "P1\n.",
-    "(lp0\n.",
-    "S'x\n.",
-    "Vx\n.",
-    "F1\n.",
-    "]a.",
     "}s.",
-    "R.",
-    "b.",
-    "J",
-    "M1",
-    "}}}s.",
 ]
 
 
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@in_turn("suffix", ["pth", "safetensors"])
 def test_random_bytes_and_text_are_refused(suffix, tmp_path):
     path, model = tmp_path / f"noise.{suffix}", tiny()
-    drawn = (torch.randint(256, (10 ** (seed % 4 + 1),)) for seed in range(8))
-    for content in (*(bytes(values.tolist()) for values in drawn), *(text.encode() for text in TEXTS)):
+    noise = [bytes(torch.randint(256, (10 ** (seed % 4 + 1),)).tolist()) for seed in range(8)]
+    for content in (*noise, *(text.encode() for text in TEXTS)):
         path.write_bytes(content)
         with case(content[:100]):
             assert_refused(model, path)
-
-
-@in_turn("start", range(5))
-def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
-    """For any wrong byte in the directory of names, the only exception is a ValueError that names the file."""
-    path = saved(timms(depth=1).state_dict(), _use_new_zipfile_serialization=False)
-    whole = path.read_bytes()
-    model = tiny(depth=1)
-    for place in range(start, 2000, 35):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        try:
-            load_checkpoint(model, path)
-        except ValueError as error:
-            assert path.name in str(error)
-        assert model(images()).shape == (2, 5)
 
 
 class Hostile:
@@ -294,28 +247,22 @@ class Hostile:
         return open, (str(self.target), "w")
 
 
-@in_turn("where", ["alone", "beside"])
+@in_turn("beside", [False, True])
 @in_turn("format", ["zip", "legacy", "pickle"])
-def test_code_in_a_checkpoint_does_not_run(where, format, tmp_path, saved):
+def test_code_in_a_checkpoint_does_not_run_and_is_named(beside, format, tmp_path, saved):
     target = tmp_path / "written_by_the_checkpoint"
-    found = Hostile(target) if where == "alone" else {"model": timms().state_dict(), "args": Hostile(target)}
+    content = {"model": timms().state_dict(), "args": Hostile(target)} if beside else Hostile(target)
+    path = tmp_path / "checkpoint.pth"
     if format == "pickle":
-        path = tmp_path / "checkpoint.pth"
-        path.write_bytes(pickle.dumps(found))
+        path.write_bytes(pickle.dumps(content))
     else:
-        path = saved(found, _use_new_zipfile_serialization=format == "zip")
-    assert_refused(tiny(), path)
-    assert not target.exists()
-
-
-def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
-    message = assert_refused(tiny(), saved({"model": {}, "hook": Hostile(tmp_path / "never")}))
-    assert "could run code" in message
-    assert "open" in message
+        saved(content, _use_new_zipfile_serialization=format == "zip")
+    message = assert_refused(tiny(), path)
+    assert not target.exists() and (format != "zip" or ("could run code" in message and "open" in message))
 
 
 @in_turn(
-    "found",
+    "content",
     [
         {},
         {"model": {}},
@@ -324,17 +271,15 @@ def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
         [torch.zeros(2)],
         torch.zeros(2),
         None,
-        3,
         {0: torch.zeros(2)},
         {"model": {("a", 1): torch.zeros(2)}},
         {"pos_embed": torch.tensor(1.0)},
-        {"pos_embed": torch.zeros(0)},
         {"pos_embed": torch.zeros(1, 0, 24)},
         {"head.weight": torch.tensor(1.0)},
     ],
 )
-def test_an_object_that_is_not_a_state_dict_is_refused(found, saved):
-    assert_refused(tiny(), saved(found))
+def test_an_object_that_is_not_a_state_dict_is_refused(content, saved):
+    assert_refused(tiny(), saved(content))
 
 
 @pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d"])
@@ -388,34 +333,23 @@ def test_loading_keeps_dtype_and_requires_grad(saved):
 # Tensors that are not weights
 
 
-def quantized(value):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch has deprecated them
-        return torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
-
-
-def with_one(value, number):
-    value = value.clone()
-    value.view(-1)[7] = number
+def with_values(value, *numbers):
+    value = value.double() if 1e300 in numbers else value.clone()
+    value.view(-1)[7 : 7 + len(numbers)] = torch.tensor(numbers, dtype=value.dtype)
     return value
 
 
 STRANGE = {
     "sparse": lambda value: value.to_sparse(),
-    "quantized": quantized,
+    "quantized": lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
     "without values": lambda value: value.to("meta"),
     "a view that repeats its values": lambda value: value.flatten()[:1].clone().expand(value.shape),
     "is int64 where the model has float32": lambda value: value.long(),
     "is bool where the model has float32": lambda value: value > 0,
-    "is int8 where the model has float32": lambda value: value.to(torch.int8),
     "is complex64 where the model has float32": lambda value: value + 0j,
-    "has 1 values that are not finite as float32": lambda value: with_one(value, torch.nan),
-    "has 2 values that are not finite as float32": lambda value: with_one(
-        with_one(value, torch.inf).roll(1), torch.inf
-    ),
-    "has 3 values that are not finite as float32": lambda value: torch.where(
-        torch.arange(value.numel()).view(value.shape) < 3, 1e300, value.double()
-    ),
+    "has 1 values that are not finite as float32": lambda value: with_values(value, torch.nan),
+    "has 2 values that are not finite as float32": lambda value: with_values(value, torch.inf, -torch.inf),
+    "has 3 values that are not finite as float32": lambda value: with_values(value, 1e300, 1e300, 1e300),
 }
 
 
@@ -458,19 +392,11 @@ def test_a_name_with_line_ends_and_escape_codes_is_shown_in_one_line_and_escaped
     assert message.isprintable() and len(message) < 500
 
 
-@in_turn("kind", ["nothing", "noise", "other classes"])
-def test_a_checkpoint_that_a_model_is_created_with_is_refused_as_by_the_loader(kind, saved, tmp_path):
-    path = tmp_path / "checkpoint.pth"
-    if kind == "noise":
-        path.write_bytes(b"noise")
-    if kind == "other classes":
-        saved(timms(num_classes=7).state_dict())
-    error = FileNotFoundError if kind == "nothing" else ValueError
-    with pytest.raises(error) as expected:
-        load_checkpoint(tiny(), path)
-    with pytest.raises(error) as found:
+def test_a_checkpoint_that_a_model_is_created_with_is_refused_as_by_the_loader(saved):
+    path = saved(timms(num_classes=7).state_dict())
+    with pytest.raises(ValueError) as error:
         tiny(checkpoint_path=path)
-    assert str(found.value) == str(expected.value)
+    assert str(error.value) == assert_refused(tiny(), path)
 
 
 UNKNOWN = [None, [4], [0, 16], [-4, -4], ["a", "b"], [True, 16], [4.0, 4.0], [3, 5], [10**30, 1]]
@@ -498,8 +424,14 @@ def stored(model, how, folder):
 
 
 @pytest.mark.parametrize("how", SAVED)
-@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
-@pytest.mark.parametrize("sides", [((32, 32), (16, 64)), ((16, 64), (32, 32)), ((24, 40), (40, 24))])
+@pytest.mark.parametrize(
+    ("encoding", "joining", "sides"),
+    [
+        ("learnable", "default", ((32, 32), (16, 64))),
+        ("learnable", "default", ((24, 40), (40, 24))),
+        ("relative_bias", "lape", ((16, 64), (32, 32))),
+    ],
+)
 def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_shape(
     how, encoding, joining, sides, tmp_path
 ):
