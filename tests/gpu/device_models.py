@@ -74,6 +74,11 @@ def _drawn(family: str, encoding: str | None, joining: str, **kwargs: Any) -> An
     return model
 
 
+def devices_of(model: Any) -> set[torch.device]:
+    """Return the devices of all parameters and buffers, including those that are not in the state dict."""
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+
+
 def images_for(model: Any, batch: int = 2, seed: int = 0) -> Tensor:
     """Draw images of the size of a model on the CPU, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
