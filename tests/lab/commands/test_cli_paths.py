@@ -83,29 +83,6 @@ def test_a_recipe_without_its_values_is_refused_and_not_trained_with_defaults(ru
         load_recipe(str(run.folder))
 
 
-# Links
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "weights.safetensors"])
-def test_nothing_is_written_through_a_link_out_of_a_run(capsys, tmp_path, run, name):
-    elsewhere = tmp_path / "elsewhere"
-    (run.folder / name).rename(elsewhere)
-    if elsewhere.is_dir():
-        (elsewhere / ".mine.tmp").mkdir()
-    (run.folder / name).symlink_to(elsewhere)
-    run.result_file.unlink()
-    before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))}
-    err = refused(capsys, "train", "--resume", run.folder)
-    assert "`folder` must contain the files of its run itself" in err and name in err
-    assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))} == before
-
-
-def test_a_link_within_a_run_is_followed(run):
-    (run.folder / "log.txt").rename(run.folder / "other.txt")
-    (run.folder / "log.txt").symlink_to("other.txt")
-    run.check_links()
-
-
 # A folder that another process uses
 
 

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-import graticule
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.transforms import border_color, place
-from graticule.lab.tasks.parts.image_scores import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +54,3 @@ def test_images_lie_at_places_of_their_own_the_same_ones_every_time(data):
     assert all(occurrences(image, canvas) == 1 for image, canvas in zip(originals, images, strict=True))
     heights = [torch.nonzero((canvas != canvas.min()).any(dim=2)[0]).min().item() for canvas in images]
     assert len(set(heights)) > 5
-
-
-def test_over_several_processes_every_image_is_seen_once(data):
-    parts = [images_of(data.eval_dataloader((32, 32), rank, 4, mode="canvas")) for rank in range(4)]
-    seen = torch.cat([images[labels >= 0] for images, labels in parts])
-    whole, _ = images_of(data.eval_dataloader((32, 32), mode="canvas"))
-    assert len(seen) == 30
-    assert {tuple(image.flatten().tolist()) for image in seen} == {tuple(image.flatten().tolist()) for image in whole}
-
-
-def test_a_score_on_a_canvas_at_the_size_of_training_is_that_of_zoom(data):
-    model = graticule.create_model("vit_nano_patch4_28").eval()
-    zoom, canvas = (
-        evaluate(model, data, [(28, 28), (44, 44)], progress=False, mode=mode, measure_cost=False)
-        for mode in ("zoom", "canvas")
-    )
-    assert zoom[0] == canvas[0] and zoom[1].loss != canvas[1].loss
-    assert zoom[0].memory is None and zoom[0].images_per_second is None

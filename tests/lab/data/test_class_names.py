@@ -17,7 +17,7 @@ from graticule.lab.commands.opening import named_data, open_model
 from graticule.lab.data.images import check_class_names, class_labels, same_classes
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import Recipe, class_names, images_of
+from graticule.lab.tasks.classification import Recipe, images_of
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names
@@ -53,11 +53,6 @@ def moved(run, root, folder):
     described["recipe"]["data_root"] = str(root)
     (folder / "recipe.json").write_text(json.dumps(described))
     return folder
-
-
-def test_a_run_keeps_the_names_of_its_classes_in_order(trained):
-    assert class_names(Run.open(trained.folder)) == ("cat", "dog")
-    assert trained.data().info.class_names == ("cat", "dog")
 
 
 def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_resumed(
@@ -128,14 +123,6 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
     assert capsys.readouterr().err == ""  # an earlier version recorded nothing
 
 
-def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
-    root = write_folder(tmp_path / "other")
-    picture(99).save(root / "val" / "cat" / "0.JPEG")
-    folder = moved(trained, root, tmp_path / "run")
-    code, _, said = run_command(capsys, "train", "--resume", folder)
-    assert code == 1 and said.count("test has 6 examples, and had 6 others") == 1
-
-
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
     found = []
     for text in ("a text " * 20, "a text " * 20, "a test " * 20):
@@ -145,23 +132,6 @@ def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
         data.setup()
         found.append(data.fingerprint())
     assert found[0] == found[1] != found[2]
-
-
-def test_a_class_more_than_the_run_knows_is_refused_by_name(trained, tmp_path):
-    root = write_folder(tmp_path / "images", ("cat", "cow", "dog"))
-    with pytest.raises(
-        ValueError, match=r"`data_root` must have the classes of .* \(2\), got 3; only in the data: 'cow'"
-    ):
-        Run.open(moved(trained, root, tmp_path / "run")).data()
-
-
-def test_a_damaged_list_of_names_is_refused(trained, tmp_path):
-    folder = moved(trained, trained.recipe().data_root, tmp_path / "run")
-    described = json.loads((folder / "recipe.json").read_text())
-    for wrong in ("cat", [1, 2], None):
-        (folder / "recipe.json").write_text(json.dumps(described | {"class_names": wrong}))
-        with pytest.raises(ValueError, match="class_names"):
-            Run.open(folder).data()
 
 
 def ways(root):
@@ -240,18 +210,6 @@ def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_p
     assert "| held-out images | 6 |" in (tmp_path / "published" / "README.md").read_text()
 
 
-def test_a_run_that_starts_from_one_with_other_classes_gets_a_new_classifier(trained, renamed, tmp_path, capsys):
-    options = {"start_from": trained.folder, "lr": 1e-9, "min_lr": 0.0}
-    same = train(recipe(trained.recipe().data_root, **options), tmp_path / "same", progress=False)
-    other = train(recipe(renamed, **options), tmp_path / "other", progress=False)
-    assert "other classes" in capsys.readouterr().out
-    theirs, same, other = (load_file(run.weights) for run in (trained, same, other))
-    for name in ("blocks.0.attn.qkv.weight", "head.weight"):
-        assert (same[name] - theirs[name]).abs().max() < 1e-6
-    assert (other["blocks.0.attn.qkv.weight"] - theirs["blocks.0.attn.qkv.weight"]).abs().max() < 1e-6
-    assert (other["head.weight"] - theirs["head.weight"]).abs().max() > 1e-4
-
-
 @pytest.fixture(scope="module")
 def sources(trained, tmp_path_factory):
     """Return the weights of a classifier of cats and dogs in every form."""
@@ -295,36 +253,6 @@ def test_every_command_knows_the_classes_of_weights(sources, trained, renamed, t
             run = train(recipe(data, **given), folder, progress=False)
             assert ((load_file(run.weights)["head.weight"] - head).abs().max() < 1e-6) == same
             assert label_names(run.folder) == (("cat", "dog") if same else ("dog", "zcat"))
-
-
-def test_weights_in_every_form_have_the_same_names(sources):
-    assert {form: label_names(path) for form, path in sources.items()} == dict.fromkeys(sources, ("cat", "dog"))
-
-
-def test_weights_of_a_model_by_name_have_the_names_beside_them(tmp_path, capsys):
-    names = [f"class {index}" for index in range(10)]
-    model = graticule.create_model("vit_nano_patch4_28")
-    folder = graticule.save_pretrained(model, tmp_path / "published", preprocessing={"label_names": names})
-    words = ["evaluate", "vit_nano_patch4_28", "--weights", folder / "model.safetensors", "--output", tmp_path]
-    for classes, code in ((names, 0), ([*names[:9], "other"], 1)):
-        images = write_folder(tmp_path / str(code), classes, each=1)
-        assert run_command(capsys, *words, "--images", images)[0] == code
-
-
-def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):
-    assert run_command(capsys, "publish", sources["adapted run"], tmp_path / "again")[0] == 0
-    before = graticule.load(sources["published"])
-    for after in map(graticule.load, (sources["adapted"], sources["adapted run"], tmp_path / "again")):
-        for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
-            assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
-        assert after.img_size == before.img_size == (8, 8)
-
-
-def test_a_teacher_of_other_classes_is_refused_by_name(trained, renamed, tmp_path):
-    taught = recipe(renamed, distillation=Distillation(teacher=str(trained.folder)))
-    with pytest.raises(ValueError, match=r"must have the classes of `distillation\.teacher`.*'zcat'.*'cat'"):
-        train(taught, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
 
 
 def test_classes_in_another_order_are_refused_with_the_first_that_differs():

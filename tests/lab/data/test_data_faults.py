@@ -41,19 +41,6 @@ def test_padding_for_a_random_crop_is_used_or_refused(info):
     assert with_padding != sizes()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("random_crop_padding", -1), ("color_jitter", -0.1), ("rand_augment", "nonsense")]
-)
-def test_a_nonsensical_option_is_refused_before_any_work(field, value):
-    with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
-        Augmentation(**{field: value})
-
-
-def test_a_split_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="`split`"):
-        load_dataset("digits", "val")
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_images_skipped_by_a_worker_are_known_to_the_main_process(tmp_path):
     path = write_folder(tmp_path) / "train" / "dog" / "0.JPEG"
@@ -62,11 +49,3 @@ def test_images_skipped_by_a_worker_are_known_to_the_main_process(tmp_path):
     data.setup()
     list(data.train_dataloader())
     assert [str(skipped) for skipped in data.skipped] == [str(path)]
-
-
-def test_going_through_the_data_leaves_the_generator_of_the_process_alone():
-    data = DataModule("digits", size=(28, 28), limit_train=40, limit_test=10)
-    data.setup()
-    before = torch.get_rng_state()
-    list(data.train_dataloader())
-    assert torch.equal(torch.get_rng_state(), before)

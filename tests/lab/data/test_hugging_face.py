@@ -1,18 +1,15 @@
 import json
 import os
-import pickle
 import re
 import shutil
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
-from PIL import Image
 
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
-from image_files import BROKEN, number_of, numbered, packed, picture, write_folder
+from image_files import BROKEN, number_of, numbered, write_folder
 from in_turn import in_turn
 
 NAMES = ["cat", "dog"]
@@ -41,25 +38,6 @@ def test_a_saved_data_set_gives_its_images_in_colour_with_their_labels(tmp_path,
         assert (info.class_names, info.channels, info.size) == (("cat", "dog"), 3, None)
         assert images.labels.tolist() == [n % 2 for n in range(count)]
         assert [(number_of(images[n][0]), images[n][1]) for n in range(count)] == [(n, n % 2) for n in range(count)]
-
-
-def test_rows_that_were_chosen_and_shuffled_before_saving_keep_their_labels(tmp_path):
-    save(tmp_path, train=table(20).shuffle(seed=1).select(range(3, 15)))
-    images, _ = load_dataset("hugging_face", "train", tmp_path)
-    assert len(images) == 12
-    assert all(number_of(image) % 2 == label for image, label in (images[n] for n in range(12)))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_it_trains_with_workers_and_without_on_the_same_batches(tmp_path):
-    save(tmp_path)
-    found = []
-    for workers in (0, 2):
-        data = DataModule("hugging_face", root=tmp_path, size=(4, 6), batch_size=2, workers=workers)
-        data.setup()
-        found.append([(images.sum().item(), labels.tolist()) for images, labels in data.train_dataloader()])
-    assert len(found[0]) == 3
-    assert found[0] == found[1]
 
 
 def test_a_folder_packed_as_the_page_says_gives_the_batches_of_the_folder_bit_for_bit(tmp_path, monkeypatch):
@@ -189,41 +167,3 @@ def test_a_truncated_missing_or_damaged_file_is_refused_by_name(saved, tmp_path)
     os.mkfifo(tmp_path / "root" / "train" / "state.json")
     with pytest.raises(ValueError, match=r"state\.json"):
         load_dataset("hugging_face", "train", tmp_path / "root")
-
-
-def test_images_that_were_read_from_can_be_sent_to_another_process_and_read_there(saved):
-    images, _ = load_dataset("hugging_face", "test", saved)
-    here = [images.read(index) for index in range(4)]
-    there = pickle.loads(pickle.dumps(images))
-    assert [there.read(index) for index in range(4)] == here
-
-
-def test_code_beside_the_data_does_not_run(tmp_path):
-    root = save(tmp_path / "root")
-    for name in ("root.py", "dataset.py", "__init__.py", "train/train.py"):
-        (root / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    images, _ = load_dataset("hugging_face", "train", root)
-    assert np.asarray(images[0][0]).shape == (4, 6, 3)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_images_of_every_kind_come_in_color_of_8_bits_as_from_a_folder(tmp_path):
-    grey = np.arange(48, dtype=np.uint16).reshape(6, 8) * 1365  # 0 ... 64155
-    pictures = {
-        "cmyk.jpg": picture(0).convert("CMYK"),
-        "deep.png": Image.fromarray(grey),
-        "dot.png": picture(1, 1, 1),
-        "alpha.png": picture(2).convert("RGBA"),
-    }
-    for split in ("train", "val"):
-        for label in "ab":
-            (tmp_path / "folder" / split / label).mkdir(parents=True)
-            for name, image in pictures.items():
-                image.save(tmp_path / "folder" / split / label / name)
-    packed(tmp_path / "folder", tmp_path / "packed")
-    for name, place in (("image_folder", "folder"), ("hugging_face", "packed")):
-        images, _ = load_dataset(name, "train", tmp_path / place)
-        found = [images[n][0] for n in range(8)]
-        assert {image.mode for image in found} == {"RGB"}
-        assert [image.size for image in found] == [(56, 40), (56, 40), (8, 6), (1, 1)] * 2
-        np.testing.assert_array_equal(np.asarray(found[2]), np.repeat((grey >> 8)[..., None], 3, -1))

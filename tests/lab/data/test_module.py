@@ -1,13 +1,10 @@
-import lightning
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule, build_mixup
 from graticule.lab.data.transforms import TensorImages, evaluation_transform
-from image_files import write_folder
 
 
 def module(**options):
@@ -86,19 +83,6 @@ def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentati
     assert torch.equal(torch.cat([images for images, _ in there.val_dataloader()]), one_by_one)
 
 
-def test_an_unknown_data_set_is_an_error_at_once():
-    with pytest.raises(ValueError, match="did you mean 'digits'"):
-        DataModule("digit", size=(28, 28))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_broken_image_does_not_stop_training_in_workers_either(tmp_path):
-    (write_folder(tmp_path) / "train" / "dog" / "0.JPEG").write_bytes(b"")
-    data = DataModule("image_folder", root=tmp_path, size=(16, 24), batch_size=2, workers=2)
-    data.setup()
-    assert sorted(labels_of(data.train_dataloader()).tolist()) == [0, 0, 0, 1, 1, 1]
-
-
 def test_mixed_labels_are_shares_that_add_up_to_one():
     options = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": 0.1, "num_classes": 10}
     assert build_mixup(mixup=0.0, cutmix=0.0, **options) is None
@@ -108,45 +92,3 @@ def test_mixed_labels_are_shares_that_add_up_to_one():
     torch.testing.assert_close(labels.sum(-1), torch.ones(6))
     with pytest.raises(ValueError, match="`mixup`"):
         build_mixup(mixup=-1.0, cutmix=0.0, **options)
-
-
-class Watcher(lightning.LightningModule):
-    """Records the sum of every batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.seen = nn.Linear(1, 1), []
-
-    def training_step(self, batch, _):
-        self.seen.append((self.current_epoch, batch[0].sum().item()))
-        return self.layer.weight.sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.0)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, with this torch
-@pytest.mark.filterwarnings("ignore:.*no `validation_step`:UserWarning")
-@pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=4)])
-def test_a_run_that_lightning_resumes_has_the_batches_of_an_uninterrupted_one(tmp_path, augmentation):
-    def fit(epochs, checkpoint=None):
-        watcher = Watcher()
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(watcher, module(augmentation=augmentation), ckpt_path=checkpoint, weights_only=False)
-        return trainer, watcher.seen
-
-    uninterrupted = fit(3)[1]
-    assert len({total for _, total in uninterrupted}) == 9  # three epochs of three batches, all different
-    trainer, start = fit(1)
-    trainer.save_checkpoint(tmp_path / "epoch.ckpt")
-    assert start + fit(3, tmp_path / "epoch.ckpt")[1] == uninterrupted

@@ -40,17 +40,6 @@ def test_an_item_depends_on_seed_epoch_and_index_alone():
     assert all(torch.equal(a, b) for a, b in zip(forward, reversed(backward), strict=True))
 
 
-def test_another_epoch_or_seed_or_index_draws_other_numbers():
-    data, other = images(), images(seed=1)
-    assert not all(torch.equal(data[0, i][0], data[1, i][0]) for i in range(12))
-    assert not all(torch.equal(data[0, i][0], other[0, i][0]) for i in range(12))
-    noise = [SeededImages([(None, 0)] * 2, lambda _: torch.rand(4), seed)[key][0] for seed in (0, 1) for key in KEYS]
-    assert len({tuple(drawn.tolist()) for drawn in noise}) == 2 * len(KEYS)
-
-
-KEYS = [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
 def test_the_generators_of_the_process_continue_as_if_nothing_had_been_drawn():
     def draw():
         return random.random(), float(np.random.rand()), float(torch.rand(1))
@@ -64,30 +53,12 @@ def test_the_generators_of_the_process_continue_as_if_nothing_had_been_drawn():
     assert draw() == expected
 
 
-def test_a_transform_that_fails_leaves_the_generators_as_they_were():
-    def fail(_):
-        torch.rand(3), np.random.rand(), random.random()
-        raise RuntimeError("on purpose")
-
-    before = torch.get_rng_state(), random.getstate()
-    with pytest.raises(RuntimeError, match="on purpose"):
-        SeededImages([(None, 0)], fail, 0)[0, 0]
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
 def test_workers_change_nothing_even_when_they_outlive_an_epoch():
     alone = epochs(0, [0, 1, 2])
     for a, b in zip(alone, epochs(2, [0, 1, 2], persistent_workers=True), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(alone[0], alone[1])
-
-
-def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one():
-    uninterrupted, resumed = epochs(0, [0, 1, 2, 3]), epochs(0, [2, 3])
-    assert torch.equal(uninterrupted[2], resumed[0])
-    assert torch.equal(uninterrupted[3], resumed[1])
 
 
 def test_an_epoch_has_every_index_once_in_an_order_of_its_own():
@@ -210,30 +181,6 @@ def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(leng
                 assert image[0, 0] == label
                 seen.append(int(label))
     assert sorted(seen) == list(range(length)) and len(counts) == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
-@pytest.mark.parametrize("skipped", [0, 3])
-def test_two_processes_with_two_workers_each_see_every_image_once_an_epoch(skipped):
-    data = images()
-    for epoch in range(2):
-        seen = []
-        for order in orders(12, 4, 2, 1):
-            order.sampler.set_epoch(epoch)
-            before = [key[1] for n in range(skipped) for key in order.keys(epoch, n)]
-            order.skip(skipped)
-            loader = DataLoader(_Indices(data), batch_sampler=order, num_workers=2)
-            seen += before + [int(index) for batch in loader for index in batch]
-        assert sorted(seen) == list(range(12))
-
-
-class _Indices(torch.utils.data.Dataset):
-    def __init__(self, images):
-        self.images = images
-
-    def __getitem__(self, key):
-        assert self.images[key][0].shape == (3, 16, 16)
-        return key[1]
 
 
 def test_examples_that_no_process_gets_are_said():

@@ -60,14 +60,6 @@ def test_the_draws_do_not_depend_on_the_batch():
     assert torch.equal(mixed[1], shifted()[4, 1, 1][0]) and torch.equal(shifted()[4, 1, 0][0], whole[1])
 
 
-@pytest.mark.parametrize("other", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_another_seed_epoch_or_repeat_draws_other_numbers(other):
-    def draw(seed, epoch, repeat):
-        return shifted(seed=seed).__getitems__([(epoch, i, repeat) for i in range(6)])[0]
-
-    assert not torch.equal(draw(0, 0, 0), draw(*other))
-
-
 def test_without_padding_and_flips_an_image_is_as_in_evaluation():
     data = shifted(Augmentation(random_crop_padding=0, hflip=1.0))
     bring = evaluation_transform(INFO, (8, 12), Augmentation())

@@ -4,8 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from graticule.lab.data.registry import list_texts, load_text
-from graticule.lab.data.sets.texts import hash_share
+from graticule.lab.data.registry import load_text
 
 HELD_OUT_TOPICS = {
     "booleans",
@@ -43,12 +42,6 @@ def give_python_topics(monkeypatch, topics):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", module)
 
 
-def test_the_names_are_listed_and_an_unknown_one_is_an_error():
-    assert list_texts() == ["pydoc", "text_folder"]
-    with pytest.raises(ValueError, match="did you mean 'pydoc'"):
-        load_text("pydocs")
-
-
 def test_every_topic_of_python_is_in_one_part_and_about_a_tenth_of_the_bytes_is_held_out():
     from pydoc_data.topics import topics
 
@@ -68,12 +61,6 @@ def test_held_out_paragraphs_are_not_in_the_training_text():
         for split, of_split in texts(corpus).items()
     }
     assert max(map(len, found["train"] & found["test"]), default=0) < 60
-
-
-def test_the_hash_of_a_name_is_the_same_on_every_machine():
-    # computed with sha256sum: the first 12 digits / 16 ** 12
-    assert hash_share("922/import") == 0x0E02FB4FD1E5 / 16**12
-    assert hash_share("é.txt") == 0xD0720667BFC8 / 16**12
 
 
 def test_another_python_holds_out_the_same_topics_and_removes_repeated_paragraphs(monkeypatch):
@@ -128,11 +115,6 @@ def test_the_path_of_a_file_alone_decides_its_split(tmp_path):
 def test_folders_for_the_parts_are_taken_where_there_are(tmp_path, val):
     root = write(tmp_path, {"train/a/b.txt": "to train on", f"{val}/c.txt": "held out", "notes.txt": "neither"})
     assert names(load_text("text_folder", root)) == {"train": ["train/a/b.txt"], "test": [f"{val}/c.txt"]}
-
-
-def test_a_copy_of_a_file_is_not_in_the_other_part(tmp_path):
-    write(tmp_path, {f"{n}/LICENSE.txt": "the same" for n in range(50)} | {"other.txt": "another"})
-    assert sum(map(len, names(load_text("text_folder", tmp_path)).values())) == 2
 
 
 def test_a_missing_folder_or_one_with_too_little_text_is_named(tmp_path):

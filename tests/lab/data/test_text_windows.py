@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
 
-from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler
+from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import ByteTokenizer, EvaluationWindows, TextModule, TextWindows
 
 LENGTHS = (64, 128, 256, 512, 1024)
@@ -31,15 +30,6 @@ def test_an_epoch_has_every_token_as_a_target_once_but_for_less_than_a_window(n,
         assert torch.equal(targets, (inputs + 1) % n)
 
 
-def test_each_epoch_leaves_out_other_tokens():
-    windows = TextWindows(counted(), 128, seed=0)
-    left_out = torch.zeros(1000)
-    for epoch in range(500):
-        left_out += torch.bincount(epoch_of(windows, epoch)[1].flatten(), minlength=1000) == 0
-    assert left_out.sum() == 500 * 104
-    assert left_out.min() > 20 and left_out.max() < 110  # 52 on average: no position is preferred
-
-
 def test_a_window_depends_on_seed_epoch_and_index_alone():
     windows, again, other = (TextWindows(counted(), 128, seed) for seed in (0, 0, 1))
     forward = [windows[2, index][0] for index in range(7)]
@@ -48,17 +38,6 @@ def test_a_window_depends_on_seed_epoch_and_index_alone():
     assert len({source.offset(epoch) for source in (windows, other) for epoch in range(50)}) > 90
     both = windows.__getitems__([(0, 3), (1, 3)])[0]  # a batch may be of two epochs
     assert torch.equal(both[0], windows[0, 3][0]) and torch.equal(both[1], windows[1, 3][0])
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_workers_see_the_same_batches():
-    windows = TextWindows(counted(), 32, seed=0)
-    seen = []
-    for workers in (0, 2):
-        order = BatchOrder(EpochSampler(len(windows), 0), 8)
-        loader = DataLoader(windows, batch_sampler=order, num_workers=workers, collate_fn=lambda batch: batch)
-        seen.append(torch.cat([inputs for inputs, _ in loader]))
-    assert torch.equal(*seen)
 
 
 def test_too_little_text_for_a_window_is_an_error():
@@ -94,13 +73,6 @@ def test_a_model_that_knows_nothing_of_bytes_needs_eight_bits_each_at_any_length
         logits = torch.zeros(*targets.shape, tokenizer.vocab_size, dtype=torch.float64)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
         assert nats.item() / math.log(2) / len(tokens) == pytest.approx(math.log2(257))
-
-
-def test_a_length_or_a_text_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match="`length` must be at least 1, got 0"):
-        EvaluationWindows(counted(10), 0)
-    with pytest.raises(ValueError, match="`tokens` must be at least 1"):
-        EvaluationWindows(counted(0), 8)
 
 
 def module(**options):

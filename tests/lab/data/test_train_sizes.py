@@ -46,17 +46,6 @@ def test_processes_and_micro_batches_of_a_step_have_its_size():
         assert [part.size(1, number) for number in range(60)] == [whole.size(1, n // 2) for n in range(60)]
 
 
-@pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2), Augmentation(scale=(0.5, 1.0))])
-def test_an_epoch_resumed_in_the_middle_has_the_same_batches(augmentation):
-    data = digits(augmentation=augmentation)
-    whole = list(data.train_dataloader(data.train_order()))
-    rest = data.train_order()
-    rest.skip(4)
-    for (images, labels), (expected, classes) in zip(data.train_dataloader(rest), whole[4:], strict=True):
-        assert torch.equal(images, expected)
-        assert torch.equal(labels, classes)
-
-
 def test_the_images_and_their_randomness_are_those_of_a_single_size():
     several = digits(augmentation=Augmentation(scale=(0.5, 1.0)))
     options = {"batch_size": 8, "limit_train": 80, "limit_test": 20, "seed": 3}
@@ -65,12 +54,6 @@ def test_the_images_and_their_randomness_are_those_of_a_single_size():
     pairs = zip(several.train_dataloader(), single.train_dataloader(), strict=True)
     same = [torch.equal(images, expected) for (images, _), (expected, _) in pairs if images.shape == expected.shape]
     assert same and all(same)
-
-
-def test_workers_load_the_same_batches():
-    augmentation = Augmentation(scale=(0.5, 1.0))
-    here, there = (list(digits(augmentation=augmentation, workers=n).train_dataloader()) for n in (0, 1))
-    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(here, there, strict=True))
 
 
 def test_sizes_that_are_none_are_refused_by_the_recipe():

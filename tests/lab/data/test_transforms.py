@@ -6,11 +6,10 @@ import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from timm.models import get_pretrained_cfg, list_pretrained
-from torchvision.transforms import InterpolationMode
 
 from graticule import create_model
 from graticule.lab.commands.opening import describe_model
-from graticule.lab.data.augmentation import INTERPOLATIONS, Augmentation
+from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.transforms import evaluation_transform, training_transform
 from image_files import picture
@@ -153,12 +152,6 @@ def test_random_interpolation_is_bilinear_or_bicubic():
     assert {fitting.index(True) for fitting in found} == {0, 1}
 
 
-@pytest.mark.parametrize("options", [{"ratio": (1.0, 1.0)}, {"random_interpolation": True}])
-def test_options_of_crops_by_area_are_refused_with_padded_crops(options):
-    with pytest.raises(ValueError, match=r"`augmentation\.random_crop_padding` must be 0"):
-        Augmentation(random_crop_padding=4, **options)
-
-
 def test_nothing_is_random_unless_asked_for():
     assert not Augmentation().random
     for field, value in (
@@ -186,7 +179,3 @@ def test_nothing_is_random_unless_asked_for():
 def test_an_option_out_of_its_range_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
         Augmentation(**{field: value})
-
-
-def test_the_interpolations_are_torchvisions():
-    assert set(INTERPOLATIONS) == {mode.value for mode in InterpolationMode}

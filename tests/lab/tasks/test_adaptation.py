@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import weakref
 
 import numpy as np
 import pytest
@@ -134,31 +133,6 @@ def test_the_distance_is_half_of_prefix_tokens_and_half_of_patches(source, folde
                     each = torch.where(difference < 1, difference**2 / 2, difference - 0.5).mean(-1)
                 parts.append((each[:, 0] + each[:, 1:].mean(1)) / 2)
         torch.testing.assert_close(found, torch.stack(parts).mean(0))
-
-
-def test_of_the_original_only_the_layers_of_the_loss_are_kept(source, folder, monkeypatch):
-    task = task_of(adapted(source, folder, layers=(1,)))
-    original, held, alive = task.original, [], []
-    each_layer, features_of = original.each_layer, original.features_of
-
-    def watched(*given):
-        for tokens, grid in each_layer(*given):
-            held.append(weakref.ref(tokens))
-            yield tokens, grid
-
-    def last(layers):
-        alive[:] = [one() is not None for one in held]
-        return features_of(layers)
-
-    monkeypatch.setattr(original, "each_layer", watched)
-    monkeypatch.setattr(original, "features_of", last)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        (tokens, prefix), (features, _) = task._tokens(original, images)
-    assert alive == [False, True, False, True] and prefix == 1
-    (*_, (expected, grid)) = (every := [*each_layer(images)])
-    torch.testing.assert_close(tokens, every[1][0])
-    torch.testing.assert_close(features, original.final(expected, grid))
 
 
 def test_the_classifier_is_in_no_stage(source):

@@ -95,12 +95,6 @@ def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(name, data):
         assert score.multiply_adds == counter.get_total_flops() // 2 > 0
 
 
-def test_multiply_adds_are_unknown_for_a_model_that_needs_values(data):
-    model = graticule.create_model("vit_nano_patch4_28")
-    model.register_forward_pre_hook(lambda _, images: images[0].sum().item() and None)
-    assert evaluate(model, data, [(28, 28)], progress=False)[0].multiply_adds is None
-
-
 @pytest.mark.parametrize("probe", ["knn", "ridge"])
 def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys, probe):
     for index in range(20):

@@ -3,12 +3,10 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import graticule
-from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.language import check_lengths, evaluate_text
@@ -100,25 +98,6 @@ def test_the_model_is_unchanged_and_learns_on(data, encoding, joining, resampled
     assert model.embed.weight.grad.abs().sum() > 0
 
 
-def test_every_length_has_every_token_and_the_same_bytes(data):
-    model = draw(small(data, "bucketed_bias"))
-    lengths = (1, 2, 7, 16, 100, TOKENS)
-    for score, length in zip(scores(model, data, *lengths), lengths, strict=True):
-        assert (score.length, score.tokens) == (length, TOKENS)
-        bits = score.loss * score.tokens / math.log(2)
-        assert bits / score.bits_per_byte == pytest.approx(data.num_bytes("test"), rel=1e-12)
-
-
-def test_the_weighted_mean_over_places_is_that_of_the_text(data):
-    model = draw(small(data, "rope_1d"))
-    for score in scores(model, data, 1, 7, 16, 100, TOKENS):
-        places = np.arange(TOKENS) % score.length + 1
-        weights = [((first <= places) & (places <= last)).sum() for first, last, _ in score.by_place]
-        mean = np.average([bits for _, _, bits in score.by_place], weights=weights)
-        assert sum(weights) == data.num_bytes("test")
-        assert mean == pytest.approx(score.bits_per_byte, rel=1e-12)
-
-
 def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_per_token(data):
     model = small(data)
     for parameter in model.parameters():
@@ -139,16 +118,6 @@ def test_a_model_with_nan_weights_has_no_score_and_is_unchanged(data):
     assert model.norm.weight.isnan().all() and model.context == CONTEXT
 
 
-def test_bins_of_positions_double_in_size(data):
-    found = {score.length: score.by_place for score in scores(small(data, "none"), data, 1, 2, 3, 8, 10)}
-    bins = {length: [(first, last) for first, last, _ in places] for length, places in found.items()}
-    assert bins[1] == [(1, 1)]
-    assert bins[2] == [(1, 1), (2, 2)]
-    assert bins[3] == [(1, 1), (2, 2), (3, 3)]
-    assert bins[8] == [(1, 1), (2, 2), (3, 4), (5, 8)]
-    assert bins[10] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 10)]
-
-
 def test_a_bin_has_the_bits_of_its_positions(data):
     model = small(data)
 
@@ -163,24 +132,6 @@ def test_a_bin_has_the_bits_of_its_positions(data):
     uniform = math.log2(257)
     assert [bits for *_, bits in score.by_place] == pytest.approx([uniform, uniform, uniform, 7, 7], rel=1e-6)
     assert score.bits_per_byte == pytest.approx((4 * uniform + 12 * 7) / 16, rel=1e-6)
-
-
-def test_positions_are_computed_once_per_length_and_not_per_batch(data, monkeypatch):
-    model, calls = small(data, joining="lape"), []
-    inner = JoinedPosition.forward
-    monkeypatch.setattr(JoinedPosition, "forward", lambda self, grid: calls.append(grid) or inner(self, grid))
-    scores(model, data, 4, CONTEXT, 32)
-    assert len(data.eval_dataloader(4)) > 3
-    assert [grid.width for grid in calls] == [CONTEXT, CONTEXT, 32]
-
-
-def test_cost_is_that_of_a_full_batch(data):
-    short, long = scores(small(data, "learnable"), data, 4, 64)
-    assert (short.batch, long.batch) == (16, 1)
-    assert all(score.tokens_per_second > 0 for score in (short, long))
-    assert short.memory > 257 * 4  # at least the logits of a token
-    with_bias = [score.memory for score in scores(small(data, "bucketed_bias"), data, 4, 64)]
-    assert with_bias[1] > with_bias[0]  # a number per query and key
 
 
 @in_turn(
@@ -201,10 +152,3 @@ def test_invalid_lengths_are_refused_before_any_work(data, lengths, said):
         with pytest.raises(ValueError, match=said):
             act()
     assert model.training
-
-
-def test_another_model_or_vocabulary_is_refused(data):
-    with pytest.raises(ValueError, match="`model` must be a LanguageModel, got VisionTransformer"):
-        check_lengths(graticule.create_model("vit_nano_patch4_28"), [8], data)
-    with pytest.raises(ValueError, match="`data` must have the vocabulary of the model, 300 tokens, got 257"):
-        check_lengths(small(data, vocab_size=300), [8], data)

@@ -53,13 +53,6 @@ def test_its_score_is_the_mean_absolute_error(run, methods):
     assert float(rows(run)[-1]["val_loss"]) == pytest.approx(error.square().mean().item(), rel=1e-5)
 
 
-def test_the_slant_of_a_line_is_its_columns_per_row(methods):
-    image = torch.zeros(2, 1, 9, 9)
-    for row in range(9):
-        image[0, 0, row, row] = image[1, 0, row, 4] = 1.0
-    torch.testing.assert_close(methods.slant(image), torch.tensor([1.0, 0.0]))
-
-
 @pytest.mark.parametrize("step", [1, 4])
 def test_an_interrupted_run_ends_with_the_same_weights_bit_for_bit(run, tmp_path, step):
     resumed = train(run.recipe(), stopped(run.recipe(), tmp_path / "run", step).folder, resume=True, progress=False)
@@ -87,18 +80,6 @@ def test_it_is_evaluated_at_other_sizes_of_its_images(run, methods, tmp_path, ca
     assert "`lengths` must be left out with the task slant" in refused(capsys, "evaluate", run.folder, "--lengths", 32)
     said = refused(capsys, "compare", "slant_digits", "--choices", "lr=1", "lr=2", "--sizes", 32)
     assert "`sizes` must be left out with the task slant" in said
-
-
-def test_it_is_listed_with_its_metric_and_without_the_plugin(run, capsys):
-    code, out, _ = run_command(capsys, "runs", run.folder)
-    assert code == 0 and "best mean absolute error" in out and "finished" in out
-
-
-def test_a_moving_average_needs_nothing_of_the_task(tmp_path, methods):
-    recipe = load_recipe("slant_digits")
-    options = {"limit_train": 20, "limit_test": 20, "batch_size": 20, "epochs": 1, "warmup_epochs": 0}
-    one = recipe.__class__(**{**vars(recipe), **options, "accelerator": "cpu", "ema_decay": 0.9})
-    assert train(one, tmp_path / "averaged", progress=False).finished
 
 
 def test_invalid_registrations_are_refused(methods):

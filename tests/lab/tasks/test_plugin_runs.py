@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 import graticule
 from commands import run_command
 from graticule.backbones.registry import list_small_models
-from graticule.hub.config import classes_within
 from graticule.lab.cli import main
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.matrix import combinations
@@ -19,7 +18,6 @@ from graticule.lab.studies.study import recipe_hash
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import build_model, recipe_plugins
 from graticule.position.position import ENCODINGS
 from graticule.registry import plugins
 from short_runs import stopped
@@ -72,23 +70,12 @@ def test_a_run_is_evaluated_and_drawn_from_the_command_line(run, capsys):
         assert code == 0 and "wrote" in out
 
 
-def test_a_run_of_built_in_methods_needs_no_plugin(tmp_path, capsys):
-    code, _, _ = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
-    assert code == 0 and "plugins" not in json.loads((tmp_path / "run" / "recipe.json").read_text())
-
-
 def test_without_its_plugin_a_run_is_refused_and_nothing_is_imported(run, monkeypatch, capsys):
     monkeypatch.setattr(plugins, "_registered", {})
     with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py, which is imported only if named"):
         run.model()
     code, _, err = run_command(capsys, "evaluate", run.folder)
     assert code == 1 and "--plugin my_methods.py" in err
-
-
-def test_a_run_records_the_plugin_of_a_resampler():
-    recipe = graticule.Recipe(encoding="learnable(resampler='nearest')", model_kwargs=("depth=1",))
-    model = build_model(recipe, num_classes=2, channels=1)
-    assert recipe_plugins(recipe, classes_within(model.modules())) == {FILE.name: plugins._hash(FILE)}
 
 
 def test_the_matrix_has_the_methods_of_a_plugin(methods, capsys):

@@ -1,6 +1,5 @@
 """Language models are trained, saved and resumed by the same engine as backbones."""
 
-import dataclasses
 import json
 import math
 
@@ -21,8 +20,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model, list_tasks, read_recipe
 from graticule.lab.training.validation import held_out
 from in_turn import in_turn
-from short_runs import assert_equal_runs, assert_same_end, copied, rows, stopped
-from text_commands import write_text_folder
+from short_runs import assert_same_end, copied, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {
@@ -105,14 +103,6 @@ def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
     assert nats[1, 4] == 0
 
 
-def test_each_evaluation_starts_new_sums():
-    recipe = short()
-    data = build_data(recipe)
-    model = build_model(recipe, num_classes=257).eval()
-    found = [validated(recipe, model, data) for _ in range(2)]
-    assert found[0] == found[1] > 5
-
-
 def test_the_weights_of_the_lowest_bits_per_byte_are_kept(tmp_path, monkeypatch):
     scores = iter([3.0, 2.0, 2.5])
     monkeypatch.setattr(LanguageModeling, "score", lambda self, sums, count: next(scores))
@@ -122,16 +112,6 @@ def test_the_weights_of_the_lowest_bits_per_byte_are_kept(tmp_path, monkeypatch)
     assert json.loads((run.checkpoints / "best.json").read_text())["val_bpb"] == 2.0
     state = read_checkpoint(run.best)["state_dict"]
     assert torch.equal(load_file(run.weights)["embed.weight"], state["model.embed.weight"])
-
-
-def test_speed_is_measured_in_tokens_per_second():
-    assert LanguageModeling(short()).rate == ("tok/s", 20 * 16)
-
-
-def test_the_line_of_an_epoch_shows_bits_per_byte(tmp_path, capsys):
-    run = train(short(), tmp_path / "run", progress=True)
-    shown = capsys.readouterr().err
-    assert f"bpb {run.result()['last_bpb']:.3f}, best {run.result()['best_bpb']:.3f}, " in shown
 
 
 def test_a_run_whose_scores_are_no_numbers_has_no_best(tmp_path, monkeypatch):
@@ -159,12 +139,6 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
     assert found == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
 
 
-def test_training_reduces_the_bits_of_the_held_out_text(tmp_path):
-    run = train(short(limit_train=400, epochs=3, lr=3e-3), tmp_path / "run", progress=False)
-    found = [float(row["val_bpb"]) for row in rows(run)]
-    assert found[0] > found[1] > found[2] and found[2] < 6 < math.log2(257)
-
-
 # The engine
 
 
@@ -176,29 +150,11 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
 
 
-def test_values_that_do_not_change_the_result_may_change_in_a_resumed_run(tmp_path):
-    texts = write_text_folder(tmp_path / "texts")
-    recipe = short(dataset="text_folder", data_root=texts)
-    run = stopped(recipe, tmp_path / "run", step=2)
-    moved = texts.rename(tmp_path / "moved")
-    recipe = dataclasses.replace(recipe, data_root=moved, eval_batch_size=3)
-    assert train(recipe, run.folder, resume=True, progress=False).finished
-
-
 def both(folder, **options) -> Run:
     """Train with two processes."""
     recipe = TextRecipe(**(PLAIN | {"devices": 2} | options))
     two_processes(lambda: train(recipe, folder, progress=False))
     return Run(folder)
-
-
-def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
-    assert_equal_runs(both(tmp_path / "run"), alone)
-
-
-@pytest.mark.parametrize("options", [{"accumulate": 2}, {"grad_checkpointing": True}])
-def test_micro_batches_and_checkpointed_activations_make_the_same_steps(tmp_path, alone, options):
-    assert_equal_runs(train(TextRecipe(**PLAIN, **options), tmp_path / "run", progress=False), alone)
 
 
 def test_a_loss_that_is_not_finite_names_the_windows(tmp_path, monkeypatch):
@@ -217,14 +173,6 @@ def test_a_loss_that_is_not_finite_names_the_windows(tmp_path, monkeypatch):
         train(recipe, tmp_path / "run", progress=False)
     (kept,) = (tmp_path / "run").glob("nonfinite-*.json")
     assert json.loads(kept.read_text())["windows"][0] == spoilt
-
-
-def test_every_parameter_is_trained(tmp_path):
-    recipe = short(encoding="learnable+relative_bias")
-    data = build_data(recipe)
-    model = build_model(recipe, num_classes=data.info.num_classes)
-    LanguageModeling(recipe).loss(model, next(iter(data.train_dataloader())), 0).backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
 # The recipe and the run folder
@@ -255,18 +203,6 @@ def test_a_recipe_read_from_json_has_its_class():
 def test_an_invalid_value_is_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         TextRecipe(**(SHORT | options))
-
-
-def test_a_run_of_another_task_is_not_resumed(tmp_path, run):
-    with pytest.raises(ValueError, match="`task` would change"):
-        train(Recipe(), copied(run, tmp_path / "run").folder, resume=True, progress=False)
-
-
-def test_arguments_of_a_recipe_are_passed_to_the_model():
-    recipe = short(model_kwargs=("depth=2", "qkv_bias=false"), tied=False, drop_rate=0.3)
-    model = build_model(recipe, num_classes=300)
-    assert len(model.blocks) == 2 and model.blocks[0].attn.qkv.bias is None and model.head.weight.shape == (300, 64)
-    assert model.context == 16 and model.pos_drop.p == 0.3
 
 
 # Weights of other runs

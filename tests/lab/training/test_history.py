@@ -3,15 +3,12 @@
 import csv
 import io
 import re
-import types
 
 import pytest
-import torch
 
-from graticule.lab.training.callbacks import History, Progress, memory
+from graticule.lab.training.callbacks import Progress
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import RunFolder
 from short_runs import RICH, at_step, rows, short, stopped
 
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
@@ -61,16 +58,6 @@ def test_the_log_has_the_reason_of_a_stop_and_the_step_of_a_resume(resumed):
     ]
 
 
-def test_the_log_says_the_first_line_of_an_error(tmp_path, monkeypatch):
-    def fail():
-        raise ValueError("too bad\nsecond line")
-
-    at_step(monkeypatch, 1, fail)
-    with pytest.raises(ValueError, match="too bad"):
-        train(short(), tmp_path / "run", progress=False)
-    assert said(Run(tmp_path / "run"))[-1] == "stopped by ValueError: too bad"
-
-
 # The history
 
 
@@ -85,35 +72,6 @@ def test_the_history_has_a_row_an_epoch_of_numbers(whole):
 
 def test_an_epoch_that_was_resumed_in_its_middle_has_the_loss_of_a_whole_one(whole, resumed):
     assert rows(resumed) == rows(whole)
-
-
-def test_the_seconds_of_an_epoch_that_was_resumed_are_those_of_both_parts(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("graticule.lab.training.callbacks.time.perf_counter", lambda: now[0])
-    trainer = types.SimpleNamespace(
-        is_global_zero=True, global_step=0, world_size=1, current_epoch=0, max_epochs=1, callback_metrics={},
-        strategy=types.SimpleNamespace(root_device=torch.device("cpu")),
-    )  # fmt: skip
-    RunFolder(tmp_path).events.mkdir()
-    first, again = (History(RunFolder(tmp_path)) for _ in range(2))
-    first.on_train_start(trainer, None)
-    first.on_train_epoch_start(trainer, None)
-    now[0] += 7
-    kept = first.state_dict()
-    now[0] += 1000  # between the two
-    again.load_state_dict(kept)
-    again.on_train_start(trainer, None)
-    now[0] += 5
-    again.on_train_epoch_end(trainer, None)
-    assert again.rows[-1]["seconds"] == 12
-
-
-def test_a_repeated_epoch_has_one_row(tmp_path):
-    run = stopped(short(keep=9, checkpoint_steps=1, epochs=3), tmp_path / "run", step=7)
-    for step in (5, 6, 7, 8):
-        (run.checkpoints / f"step-{step:09d}.ckpt").unlink()  # resume within the second epoch
-    train(short(epochs=3), run.folder, resume=True, progress=False)
-    assert [row["epoch"] for row in rows(run)] == ["1", "2", "3"]
 
 
 def test_tensorboard_has_the_same_numbers(whole):
@@ -196,9 +154,3 @@ def test_no_bar_is_left_open_by_an_error(tmp_path, bars, monkeypatch):
     with pytest.raises(ValueError, match="of its own"):
         train(short(), tmp_path / "run")
     assert closed == [None]
-
-
-def test_memory_is_that_of_the_process():
-    before = memory(torch.device("cpu"))
-    held = torch.ones(60, 1024, 1024)
-    assert memory(torch.device("cpu")) >= max(before, held.nbytes)

@@ -15,19 +15,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-import graticule
 from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import build_trainer, train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import task_of
-from short_runs import assert_same, assert_same_end, at_step, copied, short, signal_itself, stopped
+from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
 
 # of Python since 3.12, about the loader's processes
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -113,11 +110,6 @@ def test_an_option_that_has_no_effect_on_a_resumed_run_is_refused(capsys, within
     assert code == 1 and "`--resume` must be given without --output" in said
 
 
-def test_more_devices_than_started_processes_or_shares_are_refused(capsys, within):
-    code, said = command(capsys, "train", "--resume", within.folder, "--devices", 3)
-    assert code == 1 and "`batch_size` must be a multiple of devices x nodes x accumulate" in said
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -177,16 +169,6 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
         time.sleep(0.05)
 
 
-def test_a_locked_folder_is_refused_in_one_line(tmp_path, capsys, within):
-    run = copied(within, tmp_path / "run")
-    assert not run.running
-    with locked(run.folder):
-        assert run.running
-        code, said = command(capsys, "train", "--resume", run.folder)
-    assert code == 1 and "another process is training" in said and said.count("\n") == 1
-    assert not run.running
-
-
 # The loader's processes
 
 
@@ -221,18 +203,6 @@ def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, whole):
         train(recipe, run.folder, progress=False)
     assert_same_end(run, whole)
     assert not multiprocessing.active_children()
-
-
-def test_a_signal_that_kills_a_loader_before_it_can_ignore_it_preempts_the_run(tmp_path, monkeypatch, whole):
-    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
-    run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 3, lambda: [signal_itself(), kill_a_loader()])
-        with pytest.raises(Preempted):
-            train(recipe, run.folder, progress=False)
-    assert not run.finished
-    train(recipe, run.folder, resume=True, progress=False)
-    assert_same_end(run, whole)
 
 
 @pytest.fixture(scope="module")
@@ -284,22 +254,6 @@ def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, who
         for again in (True, False)
     )
     assert_same_end(ours, theirs)
-
-
-def test_statistics_of_batch_norm_are_updated_once_with_activations_that_are_computed_again():
-    found = []
-    for again in (False, True):
-        torch.manual_seed(0)
-        model = graticule.create_model("ceit_tiny_patch16_224", img_size=64, depth=2, num_classes=3).train()
-        model.set_grad_checkpointing(again)
-        torch.manual_seed(1)
-        model(torch.randn(4, 3, 64, 64)).square().sum().backward()
-        gradients = {name: one.grad for name, one in model.named_parameters()}
-        found.append({**model.state_dict(), **{f"grad {name}": one for name, one in gradients.items()}})
-    counts = [value for name, value in found[1].items() if name.endswith("num_batches_tracked")]
-    assert len(counts) > 2 and set(map(int, counts)) == {1}
-    for name, value in found[0].items():
-        assert (value is None and found[1][name] is None) or torch.equal(value, found[1][name]), name
 
 
 def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_path, monkeypatch, whole):

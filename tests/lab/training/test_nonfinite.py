@@ -7,7 +7,6 @@ import torch
 from test_parallel import PLAIN
 
 from forked import two_processes
-from graticule.lab.cli import main
 from graticule.lab.data.transforms import TensorImages
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
@@ -54,19 +53,6 @@ def test_the_run_stops_and_names_the_images_of_the_batch(tmp_path, capsys, spoil
     kept = json.loads(file.read_text())
     assert kept == {"epoch": 1, "batch": number, "step": 1, "process": 0, "loss": "nan", "images": batch}
     assert batch[3] in kept["images"] and len(kept["images"]) == 20 // accumulate
-
-
-def test_the_command_reports_it_in_one_line_and_leaves_the_last_checkpoint_to_resume_from(tmp_path, capsys, spoil):
-    recipe, run = short(checkpoint_steps=1), Run(tmp_path / "run")
-    spoil(images_of(recipe, 0, 2)[0])
-    with pytest.raises(FloatingPointError):
-        train(recipe, run.folder, progress=False)
-    capsys.readouterr()
-    assert run.last.name == "step-000000002.ckpt"
-    assert main(["train", "--resume", str(run.folder)]) == 1  # the same again
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("graticule: error: the loss is nan in epoch 1, batch 3") and "`clip_grad` may help" in said
-    assert "stopped by FloatingPointError: the loss is nan" in run.log_file.read_text()
 
 
 def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, monkeypatch):

@@ -10,11 +10,10 @@ import pytest
 
 from forked import forked, run_command
 from graticule.lab.cli import main
-from graticule.lab.training.checkpoints import Checkpoints, saved_checkpoints
-from graticule.lab.training.interruption import Interrupted, Preempted, handling_signals
+from graticule.lab.training.checkpoints import saved_checkpoints
+from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
-from graticule.lab.training.results import TOP1
 from graticule.lab.training.run import Run
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
@@ -138,13 +137,6 @@ def test_a_run_stopped_in_every_step_ends_as_one_that_was_not(tmp_path, rich):
     assert_same_end(run, rich)
 
 
-def test_several_signals_are_treated_as_one(tmp_path, monkeypatch):
-    at_step(monkeypatch, 1, lambda: [signal_itself(), signal_itself(), signal_itself(signal.SIGUSR1)])
-    with pytest.raises(Preempted):
-        train(short(), tmp_path / "run", progress=False)
-    assert steps(Run(tmp_path / "run")) == [2]
-
-
 @pytest.mark.parametrize("at", ["Classification.build_data", "Classification.build_model", "write_json"])
 def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tmp_path, monkeypatch, capsys, at):
     def signalled(*arguments):
@@ -160,26 +152,6 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
     assert main(command) == 0
 
 
-def test_a_signal_while_the_trainer_is_set_up_stops_the_run_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingModule, "configure_optimizers", lambda self: signal_itself())
-    with pytest.raises(Preempted):
-        train(short(), tmp_path / "run", progress=False)
-    monkeypatch.undo()
-    assert train(short(), tmp_path / "run", resume=True, progress=False).finished
-
-
-def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):
-    from graticule.checkpoints.read import save_weights
-
-    def signalled(*arguments):
-        signal_itself()
-        save_weights(*arguments)
-
-    monkeypatch.setattr("graticule.lab.training.loop.save_weights", signalled)
-    run = train(short(), tmp_path / "run", progress=False)
-    assert run.finished and run.weights.is_file()
-
-
 def test_in_a_thread_a_run_trains_without_listening(tmp_path):
     found: list[object] = []
 
@@ -193,19 +165,6 @@ def test_in_a_thread_a_run_trains_without_listening(tmp_path):
     thread.start()
     thread.join()
     assert found == [True]
-
-
-def test_an_error_restores_the_handlers_of_signals(tmp_path, monkeypatch):
-    def fail():
-        raise ValueError("its own")
-
-    at_step(monkeypatch, 1, fail)
-    with pytest.raises(ValueError, match="its own"):
-        train(short(), tmp_path / "run", progress=False)
-
-
-def test_preempted_is_a_kind_of_interrupted():
-    assert issubclass(Preempted, Interrupted)  # a handler of one catches the other
 
 
 @pytest.mark.parametrize(
@@ -234,17 +193,3 @@ def raising(kind):
         raise kind
 
     return stop
-
-
-def test_a_signal_at_the_end_of_a_run_prevents_the_next_run(tmp_path):
-    saver = Checkpoints(tmp_path, 1, None, TOP1)
-    ended = []
-    with pytest.raises(Preempted), handling_signals(_preempt), saver.listening():
-        saver._at_once = False
-        signal_itself()
-        ended.append(True)
-    assert ended == [True]
-
-
-def _preempt(number, frame):
-    raise Preempted

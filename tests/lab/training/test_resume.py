@@ -2,7 +2,6 @@
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -86,24 +85,6 @@ def test_a_run_can_be_repeated_from_its_folder(tmp_path, lape_run):
     again = train(Run.open(lape_run.folder).recipe(), tmp_path / "again", progress=False)
     ours, theirs = load_file(lape_run.weights), load_file(again.weights)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_another_seed_gives_other_weights(tmp_path, plain_run):
-    other = train(short(seed=1), tmp_path / "b", progress=False)
-    name = "head.weight"
-    assert not torch.equal(load_file(plain_run.weights)[name], load_file(other.weights)[name])
-
-
-def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"recipe\.json"):
-        Run.open(tmp_path)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        Run.open(Path(tmp_path, "nowhere"))
-
-
-def test_a_run_is_not_resumed_with_another_recipe(plain_run):
-    with pytest.raises(ValueError, match="whose recipe differs"):
-        train(short(lr=0.5), plain_run.folder, resume=True, progress=False)
 
 
 def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path, plain_run):

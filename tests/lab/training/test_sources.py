@@ -53,14 +53,6 @@ def test_the_run_does_not_need_the_source_any_more(published, tmp_path):
     assert "RotaryPosition" in type(resumed.model().position).__name__
 
 
-def test_layer_decay_0_freezes_all_but_the_head(published, tmp_path):
-    both = [sourced(published, epochs=1, **given) for given in ({"layer_decay": 0.0}, {"freeze": "all-but-head"})]
-    runs = [train(recipe, tmp_path / str(index), progress=False) for index, recipe in enumerate(both)]
-    assert_same_end(*runs)
-    with pytest.raises(ValueError, match="`freeze` must be left out with `layer_decay` 0"):
-        sourced(published, layer_decay=0.0, freeze="all-but-head")
-
-
 def test_a_model_of_timm_in_a_file_is_converted_and_starts_with_its_values(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(

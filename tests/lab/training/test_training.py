@@ -76,25 +76,6 @@ def test_the_moving_average_is_kept_and_evaluated(tmp_path):
     assert torch.equal(run.model(checkpoint="last").head.weight, averaged["model.head.weight"])
 
 
-def test_bfloat16_and_clipping_train(tmp_path):
-    run = train(short(precision="bf16-mixed", clip_grad=1.0), tmp_path, progress=False)
-    assert run.finished and all(value.isfinite().all() for value in load_file(run.weights).values())
-
-
-def test_a_loss_that_is_not_finite_stops_with_advice_and_leaves_the_last_checkpoint(tmp_path):
-    with pytest.raises(FloatingPointError, match="`lr`"):
-        train(short(optimizer="sgd", lr=1e9, epochs=3), tmp_path, progress=False)
-
-
-def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
-    loader = build_data(short()).train_dataloader()
-    orders = []
-    for epoch in (0, 0, 1):
-        loader.batch_sampler.sampler.set_epoch(epoch)
-        orders.append([key[1] for batch in loader.batch_sampler for key in batch])
-    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(60))
-
-
 @in_turn(
     ("field", "value"),
     [
@@ -194,11 +175,7 @@ def test_a_number_that_float32_cannot_hold_is_refused():
             kind(**{name: 1e300})
 
 
-@in_turn(("optimizer", "reason"), [("adahessian", "does not require grad"), ("fusedadam", "CUDA")])
-def test_an_optimizer_that_cannot_run_here_is_refused_before_any_work(tmp_path, optimizer, reason):
-    with pytest.raises(ValueError, match=f"`optimizer` must be one that runs here.* got '{optimizer}' .*{reason}"):
-        train(short(optimizer=optimizer), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
+def test_an_optimizer_that_timm_does_not_have_is_refused():
     with pytest.raises(ValueError, match="`optimizer`") as refused:
         short(optimizer="adahessia")
-    assert optimizer not in str(refused.value)
+    assert "adahessian" not in str(refused.value)  # it needs second derivatives

@@ -69,15 +69,13 @@ class DataModule(Loading, L.LightningDataModule):
         root: the folder of the data set, if it has one.
         size: (height, width) in training, and in evaluation unless another is given.
         train_sizes: (height, width) of the training batches; each step has one of them. Only `size` by default.
-        batch_size: images per training batch.
-        eval_batch_size: images per batch in evaluation.
+        batch_size, eval_batch_size: images per batch in training and in evaluation.
         workers: processes that load images; 0 loads them in the main process.
         seed: seed of order and augmentation.
         augmentation: the augmentation of training images.
-        train_share: use only this share of the training images of each class, chosen by `share_seed`.
-        share_seed: seed of that choice, separate from `seed`, so that runs with several seeds see the same images.
-        limit_train: use only this many training images, balanced over the classes.
-        limit_test: use only this many test images, balanced over the classes.
+        train_share: use only this share of the training images of each class, chosen by `share_seed`, which is separate
+            from `seed`, so that runs with several seeds see the same images.
+        limit_train, limit_test: use only this many images, balanced over the classes.
         drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
         repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
             not change.
@@ -106,10 +104,7 @@ class DataModule(Loading, L.LightningDataModule):
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
-            raise ValueError(
-                f"`batch_size` must be even if images are mixed in pairs, got {batch_size}; "
-                "give another, or set mixup and cutmix to 0."
-            )
+            raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {batch_size}.")
         DATASETS[dataset]  # refuses an unknown name
         if len(size) != 2:
             raise ValueError(f"`size` must be the height and width of images, got {size}.")
@@ -146,8 +141,7 @@ class DataModule(Loading, L.LightningDataModule):
             images, self.info = load_dataset(self.dataset, split, self.root)
             if split == "train" and self.train_share is not None:
                 images = _Chosen(images, class_share(images.labels, self.train_share, self.share_seed))
-            limit = self.limits[split]
-            if limit is not None:
+            if (limit := self.limits[split]) is not None:
                 images = _Chosen(images, balanced_subset(images.labels, limit))
             self._images[split] = images
         if len(self._images["train"]) < self.batch_size and self.drop_last:
@@ -163,11 +157,12 @@ class DataModule(Loading, L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number and a hash of the images of each split, which tell whether they are the same."""
-        found: dict[str, Any] = {}
-        for split, images in self._images.items():
-            contents = (_content(images, index) for index in spread(len(images)))
-            found[split] = fingerprint(len(images), (np.asarray(images.labels), *contents))
-        return found
+        return {
+            split: fingerprint(
+                len(images), (np.asarray(images.labels), *(_content(images, index) for index in spread(len(images))))
+            )
+            for split, images in self._images.items()
+        }
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the images in the batches of one of `world_size` processes."""
@@ -192,18 +187,17 @@ class DataModule(Loading, L.LightningDataModule):
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images (B, C, height, width) and labels (B,), whose order differs from epoch to epoch."""
         if self._train is None:
-            each = [self._train_images(size) for size in self.train_sizes]
-            self._train = each[0] if len(each) == 1 else SizedImages(each)
-        whole = _gives_batches(self._train)
-        return self.load(self._train, whole=whole, batch_sampler=order or self.train_order())
+            images = [self._train_images(size) for size in self.train_sizes]
+            self._train = images[0] if len(images) == 1 else SizedImages(images)
+        return self.load(self._train, whole=_gives_batches(self._train), batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, int]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
         images = self._images["train"]
         in_memory = self._fits_in_memory(images, *self.train_sizes)
         if in_memory and not self.augmentation.random:
-            return self._held(images, size)
-        if shifts_only(self.augmentation) and in_memory:
+            return self._tensor_images(images, size)
+        if in_memory and shifts_only(self.augmentation):
             values = byte_values(self.info)
             return ShiftedImages(images, self._to_bytes(size), values, self.augmentation, self.seed).to(self.device)
         return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
@@ -223,15 +217,15 @@ class DataModule(Loading, L.LightningDataModule):
             mode: zoom scales the images to `size`; canvas keeps the scale of training and puts each image at a random
                 position on an empty canvas of `size`, or crops it.
         """
-        images = self._images["test"]
+        images: Any = self._images["test"]
         if mode == "canvas" and size != self.size:
             at_scale = TransformedImages(images, evaluation_transform(self.info, self.size, self.augmentation))
-            shown: Any = CanvasImages(at_scale, size)
+            images = CanvasImages(at_scale, size)
         elif self._fits_in_memory(images, size):
-            shown = self._held(images, size)
+            images = self._tensor_images(images, size)
         else:
-            shown = TransformedImages(images, evaluation_transform(self.info, size, self.augmentation))
-        return self.load_test(shown, self.eval_batch_size, rank, world_size, whole=_gives_batches(shown))
+            images = TransformedImages(images, evaluation_transform(self.info, size, self.augmentation))
+        return self.load_test(images, self.eval_batch_size, rank, world_size, whole=_gives_batches(images))
 
     @property
     def num_test(self) -> int:
@@ -245,21 +239,20 @@ class DataModule(Loading, L.LightningDataModule):
     def test_files(self) -> list[Path]:
         """Return the files of the test images; their numbers if they are not in files."""
         sources = [_source(self._images["test"], index) for index in range(self.num_test)]
-        return [one.place(n) if isinstance(one, EncodedImages) else Path(str(n)) for one, n in sources]
+        return [images.place(n) if isinstance(images, EncodedImages) else Path(str(n)) for images, n in sources]
 
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,)."""
-        images = self._images["test"]
         for index in indices:
-            if not 0 <= index < len(images):
-                raise ValueError(f"`image` must be from 0 to {len(images) - 1}, the last test image, got {index}.")
-        return self._prepared("test", size, indices)
+            if not 0 <= index < self.num_test:
+                raise ValueError(f"`image` must be from 0 to {self.num_test - 1}, the last test image, got {index}.")
+        return self._prepare("test", size, indices)
 
-    def _prepared(
+    def _prepare(
         self, split: Split, size: tuple[int, int], indices: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        shown = TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
-        pairs = [shown[index] for index in indices]
+        images = TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
+        pairs = [images[index] for index in indices]
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
 
     def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
@@ -269,17 +262,16 @@ class DataModule(Loading, L.LightningDataModule):
 
     def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
-        return self._prepared(split, size, spread(len(self._images[split]), most))[0]
+        return self._prepare(split, size, spread(len(self._images[split]), most))[0]
 
     def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""
-        total = self.num_test
-        if not 1 <= count <= total:
-            raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
-        return self.test_images(size, spread(total, count))
+        if not 1 <= count <= self.num_test:
+            raise ValueError(f"`images` must be from 1 to the number of test images, {self.num_test}, got {count}.")
+        return self.test_images(size, spread(self.num_test, count))
 
-    def _held(self, images: Any, size: tuple[int, int]) -> TensorImages:
-        """Return images without augmentation, on the device: as bytes."""
+    def _tensor_images(self, images: Any, size: tuple[int, int]) -> TensorImages:
+        """Return images without augmentation, on the device, as bytes."""
         return TensorImages(images, self._to_bytes(size), byte_values(self.info)).to(self.device)
 
     def _to_bytes(self, size: tuple[int, int]) -> Transform | None:
@@ -287,17 +279,14 @@ class DataModule(Loading, L.LightningDataModule):
         return None if size == self.info.size else byte_transform(self.info, size, self.augmentation)
 
     def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
-        source = images
-        while isinstance(source, _Chosen):
-            source = source.source
-        held = isinstance(source, ArrayImages)
         pixels = sum(map(math.prod, sizes))
-        return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_BYTES
+        in_arrays = isinstance(_source(images, 0)[0], ArrayImages)
+        return in_arrays and len(images) * pixels * self.info.channels <= _IN_MEMORY_BYTES
 
 
 def _gives_batches(images: Any) -> bool:
     """Return whether images are indexed by whole batches."""
-    return isinstance(images.each[0] if isinstance(images, SizedImages) else images, TensorImages)
+    return isinstance(images.of_sizes[0] if isinstance(images, SizedImages) else images, TensorImages)
 
 
 class _Chosen(Subset[Any]):

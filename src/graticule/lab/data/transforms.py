@@ -150,18 +150,18 @@ def drawing(seed: int, key: Key) -> Iterator[None]:
 class SizedImages(Dataset[Any]):
     """The same images at several sizes, all of one kind; the last entry of a key is the index of the size."""
 
-    def __init__(self, each: Sequence[Any]) -> None:
-        self.each = tuple(each)
+    def __init__(self, of_sizes: Sequence[Any]) -> None:
+        self.of_sizes = tuple(of_sizes)
 
     def __len__(self) -> int:
-        return len(self.each[0])
+        return len(self.of_sizes[0])
 
     def __getitem__(self, key: Key) -> Any:
-        return self.each[key[-1]][key[:-1]]
+        return self.of_sizes[key[-1]][key[:-1]]
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
         """Return the images of a batch, which has one size."""
-        images, keys = self.each[keys[0][-1]], [key[:-1] for key in keys]
+        images, keys = self.of_sizes[keys[0][-1]], [key[:-1] for key in keys]
         return images.__getitems__(keys) if hasattr(images, "__getitems__") else [images[key] for key in keys]
 
 

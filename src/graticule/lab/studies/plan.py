@@ -140,9 +140,7 @@ def check_choices(
         examples.add(getattr(data, "num_test", None))
     for one in runs:
         run = Run(one.folder)
-        if run.recipe_file.exists():
-            run.check_plugins()
-        run.check_recipe(one.recipe)
+        run.check_use(one.recipe, resume=True)
         run.check_data(data_of[one.choice])
     return parameters, examples.pop() if len(examples) == 1 else None
 

@@ -135,12 +135,6 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove incomplete files of a killed process from `folder`, the checkpoints of a run."""
-    for path in folder.glob(".*.tmp"):
-        remove(path)
-
-
 class Checkpoints(Checkpoint):
     """Saves checkpoints in `folder`, keeps the last few and the best, and stops gracefully on a signal.
 

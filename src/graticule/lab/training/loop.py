@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerStatus
-from timm.optim import create_optimizer_v2
 from torch import nn
 
 from graticule.checkpoints.load import load_position
@@ -29,23 +27,17 @@ from graticule.checkpoints.transfer import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.callbacks import History, Progress
-from graticule.lab.training.checkpoints import (
-    Checkpoints,
-    WholeFileCheckpoints,
-    read_rest,
-    remove_leftovers,
-    saved_checkpoints,
-)
+from graticule.lab.training.checkpoints import Checkpoints, WholeFileCheckpoints, read_rest, saved_checkpoints
 from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.module import TrainingModule, warmup_of
 from graticule.lab.training.opening import label_names, open_backbone
-from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
+from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
-from graticule.system.files import held, read_json, write_json
+from graticule.system.files import held, read_json, remove, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -55,30 +47,27 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
         FileNotFoundError: if they do not exist.
         ValueError: if they cannot be read or do not fit, or belong to a run whose inputs have another meaning.
     """
-    taken, same = None, True
-    recipe = task.recipe
+    report, same, recipe = None, True, task.recipe
     source = recipe.start_from
     if source is None and recipe.of_source:
         opened = open_backbone(recipe.model)
         same = task.same_outputs(None, label_names(opened), data)
-        taken = task.take_weights(model, opened.state_dict(), same)
+        report = task.take_weights(model, opened.state_dict(), same)
     elif source is not None:
         if not source.exists():
-            raise FileNotFoundError(
-                f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which does not exist."
-            )
+            raise FileNotFoundError(f"`start_from` must be a run or a checkpoint, got {str(source)!r}, no such file.")
         run = run_of(source)
         same = task.same_outputs(run, label_names(source), data)
-        found: Path | None = run.best if run is not None and run.folder == source else source
-        if found is None:
+        file = run.best if run is not None and run.folder == source else source
+        if file is None:
             raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
-        taken = task.take_weights(model, found, same)
-    if taken is not None and not same:
-        rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
-        taken = Transfer(tuple(rows))
+        report = task.take_weights(model, file, same)
+    if report is not None and not same:
+        rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in report.rows)
+        report = Transfer(tuple(rows))
     if recipe.position_from is not None:
         load_position(getattr(model, "backbone", model), recipe.position_from)
-    return taken
+    return report
 
 
 #: Expected warnings of Lightning: about a resumed run, frozen modules, small images without workers, its use of torch.
@@ -128,7 +117,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     trainer = build_trainer(task, run, [history, saver, *([Progress(task.metric)] if progress else [])])
     first = trainer.is_global_zero
     if first:  # the other processes wait until the folder is prepared
-        _check_folder(run, task, resume)
+        run.check_use(recipe, resume)
     finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
     data = task.build_data(run if run.recipe_file.exists() else None)
@@ -139,7 +128,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     model: Any = task.build_model(described)
     if finished:
         return run
-    taken = start(task, model, data) if run.last is None else None
+    report = start(task, model, data) if run.last is None else None
     if parts := "all-but-head" if recipe.layer_decay == 0 else recipe.freeze:
         freeze(model, parts)
     if recipe.grad_checkpointing:
@@ -150,35 +139,35 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     module = TrainingModule(task, model, batches)
     with contextlib.ExitStack() as stack:
         if first:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            if not stack.enter_context(locked(run.folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not stack.enter_context(locked(folder)):
                 raise BlockingIOError(
                     f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
                 )
-            _check_folder(run, task, resume)  # another process may have trained here while data and model were built
+            run.check_use(recipe, resume)  # another process may have trained here while data and model were built
             if run.finished:
                 if trainer.world_size > 1:  # the other processes wait for this one
                     raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
                 return run
-            for each in (run.folder, run.checkpoints, run.events):
-                stack.enter_context(held(each))
-            remove_leftovers(run.checkpoints)
-            for path in (run.weights, run.metrics_file, run.result_file, run.recipe_file):
-                for left in run.folder.glob(f".{path.name}.*.tmp"):
-                    left.unlink()
+            for path in (folder, run.checkpoints, run.events):
+                stack.enter_context(held(path))
+            files = (run.weights, run.metrics_file, run.result_file, run.recipe_file)
+            for name in ("checkpoints/.step-*", "checkpoints/.best.json.*", *(f".{file.name}.*" for file in files)):
+                for left in folder.glob(f"{name}.tmp"):  # incomplete, of a killed process
+                    remove(left)
             if not run.recipe_file.exists():
-                task.save(data, run.folder)
+                task.save(data, folder)
                 write_json(run.recipe_file, _describe(task, data, model, described))
             elif run.changes(data):  # test images were repaired, and none was scored before
                 write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})
-            said = [] if run.last else [*task.notes(data), *batches.notes()]
+            notes = [] if run.last else [*task.notes(data), *batches.notes()]
             if warmup < recipe.warmup_steps:
-                said.append(f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}")
-            for line in said:
+                notes.append(f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}")
+            for line in notes:
                 print(line, file=sys.stderr)
                 history.say(line)
-            if taken is not None:
-                print(taken)
+            if report is not None:
+                print(report)
                 history.say(f"starts from {recipe.start_from or recipe.model}")
         last = run.last
         if last is not None:
@@ -187,23 +176,6 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
         if first:
             _finish(run, data, module, history.rows)
     return run
-
-
-def _check_folder(run: Run, task: Task[Any, Any], resume: bool) -> None:
-    """Check that a folder can be used for the run of `task`.
-
-    Raises:
-        FileExistsError: if it already contains a run and `resume` is off.
-        ValueError: if it contains a run of another recipe, or links that lead out of it.
-    """
-    run.check_links()
-    if run.recipe_file.exists() and resume:
-        run.check_plugins()
-    if run.recipe_file.exists() and not resume:
-        raise FileExistsError(
-            f"`folder` must not contain a run, got {str(run.folder)!r}; resume it with --resume, or name another."
-        )
-    run.check_recipe(task.recipe)
 
 
 def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -> L.Trainer:
@@ -239,33 +211,10 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
     return trainer
 
 
-def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
-    """Check by a step of a small layer that an optimizer runs here: some need libraries, GPUs or second derivatives."""
-    try:
-        layer = nn.Linear(2, 2).to(device)
-        optimizer = create_optimizer_v2(layer, opt=recipe.optimizer, lr=1e-3, weight_decay=0.0, momentum=0.9)
-
-        def closure() -> Any:
-            loss = layer(torch.ones(1, 2, device=device)).sum()
-            loss.backward()
-            return loss
-
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer.step(closure)
-    except Exception as error:  # each fails in its own way
-        raise ValueError(
-            f"`optimizer` must be one that runs here, on {device.type} and without second derivatives, got "
-            f"{recipe.optimizer!r} ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})."
-        ) from None
-
-
 def _check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
     """Check that the number of processes is that of the recipe, and that they can find each other."""
     if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
         raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
-    if recipe.optimizer not in USUAL_OPTIMIZERS:
-        _check_optimizer(recipe, trainer.strategy.root_device)
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
         raise ValueError(
@@ -297,12 +246,9 @@ def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder)
         return progress
     except (ValueError, FileNotFoundError) as error:
         older = [path.name for path in saved_checkpoints(run.checkpoints) if path != last]
-        advice = (
-            f"remove it to resume from an older one, {older[-1]}" if older else "there is no older one to resume from"
-        )
-        more = f" (there are also {', '.join(older[-2::-1])})" if older[1:] else ""
+        advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
         reason = str(error).rstrip(".")
-        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}{more}.") from None
+        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
 
 
 def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
@@ -333,9 +279,9 @@ def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: Ba
         if trainer.state.status != TrainerStatus.INTERRUPTED:
             raise
     except (ValueError, OSError) as error:  # of a process that loads images, without its traceback
-        said = str(error).rpartition(f"\n{type(error).__name__}: ")[2].strip()
-        if str(error).startswith("Caught ") and said:
-            raise type(error)(said) from error
+        message = str(error).rpartition(f"\n{type(error).__name__}: ")[2].strip()
+        if str(error).startswith("Caught ") and message:
+            raise type(error)(message) from error
         raise
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):  # it exited unexpectedly, or was killed by a signal
@@ -345,8 +291,8 @@ def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: Ba
             "`workers`, or was it killed? The last checkpoint is intact."
         ) from error
     finally:  # after an error, live workers would hold the lock of the folder
-        for each in (loader, evaluated):
-            iterator: Any = each._iterator
+        for batches_of in (loader, evaluated):
+            iterator: Any = batches_of._iterator
             if hasattr(iterator, "_shutdown_workers"):
                 iterator._shutdown_workers()
     if trainer.state.status == TrainerStatus.INTERRUPTED:
@@ -360,17 +306,17 @@ def _outlive_signals(worker: int) -> None:
     training process is killed, a worker must not hold the lock of the folder any longer.
     """
     parent = os.getppid()
-    held = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS hides the sender
-    if held:
-        signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    blocked = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS hides the sender
+    if blocked:
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
     def watch() -> None:
         while os.getppid() == parent:
-            if not held:
+            if not blocked:
                 time.sleep(0.5)
                 continue
-            found = signal.sigtimedwait(held, 0.5)
-            if found is not None and (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
+            sent = signal.sigtimedwait(blocked, 0.5)
+            if sent is not None and (sent.si_signo, sent.si_pid) == (signal.SIGTERM, parent):
                 break
         os._exit(0)
 

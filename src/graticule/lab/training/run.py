@@ -95,40 +95,33 @@ class Run(RunFolder):
         """The files outside the package that define the run's classes, and their SHA-256."""
         return self._described().get("plugins", {})
 
-    def check_plugins(self) -> None:
-        """Check that no plugin has changed since the run was started."""
+    def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
+        """Check that `recipe` can be trained in this folder: a run in it is resumed, with the same recipe and plugins.
+
+        Raises:
+            FileExistsError: if it already contains a run and `resume` is off.
+            ValueError: if it contains a run of another recipe, or one whose plugins have changed.
+        """
+        if not self.recipe_file.exists():
+            return
+        if not resume:
+            raise FileExistsError(
+                f"`folder` must not contain a run, got {str(self.folder)!r}; resume it with --resume, or name another."
+            )
         for name in missing_plugins(self.plugins)[1]:
             raise ValueError(
                 f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started; "
                 "restore it, or start a new run in another folder."
             )
-
-    def check_links(self) -> None:
-        """Check that no file or folder of the run is a link that leads out of its folder.
-
-        Training replaces, appends to and removes them, and would do the same to unrelated files.
-        """
-        files = (self.recipe_file, self.metrics_file, self.log_file, self.weights, self.result_file)
-        folders = (self.checkpoints, self.events)
-        within = [path for folder in folders if not folder.is_symlink() for path in folder.rglob("*")]
-        for path in (*files, self.folder / ".lock", *folders, *within):
-            if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
-                raise ValueError(
-                    f"`folder` must contain the files of its run itself, got {str(path)!r}, a link out of it; copy "
-                    "its target there, or remove it."
-                )
-
-    def changed_surroundings(self) -> list[str]:
-        """List the versions and numbers of threads that differ from those that the run recorded."""
-        return changed_surroundings(self._described())
-
-    def check_recipe(self, recipe: TrainingRecipe) -> None:
-        """Check that a run in this folder has the recipe `recipe`, except for its devices."""
-        if self.recipe_file.exists() and (others := self.recipe().differences(recipe)):
+        if others := self.recipe().differences(recipe):
             raise ValueError(
                 f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
                 f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
             )
+
+    def changed_surroundings(self) -> list[str]:
+        """List the versions and numbers of threads that differ from those that the run recorded."""
+        return changed_surroundings(self._described())
 
     def check_data(self, data: Any) -> None:
         """Check that a run in this folder was trained on `data`, as far as it recorded that.

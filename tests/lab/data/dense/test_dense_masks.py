@@ -7,7 +7,6 @@ from dense_files import picture, write_masks
 from PIL import Image
 
 from graticule.lab.data.dense import read_image
-from graticule.lab.data.dense_module import DenseModule
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sets.mask_folder import CAMVID, ade20k, camvid, mask_folder
 
@@ -78,13 +77,6 @@ def test_an_image_without_a_mask_is_named(tmp_path):
         camvid("train", root)
     with pytest.raises(FileNotFoundError, match="images/train and annotations/train"):
         camvid("train", tmp_path / "nothing")
-
-
-def test_batches_by_shape_need_the_sizes_of_the_images(tmp_path):
-    root = write_masks(tmp_path, top=11)
-    data = DenseModule("camvid", truth=("classes",), root=root, size=(24, 40), batch_size=2, by_shape=True)
-    with pytest.raises(ValueError, match="`by_shape` must be False if the sizes of images are not known, got True"):
-        data.train_order()
 
 
 @pytest.mark.parametrize("stated", [(24, 40), (40, 24)], ids=["stored", "displayed"])

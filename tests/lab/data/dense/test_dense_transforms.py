@@ -141,13 +141,6 @@ def test_a_crop_larger_than_the_image_is_padded_and_the_rest_ignored():
     assert target["boxes"].tolist() == BOXES
 
 
-def test_a_crop_of_an_image_with_boxes_alone_is_not_padded():
-    image, target = painted()
-    del target["classes"]
-    image, target = TrainingTransform((24, 40), DenseAugmentation(crop=(32, 30)))(image, target)
-    assert image.shape == (3, 24, 30) and target["boxes"].canvas_size == (24, 30)
-
-
 def test_crops_avoid_one_class_that_fills_them_if_they_can():
     image, target = painted()
     target["classes"][:, 20:] = 1

@@ -65,29 +65,6 @@ def test_without_position_predictions_for_permuted_patches_are_permuted_predicti
     torch.testing.assert_close(found, logits[..., order], rtol=0, atol=1e-11)
 
 
-def test_without_position_a_digit_has_the_same_logits_on_both_sides(held_out):
-    images, classes = held_out
-    logits = segmenter("none")(images)
-    digits = torch.stack(classes)[0::2] > 0
-    first, second = logits[0::2], exchanged(logits[1::2])
-    mask = digits[:, None].expand_as(first)
-    torch.testing.assert_close(first[mask], second[mask], rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_with_position_the_logits_of_a_digit_depend_on_its_side(encoding, held_out):
-    images = held_out[0][:2]
-    first, second = segmenter(encoding)(images)
-    assert (first - exchanged(second)).abs().max() > 1e-3
-
-
-def test_the_zero_padding_of_a_pyramid_tells_a_model_without_position_the_side(held_out):
-    model = segmenter("none", neck="simple_pyramid(channels=8, first=1)", decoder="fpn(channels=8)")
-    first, second = model(held_out[0][:2])
-    inner = (slice(None), slice(8, -8), slice(8, 40))  # away from the seam, which moves in an exchange
-    assert (first - exchanged(second))[inner].abs().max() > 1e-3
-
-
 def test_the_ceiling_without_position_is_half_of_the_pixels_and_five_ninths(held_out):
     images, classes = held_out
     truth = torch.stack(classes)

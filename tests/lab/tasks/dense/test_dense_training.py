@@ -13,7 +13,7 @@ from torch import nn
 from commands import run_command
 from forked import forked, two_processes
 from graticule.checkpoints.read import save_weights
-from graticule.lab.tasks.segmentation import SegmentationEvaluation, pixel_losses, windows_of
+from graticule.lab.tasks.segmentation import pixel_losses
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
@@ -121,12 +121,6 @@ def test_invalid_values_are_refused_before_any_work(options, said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_invalid_windows_are_refused():
-    for options in ({"stride": 8}, {"located": True}, {"window": 32, "stride": 64}):
-        with pytest.raises(ValueError, match=r"`stride` (and|must)"):
-            segmenter(**options)
-
-
 def test_the_hardest_pixels_are_those_of_the_highest_loss():
     logits = torch.randn(2, 3, 4, 5)
     classes = torch.randint(0, 3, (2, 4, 5))
@@ -182,25 +176,3 @@ def test_located_windows_are_evaluated(kind, whole, tmp_path, capsys):
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
     assert (record["window"], record["stride"], record["located"]) == (64, 42, True)
     assert not (tmp_path / "evaluation.png").exists()  # it was of other scores
-
-
-def test_a_given_window_has_its_own_default_stride():
-    task = task_of(segmenter(window=64, stride=64))
-    for options, expected in (
-        ({}, (64, 64, False)),
-        ({"window": 48}, (48, 32, False)),
-        ({"stride": 16, "located": True}, (64, 16, True)),
-        ({"window": 32, "stride": 8}, (32, 8, False)),
-    ):
-        assert windows_of(SegmentationEvaluation(**options).recipe_of(task)) == expected
-
-
-def test_activations_of_the_backbone_can_be_recomputed_and_the_steps_are_the_same(tmp_path):
-    options = {"limit_train": 4, "limit_test": 2, "epochs": 1}
-    runs = [
-        train(segmenter(**options, grad_checkpointing=recomputed), tmp_path / str(recomputed), progress=False)
-        for recomputed in (False, True)
-    ]
-    ours, theirs = (load_file(run.weights) for run in runs)
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value)
