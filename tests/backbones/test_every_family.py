@@ -39,7 +39,6 @@ from graticule.lab.pages.explorer import explored
 from graticule.lab.studies.matrix import build
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.tasks.parts.image_scores import set_windows
 from graticule.lab.training import cost
 from graticule.lab.training.task import build_model, read_recipe
 from graticule.layers.gating import mix_tokens
@@ -99,7 +98,6 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
         "position_correlations of its own",
         ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", *(f for f in GATED if f != "GFNet")),
     ): "`model` must have an absolute encoding",
-    ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
 }
 
 
@@ -305,16 +303,6 @@ def test_another_size_and_windows_change_nothing_of_the_blocks(family):
     for name, layer in layers.items():
         assert vars(layer).keys() == before[name].keys()
         assert [field for field, value in vars(layer).items() if value is not before[name][field]] == [], name
-
-
-@three_families
-@torch.no_grad()
-def test_windows_by_stage_are_set_where_there_are_some(family):
-    model = model_of(family)
-    refused = refusal("set_windows", family)
-    result(refused, set_windows, model, (4, 2))
-    if refused is None:
-        assert model.windows == (4, 2) and model(images_for(model)).isfinite().all()
 
 
 @every

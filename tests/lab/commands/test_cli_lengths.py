@@ -92,10 +92,6 @@ def test_the_difference_is_measured_without_the_training_length(capsys, tmp_path
             ["TEXT", "--sizes", 28],
             "`sizes` must be left out with the task language, which has --lengths",
         ),
-        (
-            ["TEXT", "--windows", 4, 4],
-            "`windows` must be left out with the task language",
-        ),
         (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
         (["TEXT", "IMAGES", "--lengths", 8], "`models` must be all of one task, got"),
         (["IMAGES", "TEXT"], "of language: evaluate them separately"),

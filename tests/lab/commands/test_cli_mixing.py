@@ -13,7 +13,6 @@ from commands import refused, run_command
 from graticule.analysis.mixing import mixing_maps, mixing_parts
 from graticule.lab.cli import main
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_scores import evaluate, set_windows
 from graticule.lab.training.run import Run
 from in_turn import in_turn
 
@@ -187,65 +186,6 @@ def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
     assert_refused(capsys, tmp_path, runs, arguments, said)
 
 
-# evaluate --windows
-
-
-def evaluation(capsys, folder: Path, run: Run, *arguments: object) -> list[dict]:
-    """Evaluate, and return and remove the records; fails if there are none."""
-    run_command(capsys, "evaluate", run.folder, *arguments, "--device", "cpu", "--output", folder)
-    records = json.loads((folder / "evaluation.json").read_text())
-    (folder / "evaluation.json").unlink()
-    return records
-
-
-def test_evaluate_with_windows_scores_the_model_in_those(capsys, tmp_path, runs):
-    run = runs["posmlp"]
-    found = evaluation(capsys, tmp_path, run, "--sizes", 32, 64, "--windows", 4, 2)
-    assert [record["size"] for record in found] == [[32, 32], [64, 64]]
-    assert [record["images"] for record in found] == [40, 40]
-    data, model = run.data(), run.model()
-    set_windows(model, [4, 2])
-    expected = evaluate(model, data, [(32, 32), (64, 64)], progress=False)
-    assert [record["loss"] for record in found] == pytest.approx([score.loss for score in expected], rel=1e-6)
-    assert [record["top1"] for record in found] == [score.top1 for score in expected]
-    usual = evaluation(capsys, tmp_path, run, "--sizes", 32, 64)
-    assert all(one["loss"] != other["loss"] for one, other in zip(found, usual, strict=True))
-
-
-def test_a_runs_own_windows_change_nothing(capsys, tmp_path, runs):
-    named, usual = (evaluation(capsys, tmp_path, runs["posmlp"], *given) for given in (("--windows", 8, 4), ()))
-    for record in (*named, *usual):
-        del record["images_per_second"], record["memory"]
-    assert named == [{**record, "windows": [8, 4]} for record in usual]
-
-
-def test_evaluating_in_other_windows_leaves_the_run_unchanged(capsys, tmp_path, runs):
-    run = runs["posmlp"]
-    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
-    evaluation(capsys, tmp_path, run, "--windows", 4, 2)
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
-
-
-@in_turn(
-    ("arguments", "said"),
-    [
-        ("evaluate POSMLP --windows 4", "`windows` must be a side of at least 1 for each of the 2 stages, got [4]"),
-        ("evaluate POSMLP --windows 4 2 1", "each of the 2 stages"),
-        ("evaluate POSMLP --windows 4 0", "a side of at least 1"),
-        ("evaluate VIT --windows 4 2", "`windows` must be left out: VisionTransformer has none"),
-        ("evaluate GMLP --windows 4", "`windows` must be left out: GMlp has none"),
-        ("evaluate POSMLP GMLP --windows 4 2", "GMlp has none"),
-        ("evaluate POSMLP --sizes 36 --windows 4 2", "`img_size`"),
-    ],
-)
-def test_invalid_windows_are_refused_before_any_image_is_read(capsys, tmp_path, runs, monkeypatch, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "graticule.lab.tasks.parts.image_scores.evaluate", lambda *_, **__: pytest.fail("it began to work")
-    )
-    assert_refused(capsys, tmp_path, runs, arguments, said)
-
-
 # train, with arguments of the backbone and forms of the encoding
 
 
@@ -258,8 +198,6 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
     assert model.windows == (4, 2) and model.block(0, 0).mlp_channels.gate.combine == "add"
     code, out, _ = run_command(capsys, "look", "mixing", run.folder, "--groups", 0)
     assert code == 0 and [row[1] for row in rows(out)] == ["4x4"] * 2 + ["2x2"] * 4
-    code, *_ = run_command(capsys, "evaluate", run.folder, "--windows", 8, 4)
-    assert code == 0
 
 
 @in_turn(

@@ -20,7 +20,6 @@ from .parts.image_scores import Score as Score
 from .parts.image_scores import check_crop as check_crop
 from .parts.image_scores import check_sizes as check_sizes
 from .parts.image_scores import evaluate as evaluate
-from .parts.image_scores import set_windows as set_windows
 from .parts.models import build_backbone as build_backbone
 from .segmentation import Segmentation as Segmentation
 from .segmentation import SegmentationRecipe as SegmentationRecipe

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,14 +14,12 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.open_view import view_of
-from graticule.lab.arguments import Rare
 from graticule.lab.data.module import DataModule
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
 from graticule.lab.training.results import Evaluated, Evaluation, Metric, Table
 from graticule.lab.training.validation import batch_results
 from graticule.position.grid import Crop
-from graticule.registry.checks import parse_sizes, printable
-from graticule.registry.fields import Whole, read_typed
+from graticule.registry.checks import parse_sizes
 from graticule.surgery.fold import fold, unfold
 
 if TYPE_CHECKING:
@@ -42,7 +37,6 @@ class Score:
     """Scores and cost of a model at one size.
 
     top1, top5: percent (top-5 only with more than 5 classes); loss: nats; images: number of scored images.
-    real: percent of the images with ImageNet-ReaL labels whose top-1 is one of them; None without such labels.
     multiply_adds: of one image (`count_multiply_adds`).
     images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
         None if not measured.
@@ -58,7 +52,6 @@ class Score:
     images_per_second: float | None = None
     memory: float | None = None
     placed: bool | None = None
-    real: float | None = None
     multiply_adds: int | None = None
 
 
@@ -123,13 +116,6 @@ def check_sizes(model: nn.Module, sizes: Iterable[Size]) -> None:
         view_of(model).sized(size)
 
 
-def set_windows(model: Any, windows: Sequence[int]) -> None:
-    """Set the windows of a backbone, one side in patches per stage, without training."""
-    if "windows" not in inspect.signature(model.set_input_size).parameters:
-        raise ValueError(f"`windows` must be left out: {type(model).__name__} has none, got {list(windows)}.")
-    model.set_input_size(windows=windows)
-
-
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
@@ -140,7 +126,6 @@ def evaluate(
     progress: bool = True,
     mode: Mode = "zoom",
     measure_cost: bool = True,
-    real: Sequence[Sequence[int]] | None = None,
 ) -> list[Score]:
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
@@ -150,8 +135,7 @@ def evaluate(
 
     Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
     unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
-    a full batch, without reading; measuring them takes half a second per size. `real` has the ImageNet-ReaL labels of
-    each image.
+    a full batch, without reading; measuring them takes half a second per size.
 
     Raises:
         ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
@@ -175,18 +159,15 @@ def evaluate(
         for size in sizes:
             cropped = mode == "crop" and size != data.size
             sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
-            top1, top5, loss, count, first, guesses = 0, 0, 0.0, 0, None, list[int]()
+            top1, top5, loss, count, first = 0, 0, 0.0, 0, None
             compute, label = partial(_logits, sized), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
                 labels, first = labels.to(device), images if first is None else first
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
                 count += len(labels)
-                guessed = logits.argmax(-1)
-                guesses += guessed.tolist()
-                top1 += int((guessed == labels).sum())
+                top1 += int((logits.argmax(-1) == labels).sum())
                 top5 += int((logits.topk(min(5, classes)).indices == labels[:, None]).sum())
             assert first is not None  # `data` raises if there are no test images
-            right = [guess in known for guess, known in zip(guesses, real or [[]] * count, strict=True) if known]
             score = Score(
                 size=size,
                 top1=100 * top1 / count,
@@ -194,7 +175,6 @@ def evaluate(
                 loss=loss / count,
                 images=count,
                 placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
-                real=100 * sum(right) / len(right) if right else None,
                 multiply_adds=counts.get(size),
             )
             cost = dataclasses.asdict(inference_cost(sized, first.to(device))) if measure_cost else {}
@@ -223,32 +203,6 @@ def _on_middle(model: nn.Module, size: Size, whole: Size) -> OnMiddle:
     return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, whole), size, crop)
 
 
-def read_real(path: Path, data: DataModule) -> list[list[int]]:
-    """Read the labels of images of ImageNet's validation set from the real.json of ImageNet-ReaL.
-
-    The file has a list of labels for each of ILSVRC2012_val_00000001.JPEG, ...; images without labels do not count.
-
-    Reference: Are we done with ImageNet? (Beyer et al., 2020).
-    """
-    every: list[list[int]] = read_typed(path, list[list[Whole]])
-    found = []
-    for file in data.test_files():
-        match = re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", file.name)
-        if match is None or not 0 < int(match[1]) <= len(every):
-            raise ValueError(
-                f"`real` must be given with images of ImageNet's validation set, ILSVRC2012_val_00000001.JPEG to "
-                f"{len(every):08}, got {printable(str(file))}."
-            )
-        found.append(every[int(match[1]) - 1])
-    same = [label in labels for label, labels in zip(data.test_labels().tolist(), found, strict=True) if labels]
-    if sum(same) * 2 <= len(same):
-        raise ValueError(
-            f"`real` must have labels in the order of the model's classes, got {path}, which has the class of "
-            f"{sum(same):,} of {len(same):,} images among their labels."
-        )
-    return found
-
-
 @dataclass
 class ImageEvaluation(Evaluation["Score"]):
     """Accuracy and cost at several sizes of the images."""
@@ -259,34 +213,23 @@ class ImageEvaluation(Evaluation["Score"]):
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
     """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
     uses the middle"""
-    windows: Rare[list[int]] = field(default_factory=list)
-    """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""
-    real: Rare[Path | None] = None
-    """for images of ImageNet's validation set: real.json of ImageNet-ReaL, which adds the share of images whose top-1
-    is one of their labels"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check the sizes, and set the windows of the model."""
-
+        """Check the sizes."""
         check_sizes(model, self._sizes(task))
-        self._real(data)
         for size in self._sizes(task) if self.mode == "crop" else ():
             check_crop(size, data.size)
-        if self.windows:
-            set_windows(model, self.windows)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
         """Score a model at every size."""
-
-        sizes, real = self._sizes(task), self._real(data)
-        return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=real)
+        return evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
-        """Return a row for each run and size, with the difference from the training size and windows."""
+        """Return a row for each run and size, with the difference from the training size."""
         rows = []
         for run in evaluated:
             trained = run.recipe.img_size
-            same = (score.top1 for score in run.scores if score.size == trained and not self.windows)
+            same = (score.top1 for score in run.scores if score.size == trained)
             reference = next(same, run.measured)
             for score in run.scores:
                 rows.append(
@@ -296,7 +239,6 @@ class ImageEvaluation(Evaluation["Score"]):
                         f"{score.top1:.2f}",
                         "-" if reference is None else f"{score.top1 - reference:+.2f}",
                         "-" if score.top5 is None else f"{score.top5:.2f}",
-                        *([] if score.real is None else [f"{score.real:.2f}"]),
                         f"{score.loss:.3f}",
                         f"{score.images:,}",
                         show_multiply_adds(score.multiply_adds),
@@ -315,17 +257,13 @@ class ImageEvaluation(Evaluation["Score"]):
                 notes.append(
                     f"with the position of a whole image, since they cannot encode a crop: {', '.join(unplaced)}"
                 )
-        if self.windows:
-            named = ", ".join(map(str, self.windows))
-            notes.append(f"with windows of {named}; drop: relative to the windows of the training")
-        scored = ("top-1 (%)", "drop", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
+        scored = ("top-1 (%)", "drop", "top-5 (%)", "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         return Table(columns, rows, notes)
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
-        """Return each score as plain values, with its run, the mode, and the windows if they are given."""
-        given = {"mode": self.mode, **({"windows": self.windows} if self.windows else {})}
-        return [{"run": record.pop("run"), **given, **record} for record in super().records(evaluated)]
+        """Return each score as plain values, with its run and the mode."""
+        return [{"run": record.pop("run"), "mode": self.mode, **record} for record in super().records(evaluated)]
 
     def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
         """Plot accuracy against size."""
@@ -333,10 +271,6 @@ class ImageEvaluation(Evaluation["Score"]):
 
         curves = {run.label: {score.size: [score.top1] for score in run.scores} for run in evaluated}
         return resolution_plot(curves, trained_at=evaluated[0].recipe.img_size)
-
-    def _real(self, data: Any) -> list[list[int]] | None:
-
-        return None if self.real is None else read_real(self.real, data)
 
     def _sizes(self, task: Any) -> list[tuple[int, int]]:
         return parse_sizes(self.sizes) or [task.recipe.img_size]
