@@ -142,7 +142,7 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
     recipe = run.recipe()
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
-    info = images_of(run) if run.task().inputs == "images" else None
+    info = images_of(run) if "class_names" in run.described() and run.task().inputs == "images" else None
     return Opened(target, title, model, size, info, getattr(recipe, "augmentation", None), run)
 
 

@@ -77,8 +77,6 @@ class AdaptRecipe(TrainingRecipe):
     """parts that are trained, in equal shares of the epochs; attention has position and norms"""
     layers: tuple[Whole, ...] = ()
     """layers, counted from 0, whose tokens are learned besides the features (default: four, evenly spaced)"""
-    distance: Literal["cosine", "smooth_l1"] = "cosine"
-    """distance of a token from the original's: 1 - cosine, or smooth L1 in units of the standard deviation"""
     augmentation: Augmentation = field(default_factory=Augmentation)
     workers: Annotated[Whole, Field(le=1024)] = 0
     """processes that load images; 0 loads them in the main process"""
@@ -139,7 +137,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     @cached_property
     def original(self) -> Backbone:
         """The model before, in evaluation mode, without gradients."""
-
         recipe = self.recipe
         if not recipe.of_source:
             raise ValueError(f"`model` must be a trained model, such as timm:NAME or a folder, got {recipe.model!r}.")
@@ -155,7 +152,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
         """Build the data, resized, cropped and normalized as for the original."""
-
         recipe, original = self.recipe, self.original
         if recipe.encoding is None and recipe.joining == "default":
             raise ValueError("`encoding` or `joining` must be given: the new position of the model, got none.")
@@ -191,7 +187,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return preprocessing, names of classes and architecture of the original, with its own position."""
-
         return {
             **{name: getattr(data.info, name) for name in ("mean", "std", "crop_mode")},
             **{name: getattr(data.augmentation, name) for name in ("interpolation", "crop_pct")},
@@ -201,7 +196,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the model with the new position and the head of the original."""
-
         source = described["backbone"]
         classes, channels = (source["model_args"][name] for name in ("num_classes", "in_chans"))
         size = self.recipe.img_size or source["model_args"]["img_size"]
@@ -213,7 +207,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the original with the new position, fitted to the old one on some of the pictures."""
-
         recipe, data = self.recipe, self._data
         assert data is not None
         changed = resize(copy.deepcopy(self.original), self.size)
@@ -236,14 +229,12 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def _drift(self, model: Backbone, data: DataModule) -> tuple[Drift, ...]:
         """Compare the tokens of held-out pictures with those of the original."""
-
         images = data.spread_images("test", self.size, _PICTURES)
         with torch.no_grad():
             return drift_of(features(self.original.cpu(), images), features(model, images))
 
     def save(self, data: DataModule, folder: Path) -> None:
         """Write the certificate of the fit."""
-
         write_json(folder / "certificate.json", dict(self._certificate or {}))
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
@@ -272,15 +263,12 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def _distances(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean distance of the tokens of each image, and the mean cosine of its features, (B,) each."""
-
         with torch.no_grad():
             expected = self._tokens(self.original, images)
         distances = []
         for (own, prefix), (there, _) in zip(self._tokens(model, images), expected, strict=True):
             cosine = F.cosine_similarity(own, there, dim=-1)  # (B, N)
             each = 1 - cosine
-            if self.recipe.distance == "smooth_l1":
-                each = F.smooth_l1_loss(own / there.std(), there / there.std(), reduction="none").mean(-1)
             patches = each[:, prefix:].mean(1)
             distances.append((each[:, :prefix].mean(1) + patches) / 2 if prefix else patches)
         return torch.stack(distances).mean(0), cosine.mean(1)
@@ -298,7 +286,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss and the mean cosine of the features of each image."""
-
         images, labels = batch
         loss, cosine = self._distances(model, images)
         real = labels != PADDING
@@ -306,7 +293,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def finish(self, run: Run, data: DataModule) -> None:
         """Complete the certificate with the drift after training, draw the curve, and publish the model."""
-
         from graticule.lab.figures.save import save_figure
         from graticule.lab.figures.scores import curves
 
@@ -337,7 +323,6 @@ def _train_only(model: nn.Module, trained: set[int]) -> None:
 
 def stage_parameters(model: Any, stage: Stage) -> Iterator[Any]:
     """Yield the parameters that a stage trains; the classifier is in none."""
-
     held = model.get_classifier()
     heads = {id(one) for head in (held if isinstance(held, tuple) else (held,)) for one in head.parameters()}
     position = {id(one) for one in model.position.parameters()}

@@ -171,7 +171,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
         """Build the data; for a run, they must have its classes, in the same order."""
-
         recipe = self.recipe
         data = DataModule(
             **recipe.data_arguments(),
@@ -196,7 +195,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
-
         info = data.info
         return {
             "num_classes": info.num_classes,
@@ -206,7 +204,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the backbone for `num_classes` and `channels` (default: 1); its configuration describes the images."""
-
         recipe = self.recipe
         model: Backbone = build_backbone(
             recipe,
@@ -228,7 +225,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def notes(self, data: DataModule) -> list[str]:
         """Say which part of images of another aspect ratio a center crop leaves out, or that they are squashed."""
-
         size = self.recipe.img_size
         if data.info.size is not None:
             height, width = data.info.size
@@ -245,12 +241,10 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
         """Return whether classes are those of the data, as far as the classes have names."""
-
         return not names or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
         """Build the mixing and the teacher; check that the model accepts all sizes of the training images."""
-
         recipe = self.recipe
         data.to(device)
         for size in data.train_sizes:
@@ -272,7 +266,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the loss of images (B, C, height, width) and labels (B,)."""
-
         images, labels = batch
         smoothing = self.recipe.label_smoothing
         if self.mixup is not None:
@@ -290,7 +283,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return loss and top-1 (100 if the highest logit is right, else 0) of each image."""
-
         images, labels = batch
         logits = model(images)
         real = labels != PADDING
@@ -299,7 +291,6 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the five most likely classes of an image."""
-
         recipe = self.recipe
         info = _images(recipe, described)
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
@@ -331,7 +322,6 @@ def images_of(run: TrainedRun) -> DatasetInfo:
 
 def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
     """Return the facts of images; runs of earlier versions did not record all, and need their data set."""
-
     names = tuple(described["class_names"])
     if "mean" not in described:
         _, info = load_dataset(recipe.dataset, "test", recipe.data_root)

@@ -33,7 +33,6 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
         self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool
     ) -> DetectionScore:
         """Score a detector on images that are fitted to `size`, their shorter and longer side."""
-
         return evaluate_detection(model, data, size, device=device, progress=progress)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
@@ -79,7 +78,6 @@ class Detection(DenseTask[DetectionRecipe]):
     @property
     def truth(self) -> tuple[str, ...]:
         """Return boxes, and masks if the head predicts them."""
-
         return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
 
     @property
@@ -89,13 +87,11 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the detector."""
-
         recipe = self.recipe
         return create_detector(backbone, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the sum of the detector's losses of images and their objects."""
-
         images, targets = batch
         each = [_objects(target, images[0].dtype) for target in targets]
         for given, target in zip(each, targets, strict=True):  # seeds the sampling of regions in two-stage detectors
@@ -105,12 +101,10 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def start_validation(self) -> None:
         """Clear the detections of the last validation."""
-
         self._scores = CocoScores()
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Store the detections of each image for the score; returns ones, one per image."""
-
         images, targets = batch
         real = [target["image_id"] != PADDING for target in targets]
         for image, target, found, counts in zip(images, targets, model(images), real, strict=True):
@@ -120,7 +114,6 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the detections in an image; they are written as COCO results of boxes, and of masks."""
-
         size = (int(image.shape[1]), int(image.shape[2]))
         small = self.prepared(image, described).to(next(model.parameters()).device)
         (found,) = model([small])
@@ -145,14 +138,12 @@ class Detection(DenseTask[DetectionRecipe]):
 
 def _corners(boxes: list[dict[str, Any]]) -> Tensor:
     """Return left, top, right and bottom of box results, (n, 4)."""
-
     sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
     return torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
 
 
 def image_seed(seed: int, epoch: int, image: int) -> int:
     """Return the seed of the draws for an image in an epoch, whatever process and batch it is in."""
-
     return int(np.random.SeedSequence([seed, epoch, image]).generate_state(1)[0])
 
 

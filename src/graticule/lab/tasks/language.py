@@ -176,14 +176,12 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
         """Build the text and its tokens."""
-
         data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
         data.setup()
         return data
 
     def loader(self) -> Definition | None:
         """Return the registered function that loads the text of the recipe."""
-
         return TEXTS[self.recipe.dataset]
 
     def describe(self, data: TextModule) -> dict[str, Any]:
@@ -192,7 +190,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> LanguageModel:
         """Build the language model for `num_classes` tokens."""
-
         recipe = self.recipe
         known_name("model", recipe.model, list_language_models())
         given: dict[str, Any] = {
@@ -218,13 +215,11 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss per token, in nats, of inputs and targets (B, context)."""
-
         inputs, targets = batch
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the nats of each token."""
-
         inputs, targets = batch
         return {"loss": token_nats(model(inputs), targets)[targets != PADDING]}
 
@@ -245,7 +240,6 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
         ValueError: for a model of another kind or vocabulary, for no length, a repeated one, one below 1, or one
             longer than the held-out text, whose last positions would have no token.
     """
-
     if not isinstance(model, LanguageModel):
         raise ValueError(f"`model` must be a LanguageModel, got {type(model).__name__}.")
     if model.vocab_size != data.info.vocab_size:
@@ -286,7 +280,6 @@ def evaluate_text(
     Raises:
         ValueError: for lengths, or a model, that `check_lengths` refuses, before any work.
     """
-
     lengths = list(lengths)
     check_lengths(model, lengths, data)
     was_training = model.training
@@ -334,7 +327,6 @@ def _score(
 
 def _at_length(model: LanguageModel, length: int) -> LanguageModel:
     """Return `model`, or beyond its context a copy for `length` tokens, with folded position."""
-
     if length > model.context:
         model = copy.deepcopy(unfold(model))
         model.set_context(length)
@@ -349,6 +341,5 @@ def _doubling(length: int) -> list[tuple[int, int]]:
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -log p of each target, (B, n), 0 where it is `PADDING`, from logits (B, n, vocab_size)."""
-
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
     return F.cross_entropy(exact, targets.flatten(), ignore_index=PADDING, reduction="none").view_as(targets)

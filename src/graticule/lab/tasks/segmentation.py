@@ -157,7 +157,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the segmentation model."""
-
         recipe = self.recipe
         return create_segmenter(
             backbone,
@@ -170,7 +169,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss of images and the classes of their pixels."""
-
         images, targets = batch
         by_size: dict[Any, list[int]] = {}
         for number, image in enumerate(images):
@@ -198,7 +196,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
-
         values: dict[str, list[Tensor]] = {}
         for image, target in zip(*batch, strict=True):
             if target["image_id"] == PADDING:
@@ -244,7 +241,6 @@ def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
         logits: (B, classes, height, width).
         classes: (B, height, width).
     """
-
     return F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
 
 
@@ -257,7 +253,6 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
         size: (height, width) of the original image.
         windows: an object with `window`, `stride` and `located`, such as a recipe.
     """
-
     if windows.window is None:
         logits = model(image[None])
     else:
@@ -271,7 +266,6 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
 
 def per_class(matrix: Tensor) -> Tensor:
     """Return the pixels that are right, of the class, and predicted as it, (3, classes), from the `confusion`."""
-
     return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
 
@@ -283,7 +277,6 @@ def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
         truth: (height, width); pixels that are `IGNORED` do not count.
         classes: number of classes.
     """
-
     counts = truth != IGNORED
     pairs = truth[counts].long() * classes + found[counts].long()
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
@@ -323,7 +316,6 @@ def evaluate_segmentation(
         device: the device of the model.
         progress: whether to show a bar.
     """
-
     names = data.class_names
     model.to(device)
     matrix = torch.zeros(len(names), len(names), dtype=torch.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -18,7 +17,6 @@ from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.task import Task
 from graticule.lab.training.validation import Sums, exact_dtype
-from graticule.system.files import write_json
 
 
 class TrainingModule(L.LightningModule):
@@ -72,8 +70,7 @@ class TrainingModule(L.LightningModule):
         """Check that the loss is finite in all processes: on a GPU that of the step before, so that it never waits.
 
         Raises:
-            FloatingPointError: if it is not, in all processes, so that none waits for another; a file then has the
-                examples.
+            FloatingPointError: if it is not, in all processes, so that none waits for another.
         """
         if loss.device.type != "cuda":
             return self._stop_unless_finite(loss.detach(), batch_idx)
@@ -98,27 +95,11 @@ class TrainingModule(L.LightningModule):
             finite = self.trainer.strategy.reduce((~here).float().to(self.device), reduce_op="max") == 0
         if finite:
             return
-        kept = self._keep_batch(loss, batch_idx) if not here else None
-        found = "the loss of another process is not finite" if kept is None else f"the loss is {loss.item()}"
-        named = "" if kept is None else f", and the {self.task.examples} of the batch are named in {kept}"
+        what = "the loss of another process is not finite" if here else f"the loss is {loss.item()}"
         raise FloatingPointError(
-            f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}; a smaller `lr`, a longer warm-up or "
-            f"`clip_grad` may help. The last checkpoint is intact{named}."
+            f"{what} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}; a smaller `lr`, a longer warm-up or "
+            "`clip_grad` may help. The last checkpoint is intact."
         )
-
-    def _keep_batch(self, loss: Tensor, batch_idx: int) -> Path:
-        """Write the examples of the batch to a file."""
-        keys = self.batches.keys(self.current_epoch, batch_idx)
-        name = f"nonfinite-epoch{self.current_epoch + 1}-batch{batch_idx + 1}-process{self.global_rank}.json"
-        values = {
-            "epoch": self.current_epoch + 1,
-            "batch": batch_idx + 1,
-            "step": self.current_epoch * self.batches.steps + batch_idx // self.recipe.accumulate,
-            "process": self.global_rank,
-            "loss": str(loss.item()),
-            self.task.examples: [key[1] for key in keys],
-        }
-        return write_json(Path(self.trainer.default_root_dir) / name, values)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums of validation."""

@@ -49,6 +49,7 @@ _EARLIER: dict[str, tuple[object, ...]] = {
     "group_by_aspect": (False,),
     "frozen_batchnorm": (False,),
     "tokens_per_step": (None,),
+    "distance": ("cosine",),
 }
 
 #: Optimizers of timm and the joining that need no check.

@@ -88,7 +88,6 @@ def test_invalid_predictions_are_refused_in_one_line(runs, photos, tmp_path, cap
     ]
     for arguments, said in cases:
         assert said in refused(capsys, "predict", *arguments)
-    assert "for detection and segmentation" in refused(capsys, "look", "attention", run)
 
 
 def test_images_keep_the_numbers_that_are_their_names(tmp_path):

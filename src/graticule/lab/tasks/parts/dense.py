@@ -178,7 +178,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def build_data(self, run: TrainedRun | None = None) -> DenseModule:
         """Build the data; for a run, they must have its classes, in the same order."""
-
         recipe = self.recipe
         data = DenseModule(
             **recipe.data_arguments(),
@@ -195,7 +194,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def describe(self, data: DenseModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
-
         info = data.info
         return {
             "channels": info.channels,
@@ -208,7 +206,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
         """Build the model for the classes of the data."""
-
         recipe, classes = self.recipe, len(described["class_names"])
         given = (described["channels"], recipe.img_size, recipe.patch_size)
         if recipe.of_source:
@@ -225,7 +222,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def prepared(self, image: Tensor, described: Mapping[str, Any]) -> Tensor:
         """Return a uint8 image as the input of the model: fitted, float32, and normalized if `normalize`."""
-
         names, mean, std = (tuple(described[key]) for key in ("class_names", "mean", "std"))
         info = DatasetInfo(self.recipe.dataset, names, described["channels"], None, mean, std)
         transform = EvaluationTransform(self.recipe.fit, info if self.normalize else None)
@@ -238,7 +234,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
-
         return transfer(model.backbone, backbone_weights(source), classifier=False)
 
     @property
@@ -253,7 +248,6 @@ _BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbo
 
 def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the weights of a checkpoint (of a dense model, those of its backbone) under the backbone's names."""
-
     state = read_state(source)
     for prefix in _BACKBONES:
         inner = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
