@@ -27,7 +27,7 @@ from graticule.lab.arguments import Usual
 from graticule.lab.data.registry import TEXTS
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
-from graticule.lab.tasks.parts.models import built, model_arguments
+from graticule.lab.tasks.parts.models import build_checked, model_arguments
 from graticule.lab.training.cost import inference_cost
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, Table
@@ -201,7 +201,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
             "drop_path_rate": recipe.drop_path_rate,
         }
         arguments = model_arguments(recipe, list_language_arguments(), given)
-        return built(partial(create_language_model, recipe.model, **arguments), recipe)
+        return build_checked(partial(create_language_model, recipe.model, **arguments), recipe)
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: TextModule) -> bool:
         """Return True; a run that is not on text is refused, since its inputs mean something else."""

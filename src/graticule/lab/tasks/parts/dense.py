@@ -26,7 +26,7 @@ from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
 from graticule.lab.data.dense_module import DenseModule
 from graticule.lab.data.dense_transforms import EvaluationTransform, plain
 from graticule.lab.data.images import DatasetInfo, check_class_names
-from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, built, describe_source
+from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, build_checked, describe_source
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluated, Evaluation
 from graticule.lab.training.task import SourceModel, Task, TrainedRun
@@ -213,7 +213,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
             model: nn.Module = self.create(backbone, classes)
         else:
             arguments = {key: value for key, value in backbone_arguments(recipe, *given).items() if value is not None}
-            model = built(partial(self.create, recipe.model, classes, **arguments), recipe)
+            model = build_checked(partial(self.create, recipe.model, classes, **arguments), recipe)
         return model
 
     @abstractmethod

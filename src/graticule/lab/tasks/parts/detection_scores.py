@@ -40,15 +40,20 @@ class DetectionScore(DenseScore):
     def kinds(self) -> list[list[str]]:
         """Return a row for boxes, and one for masks if they were predicted."""
         kinds = dict.fromkeys(name.partition("_")[0] for name in self.values)
-        return [[one, *(show(value) for name, value in self.values.items() if name.startswith(one))] for one in kinds]
+        return [
+            [kind, *(show(value) for name, value in self.values.items() if name.startswith(kind))] for kind in kinds
+        ]
 
 
 #: COCO's summary in its order: name and position.
 _SUMMARY = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
+Entries = list[dict[str, Any]]
 
 
 class CocoScores:
     """The objects of images and the detections in them, in COCO's format.
+
+    Unlike torchmetrics, it computes in float64 and takes processes with different numbers of images.
 
     Args:
         category_ids: the number of each class in the files of the data set; from 1 on by default.
@@ -62,28 +67,25 @@ class CocoScores:
 
     def __init__(self, category_ids: Sequence[int] = ()) -> None:
         self.category_ids = tuple(category_ids)
-        self.images: list[dict[str, Any]] = []
-        self.objects: list[dict[str, Any]] = []
-        self.boxes: list[dict[str, Any]] = []
-        self.masks: list[dict[str, Any]] = []
+        self.images: Entries = []
+        self.objects: Entries = []
+        self.boxes: Entries = []
+        self.masks: Entries = []
 
-    def add(self, target: Mapping[str, Any], found: Mapping[str, Tensor], size: tuple[int, int]) -> None:
+    def add(self, target: Mapping[str, Any], detected: Mapping[str, Tensor], size: tuple[int, int]) -> None:
         """Add an image: its objects and its detections.
 
         Args:
             target: its target, in pixels of the original image, with the `size`, (height, width), of that.
-            found: `boxes` (n, 4), `labels` (n,) from 1, `scores` (n,), and optionally `masks` (n, 1, height, width) in
-                [0, 1], in pixels of the resized image.
+            detected: `boxes` (n, 4), `labels` (n,) from 1, `scores` (n,), and optionally `masks` (n, 1, height, width)
+                in [0, 1], in pixels of the resized image.
             size: (height, width) of the resized image.
         """
         number = int(target["image_id"])
         height, width = map(int, target["size"])
         self.images.append({"id": number, "height": height, "width": width})
-        sides = target["boxes"].double()
-        sides = torch.cat([sides[:, :2], sides[:, 2:] - sides[:, :2]], 1).tolist()
-        for n, box in enumerate(sides):
+        for n, box in enumerate(_sides(target["boxes"].double())):
             entry = {
-                "id": len(self.objects) + 1,
                 "image_id": number,
                 "category_id": self._category(int(target["labels"][n]) + 1),
                 "bbox": box,
@@ -93,106 +95,101 @@ class CocoScores:
             if "masks" in target:
                 entry["segmentation"] = encoded(target["masks"][n])
             self.objects.append(entry)
-        boxes, masks = self.results(number, found, size, (height, width))
+        boxes, masks = self.results(number, detected, size, (height, width))
         self.boxes += boxes
         self.masks += masks
 
     def results(
-        self, number: int, found: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the detections in an image as results of boxes and of masks, in pixels of the original image.
+        self, number: int, detected: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]
+    ) -> tuple[Entries, Entries]:
+        """Return the detections in image `number` as results of boxes and of masks, in pixels of the original image.
 
         Args:
             number: the id of the image.
-            found: as in `add`.
+            detected: as in `add`.
             size: (height, width) of the resized image.
             original: (height, width) of the original.
         """
         scale = torch.tensor([original[1] / size[1], original[0] / size[0]] * 2, dtype=torch.float64)
-        corners = found["boxes"].detach().double().cpu() * scale
-        sides = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
-        labels, scores = found["labels"].tolist(), found["scores"].detach().double().cpu().tolist()
+        boxes = _sides(detected["boxes"].detach().double().cpu() * scale)
+        labels, scores = detected["labels"].tolist(), detected["scores"].detach().double().cpu().tolist()
         common = [
             {"image_id": number, "category_id": self._category(label), "score": score}
             for label, score in zip(labels, scores, strict=True)
         ]
-        boxes = [{**entry, "bbox": box} for entry, box in zip(common, sides, strict=True)]
-        if "masks" not in found:
-            return boxes, []
-        masks = [
-            {**entry, "segmentation": encoded(mask)}
-            for entry, mask in zip(common, restored(found["masks"], original), strict=True)
-        ]
-        return boxes, masks
+        masks: Any = restored(detected["masks"], original) if "masks" in detected else []
+        return (
+            [{**entry, "bbox": box} for entry, box in zip(common, boxes, strict=True)],
+            [{**entry, "segmentation": encoded(mask)} for entry, mask in zip(common, masks, strict=False)],
+        )
 
     def _category(self, label: int) -> int:
         return self.category_ids[label - 1] if self.category_ids else label
 
     def gathered(self) -> CocoScores:
-        """Return the entries of all processes; with one process, this object."""
+        """Return the entries of all processes, in the order of the images; with one process, this object."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
         parts: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(parts, (self.images, self.objects, self.boxes, self.masks))
-        whole = CocoScores(self.category_ids)
-        for images, objects, boxes, masks in parts:
-            whole.images += images
-            whole.objects += objects
-            whole.boxes += boxes
-            whole.masks += masks
-        order = {image["id"]: place for place, image in enumerate(sorted(whole.images, key=lambda one: one["id"]))}
-        for name in ("objects", "boxes", "masks"):
-            setattr(whole, name, sorted(getattr(whole, name), key=lambda one: order[one["image_id"]]))
-        whole.images.sort(key=lambda one: order[one["id"]])
-        for number, entry in enumerate(whole.objects, 1):
-            entry["id"] = number
-        return whole
+        together = CocoScores(self.category_ids)
+        lists: list[Entries] = [[entry for part in entries for entry in part] for entries in zip(*parts, strict=True)]
+        together.images = sorted(lists[0], key=lambda image: image["id"])
+        together.objects, together.boxes, together.masks = (
+            sorted(entries, key=lambda entry: entry["image_id"]) for entries in lists[1:]
+        )
+        return together
 
     def truth(self) -> dict[str, Any]:
         """Return the objects of all images in the format of COCO's annotations."""
         used = {entry["category_id"] for entry in (*self.objects, *self.boxes)} | set(self.category_ids)
         categories = [{"id": number, "name": str(number)} for number in sorted(used)]
-        return {"info": {}, "images": self.images, "annotations": self.objects, "categories": categories}
+        objects = [{"id": number, **entry} for number, entry in enumerate(self.objects, 1)]
+        return {"info": {}, "images": self.images, "annotations": objects, "categories": categories}
 
     def compute(self) -> dict[str, float | None]:
         """Return COCO's average precisions in percent by name, box_map and so on; None if there are no such objects."""
         values: dict[str, float | None] = {}
-        for kind, results in (("box", self.boxes), ("mask", self.masks)):
-            if kind == "mask" and not any("segmentation" in entry for entry in self.objects):
+        with_masks = any("segmentation" in entry for entry in self.objects) and (self.masks or not self.boxes)
+        for kind, name, results in (("bbox", "box", self.boxes), ("segm", "mask", self.masks)):
+            if kind == "segm" and not with_masks:
                 continue
-            if kind == "mask" and not results and self.boxes:
-                continue
-            stats, each = average_precision(self.truth(), results, "bbox" if kind == "box" else "segm")
+            stats, by_class = average_precision(self.truth(), results, kind)
             values |= {
-                f"{kind}_{name}": None if stat < 0 else 100 * stat  # pycocotools' -1
-                for name, stat in zip(_SUMMARY, stats[:6], strict=True)
+                f"{name}_{key}": None if stat < 0 else 100 * stat  # pycocotools' -1
+                for key, stat in zip(_SUMMARY, stats[:6], strict=True)
             }
-            values |= {f"{kind}_map_class_{number}": 100 * value for number, value in each.items()}
+            values |= {f"{name}_map_class_{number}": 100 * value for number, value in by_class.items()}
         return values
+
+
+def _sides(corners: Tensor) -> list[list[float]]:
+    """Return left, top, width and height of boxes (n, 4), left, top, right, bottom."""
+    sides: list[list[float]] = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
+    return sides
 
 
 def average_precision(
     truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], kind: str
 ) -> tuple[list[float], dict[int, float]]:
-    """Return COCO's summary, 12 numbers, and the average precision of each category that has objects.
+    """Return COCO's twelve numbers and the average precision of each class with objects, by its number.
 
     Args:
-        truth: annotations in COCO's format.
-        results: detections in COCO's format.
+        truth: in the format of COCO's annotations.
+        results: in COCO's result format.
         kind: bbox or segm.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     with contextlib.redirect_stdout(io.StringIO()):
-        annotations = COCO()
+        annotations, detections = COCO(), COCO()
         # copies, since pycocotools modifies its arguments
         annotations.dataset = {**truth, "annotations": [dict(entry) for entry in truth["annotations"]]}
         annotations.createIndex()
         if results:
             detections = annotations.loadRes([dict(entry) for entry in results])
         else:
-            detections = COCO()
             detections.dataset = {**truth, "annotations": []}
             detections.createIndex()
         evaluation = COCOeval(annotations, detections, kind)
@@ -200,12 +197,12 @@ def average_precision(
         evaluation.accumulate()
         evaluation.summarize()
     precision: np.ndarray = evaluation.eval["precision"][:, :, :, 0, -1]  # (thresholds, recalls, categories)
-    each = {}
+    by_class = {}
     for index, number in enumerate(evaluation.params.catIds):
-        found = precision[:, :, index]
-        if (found > -1).any():
-            each[int(number)] = float(found[found > -1].mean())
-    return [float(stat) for stat in evaluation.stats], each
+        values = precision[:, :, index]
+        if (values > -1).any():
+            by_class[int(number)] = float(values[values > -1].mean())
+    return [float(stat) for stat in evaluation.stats], by_class
 
 
 def encoded(mask: Tensor) -> dict[str, Any]:
@@ -243,22 +240,20 @@ def evaluate_detection(
         device: the device of the model.
         progress: whether to show a bar.
     """
-    names = data.class_names
     model.to(device)
     scores = CocoScores()
     seconds = 0.0
     loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
     for batch, detected, spent in batch_results(lambda batch: model(batch[0]), loader, label, device, progress):
         seconds += spent
-        for image, target, found in zip(*batch, detected, strict=True):
-            found = {name: value.cpu() for name, value in found.items()}
-            scores.add(target, found, (image.shape[-2], image.shape[-1]))
+        for image, target, boxes in zip(*batch, detected, strict=True):
+            on_cpu = {name: value.cpu() for name, value in boxes.items()}
+            scores.add(target, on_cpu, (image.shape[-2], image.shape[-1]))
     values = scores.compute()
-    each = {int(name.rpartition("_")[2]): value for name, value in values.items() if name.startswith("box_map_class_")}
     return DetectionScore(
         size=size,
         values={name: value for name, value in values.items() if "_class_" not in name},
-        class_map={name: each.get(number) for number, name in enumerate(names, 1)},
+        class_map={name: values.get(f"box_map_class_{number}") for number, name in enumerate(data.class_names, 1)},
         images=len(scores.images),
         images_per_second=len(scores.images) / seconds,
     )
