@@ -25,7 +25,6 @@ from statistics import fmean, stdev
 from matplotlib.axes import Axes
 from scipy import stats
 
-from graticule.lab.gym.card import overall
 from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.significance import LEVEL, PairedTest, equivalence, format_p, paired_test, seeds_needed
 from graticule.lab.studies.study import TRAINED, read_table
@@ -66,7 +65,7 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
                 of_task = found.setdefault((score.choice, score.task, where[score.side]), {})
                 of_task[score.seed] = 100 * score.normalized
         for side, at in where.items():
-            found |= {(choice, MEAN, at): dict(enumerate(means)) for choice, means in overall(profile, side).items()}
+            found |= {(choice, MEAN, at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
     else:
         for one in read_table(folder / f"study_{name}.csv"):
             if one.metric != "loss":

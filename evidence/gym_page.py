@@ -33,8 +33,7 @@ from graticule.lab.gym.base import (
     generators,
     task_rows,
 )
-from graticule.lab.gym.card import interval, overall, ranks
-from graticule.lab.gym.profile import Profile, choice_labels, heat_map, read_profile
+from graticule.lab.gym.profile import Profile, choice_labels, heat_map, interval, read_profile
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
@@ -55,7 +54,7 @@ def page_text(text: str, profile: Profile, places: Profile) -> str:
     """Return the text of a page with its tables rebuilt: the tasks, the ranks, and the scores of five places."""
     tables = {
         "tasks": lambda: markdown(task_rows()),
-        "ranks": lambda: markdown(ranks(profile)),
+        "ranks": lambda: markdown(profile.ranks()),
         "places": places.markdown,
     }
     for name, table in tables.items():
@@ -67,7 +66,7 @@ def page_text(text: str, profile: Profile, places: Profile) -> str:
 def kept_profile(docs: Path, name: str = "gym") -> Profile:
     """Read recorded scores of the page, with the tasks in the order of the registry."""
     profile = read_profile(docs / "data" / f"{name}.csv")
-    return profile.chosen(tasks=[task for task in TASKS if task in profile.tasks])
+    return profile.select(tasks=[task for task in TASKS if task in profile.tasks])
 
 
 def write_page(docs: Path) -> list[Path]:
@@ -78,7 +77,7 @@ def write_page(docs: Path) -> list[Path]:
     written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]
-        pictures = {"gym.png": profile.chosen(short)}
+        pictures = {"gym.png": profile.select(short)}
         if len(profile.choices) > len(short):
             pictures["gym_profile.png"] = profile
         written += [save_figure(heat_map(shown), docs / "figures" / name) for name, shown in pictures.items()]
@@ -88,7 +87,7 @@ def write_page(docs: Path) -> list[Path]:
 
 def rank_sheet(profile: Profile) -> Figure:
     """Draw the mean over all tasks of every choice with its interval, one panel per size, the best choice first."""
-    scores = {side: overall(profile, side) for side in profile.sides}
+    scores = {side: profile.overall(side) for side in profile.sides}
     order = sorted(profile.choices, key=lambda choice: -fmean(scores[profile.trained][choice]))
     names = dict(zip(profile.choices, choice_labels(profile.choices), strict=True))
     figure = Figure(figsize=(8.5, 0.9 + 0.2 * len(order)), layout="constrained")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graticule.lab.studies.report import StudyReport
+from graticule.lab.studies.results import Results
 from graticule.lab.studies.significance import format_p
 from graticule.lab.studies.study import load_study
 from graticule.lab.studies.tables import Rows, between, markdown, marked, read_records
@@ -83,12 +83,12 @@ def table_of(cells: Sequence[Cell]) -> Rows:
 def study_text(name: str, data: Path) -> str:
     """Return question, origin, means and tests of a declared study, from its table in docs/data."""
     study = load_study(STUDIES / f"{name}.py")
-    report = StudyReport.of_table(name, study, data / f"study_{name}.csv")
+    report = Results.of_table(name, study, data / f"study_{name}.csv")
     parts = [f"**{study.question}** `{name}`: {report.provenance()} {report.interim()}".rstrip()]
     parts += list(filter(None, (study.controls, study.limits)))
     header, *rows = report.means()
     seeds, *_ = sorted({row[1] for row in rows})
-    title = f"{report.measured.removesuffix(' over seeds.')} of {seeds} seeds:"
+    title = f"{report.tables()['means'][0].removesuffix(' over seeds')} of {seeds} seeds:"
     parts += [title, markdown([(header[0], *header[3:]), *((row[0], *row[3:]) for row in rows)])]
     tests: Rows = [("test", f"difference ({'over images too' if study_images(report) else '95 %'})", "p (Holm)")]
     for test in report.tests():
@@ -99,7 +99,7 @@ def study_text(name: str, data: Path) -> str:
     return "\n\n".join([*parts, *([markdown(tests)] if tests[1:] else [])])
 
 
-def study_images(report: StudyReport) -> bool:
+def study_images(report: Results) -> bool:
     """Return whether the intervals of a study are over other images, too."""
     return any(test.images for test in report.tests())
 
@@ -110,7 +110,7 @@ def page_text(text: str, data: Path) -> str:
         text = between(text, f"measured {name}", markdown(table_of(read_records(data / f"measured/{name}.csv", Cell))))
     for name in marked(text, "origin"):
         study = load_study(STUDIES / f"{name}.py")
-        origin = StudyReport.of_table(name, study, data / f"study_{name}.csv").provenance()
+        origin = Results.of_table(name, study, data / f"study_{name}.csv").provenance()
         text = between(text, f"origin {name}", f"`{name}`: {origin} {study.limits}")
     for name in marked(text, "study"):
         text = between(text, f"study {name}", study_text(name, data))

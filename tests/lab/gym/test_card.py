@@ -9,8 +9,7 @@ from scipy import stats
 
 from graticule.lab.cli import main
 from graticule.lab.gym.base import TASKS
-from graticule.lab.gym.card import complete, interval, overall, rank_intervals, ranks
-from graticule.lab.gym.profile import Profile, Row, read_profile, write_profile
+from graticule.lab.gym.profile import Profile, Row, interval, rank_intervals, read_profile, write_profile
 
 PLUGIN = Path(__file__).parents[3] / "docs" / "my_methods.py"
 
@@ -39,7 +38,7 @@ def test_the_mean_over_tasks_counts_scores_below_chance_as_chance_and_needs_all_
     rows = list(table({"a": [0.5, 0.5]}).rows)
     rows = [row for row in rows if (row.task, row.seed) != ("box", 1)]
     rows = [row if row.task == "place" else Row(**{**vars(row), "normalized": -11.0}) for row in rows]
-    assert overall(Profile(tuple(rows)), 6) == {"encoding=a": [25.0]}
+    assert Profile(tuple(rows)).overall(6) == {"encoding=a": [25.0]}
 
 
 def test_the_interval_of_a_rank_has_the_choices_that_a_test_cannot_tell_apart():
@@ -58,7 +57,7 @@ def test_equal_choices_share_a_rank():
 
 
 def test_the_table_of_ranks_has_a_row_per_choice_with_intervals_at_every_size():
-    header, first, second = ranks(table({"a": [0.1, 0.2, 0.3], "b": [0.8, 0.9, 1.0]}))
+    header, first, second = table({"a": [0.1, 0.2, 0.3], "b": [0.8, 0.9, 1.0]}).ranks()
     assert header == ("choice", "parameters", "6 x 6 cells", "rank", "9 x 9 cells", "rank")
     assert first == ("`b`", "100", "90.0 [65.2, 114.8]", "1 [1, 1]", "90.0 [65.2, 114.8]", "1 [1, 1]")
     assert second[0] == "`a`"
@@ -67,12 +66,12 @@ def test_the_table_of_ranks_has_a_row_per_choice_with_intervals_at_every_size():
 def test_choices_without_some_scores_are_no_part_of_a_table():
     full = table({"a": [0.1, 0.2], "b": [0.3, 0.4]})
     cut = Profile(tuple(row for row in full.rows if (row.choice, row.seed, row.side) != ("encoding=b", 1, 9)))
-    assert complete(cut, ["place", "box"], [0, 1], [6, 9]).choices == ["encoding=a"]
-    assert complete(cut, ["box"], [0], [9]).choices == ["encoding=a", "encoding=b"]
+    assert cut.complete(["place", "box"], [0, 1], [6, 9]).choices == ["encoding=a"]
+    assert cut.complete(["box"], [0], [9]).choices == ["encoding=a", "encoding=b"]
     with pytest.raises(
         ValueError, match="`table` must have a choice with scores of place, box for seeds 0, 2 and 6, 9"
     ):
-        complete(cut, ["place", "box"], [0, 2], [6, 9])
+        cut.complete(["place", "box"], [0, 2], [6, 9])
 
 
 @pytest.mark.usefixtures("my_methods")

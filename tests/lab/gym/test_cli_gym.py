@@ -47,7 +47,7 @@ def test_the_list_names_every_task(capsys):
         (["--choices", "encoding=peg", "--tasks", "plaice"], "did you mean 'place'"),
         (["--choices", "encoding=peg", "--sizes", "3"], "`sizes` must be at least 6, got 3."),
         (["--choices", "encoding=peg", "--stps", "3"], "did you mean --steps"),
-        (["--choices", "encoding=peg", "--on", "locl:2"], "`on` must be here, or local:N"),
+        (["--choices", "encoding=peg", "--on", "locl:2"], "`on` must be here, local:N"),
         (["--choices", "encoding=peg", "--lr", "-1"], "`lr` must be greater than 0"),
     ],
 )

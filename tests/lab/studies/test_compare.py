@@ -10,17 +10,21 @@ import shutil
 import pytest
 import torch
 
-import graticule.lab.studies.execution as module
 from graticule.lab.figures.scores import score_plot
-from graticule.lab.studies.comparison import Comparison, compare, supported_decimals
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
+from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.significance import holm, paired_test
+from graticule.lab.studies.study import Row, Study
+from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.language import TextRecipe, evaluate_text
+from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 from image_files import write_folder
+from text_commands import spoiled_after_first_epoch
 
 
 def small(**kwargs) -> Recipe:
@@ -40,15 +44,39 @@ def test_one_seed_or_equal_differences_are_no_test():
     assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
 
 
-def comparison(first: list[float], second: list[float]) -> Comparison:
-    scores = {"first": first, "second": second}
-    return Comparison(tuple(range(len(first))), scores, {"first": 10, "second": 1000}, {}, TOP1)
+def results(scores, decimals=2, **study):
+    """Return the results of choices with these scores by seed."""
+    origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
+    rows = [
+        Row(choice, "", seed, "top1", at, value, parameters=10, seconds=4.0, threads=1, **origin)
+        for at, by_choice in (scores if "trained" in scores else {"trained": scores}).items()
+        for choice, values in by_choice.items()
+        for seed, value in enumerate(values)
+    ]
+    choices = {row.choice: {} for row in rows}
+    seeds = tuple(sorted({row.seed for row in rows}))
+    about = {"question": "", "recipe": "digits_quick", "seconds": None, "seeds": seeds, "decimals": decimals}
+    return Results("comparison", Study(choices=choices, **about, **study), rows)
 
 
-def test_the_table_has_mean_deviation_difference_and_p():
-    rows = comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).rows()
-    assert rows[0] == ("first", "10", "3", "70.67", "0.58", "-", "-", "-", "-")
-    assert rows[1] == ("second", "1,000", "3", "72.67", "1.53", "+2.00", "0.074", "0.074", "-")
+def test_the_tables_have_mean_deviation_difference_and_p():
+    found = results({"first": [70.0, 71.0, 71.0], "second": [71.0, 73.0, 74.0]})
+    assert found.means()[1:] == [("first", "3", "10", "70.67 ± 0.58"), ("second", "3", "10", "72.67 ± 1.53")]
+    row = ("second", "first", "3", "+2.00", "-0.48 to +4.48", "0.074", "0.074", "no difference within error")
+    assert found.findings()[1:] == [row]
+    assert found.markdown().startswith("6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3.")
+
+
+def test_further_conditions_are_tested_as_a_family_of_their_own():
+    trained = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
+    found = results({"trained": trained, "zoom 28": trained, "zoom 20": {"a": [50.0, 51, 51], "b": [60.0, 60, 63]}})
+    assert found.differences() == [
+        ("against the first", "zoom 28", "zoom 20"),
+        ("b", "+2.00 (p 0.074; 0.074)", "+10.33 (p 0.007; 0.014)"),
+    ]
+    assert found.scores("zoom 20") == {"a": [50.0, 51.0, 51.0], "b": [60.0, 60.0, 63.0]}
+    assert "Holm's method for 2 tests" in found.markdown()
+    assert results(trained).differences() == []
 
 
 def test_holms_method_by_hand():
@@ -60,24 +88,14 @@ def test_holms_method_by_hand():
 
 
 def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chance_of_any():
-    first = [70.0, 71.0, 71.0]
-    scores = {"first": first, "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
-    few = Comparison((0, 1, 2), {name: scores[name] for name in ("first", "lucky")}, dict.fromkeys(scores, 1), {}, TOP1)
-    assert few.rows()[1][-3:-1] == ("0.038", "0.038") and "beyond chance" in few.verdict()[0]
-    assert few.verdict()[-1].endswith("for 1 comparison.")
-    many = {"first": first} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
-    found = Comparison((0, 1, 2), many, dict.fromkeys(many, 1), {}, TOP1)
-    assert found.rows()[1][-3:-1] == ("< 0.001", "< 0.001") and "beyond chance" in found.verdict()[0]
-    assert found.rows()[2][-3:-1] == ("0.038", "0.113")
-    assert found.verdict()[1].endswith("p (Holm) = 0.113: not significant after correction for 6 tests.")
-    assert found.verdict()[-1].endswith("for 6 comparisons.")
-
-
-def test_a_difference_that_chance_explains_is_called_none():
-    said = "second against first: +2.00, 95 % interval -0.48 to +4.48, p (Holm) = 0.074: no difference within error."
-    assert comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).verdict()[0] == said
-    assert "beyond chance" in comparison([70.0, 71.0, 71.0], [75.0, 76.1, 76.0]).verdict()[0]
-    assert "too few seeds" in comparison([70.0], [75.0]).verdict()[0]
+    scores = {"first": [70.0, 71.0, 71.0], "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
+    few = results({name: scores[name] for name in ("first", "lucky")})
+    assert few.findings()[1][-3:] == ("0.038", "0.038", "a difference beyond chance")
+    many = {"first": scores["first"]} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
+    found = results(many).findings()
+    assert found[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
+    assert found[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
+    assert results({"a": [70.0], "b": [75.0]}).findings()[1][3:] == ("+5.00", "-", "-", "-", "not tested")
 
 
 def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
@@ -119,7 +137,7 @@ def test_a_run_of_other_data_is_not_taken_for_ours(tmp_path):
         with pytest.raises((ValueError, FileExistsError), match=r"`data_root` must be of|must not contain a run"):
             train(other, tmp_path / "runs" / "a" / "seed-0", resume=resume, progress=False)
     again = compare({"a": one}, [0, 1], tmp_path / "runs", progress=False, replace=True)
-    assert len(again.scores["a"]) == 2
+    assert len(again.scores()["a"]) == 2
 
 
 def test_seeds_must_differ(tmp_path):
@@ -157,15 +175,15 @@ def folder(trained, tmp_path):
 def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
     found, folder = trained
     run = Run.open(folder / "joining=default" / "seed-0")
-    assert found.scores["joining=default"][0] == run.result()["last_top1"]
-    assert found.scores["joining=default"][0] % 5 == 0 and found.examples == 20  # no 37.79999923706055
-    assert (folder / "comparison.md").read_text().startswith("| choice |")
+    assert found.scores()["joining=default"][0] == run.result()["last_top1"]
+    assert found.scores()["joining=default"][0] % 5 == 0  # no 37.79999923706055
+    assert (folder / "comparison.md").read_text().count("| choice |") == 2
 
 
 def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
     found, folder = trained
     kept = json.loads((folder / "comparison.json").read_text())
-    assert kept["command"] == "graticule compare x" and kept["seeds"] == [0, 1] and kept["top1"] == found.scores
+    assert kept["command"] == "graticule compare x" and kept["seeds"] == [0, 1] and kept["top1"] == found.scores()
     assert kept["choices"] == {
         "joining=default": {"encoding": None},
         list(CHOICES)[1]: {"encoding": "learnable(std=1.0)"},
@@ -173,17 +191,16 @@ def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
     for name, differing in kept["choices"].items():
         assert Recipe.from_dict({**kept["recipe"], **differing}) == CHOICES[name]
     assert kept["versions"]["torch"] and kept["machine"]["threads"] and kept["date"].startswith("20")
-    assert kept["runs"]["joining=default"] == ["joining=default/seed-0", "joining=default/seed-1"]
-    assert all(seconds > 0 for runs in kept["seconds"].values() for seconds in runs)
 
 
 def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_papers(trained):
     found, folder = trained
     with (folder / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for name in CHOICES for seed in "01"]
-    assert [float(row["top1"]) for row in rows] == [score for scores in found.scores.values() for score in scores]
-    assert all((folder / row["folder"] / "recipe.json").is_file() for row in rows)
+    assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in CHOICES]
+    assert [float(row["value"]) for row in rows] == [
+        scores[seed] for seed in (0, 1) for scores in found.scores().values()
+    ]
     kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
 
@@ -209,19 +226,6 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
     assert planned_rows(plan(CHOICES, [0], folder / "empty"))[-1][3:] == ("0 of 2 finished", "unknown")
 
 
-def test_parts_train_every_run_once(tmp_path, monkeypatch):
-    trained = []
-    monkeypatch.setattr(module, "_train_here", lambda runs, *_: trained.extend(one.folder for one in runs))
-    assert compare(CHOICES, [0, 1], tmp_path, part=(1, 3), progress=False) is None
-    assert len(trained) == 2
-    for number in (2, 3):
-        assert compare(CHOICES, [0, 1], tmp_path, part=(number, 3), progress=False) is None
-    assert sorted(trained) == sorted(one.folder for one in plan(CHOICES, [0, 1], tmp_path))
-    for part in ((0, 3), (4, 3)):
-        with pytest.raises(ValueError, match="`part` must be K/N"):
-            compare(CHOICES, [0], tmp_path, part=part)
-
-
 def test_two_choices_of_one_folder_are_refused(tmp_path):
     with pytest.raises(ValueError, match="must have different letters and digits"):
         plan({"a(b)": small(), "a[b]": small()}, [0], tmp_path)
@@ -235,6 +239,48 @@ def test_a_plot_of_no_scores_is_refused(wrong, said):
 
 def test_the_time_of_runs_is_estimated_before_their_first_epoch_and_changes_no_result(trained, tmp_path, capsys):
     again = compare(CHOICES, [0, 1], tmp_path)
-    assert again is not None and again.scores == trained[0].scores
+    assert again.scores() == trained[0].scores()
     first = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("run 1 of 4"))
     assert re.match(r"run 1 of 4, about \d+(\.\d)? s left: ", first), first
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
+    choices = {"learnable": small(), "peg": small(encoding="peg", global_pool="avg")}
+    found = compare(choices, [0, 1], tmp_path, progress=False, sizes=[(28, 28), (20, 36)])
+    assert found.conditions() == ["trained", "zoom 28", "zoom 20x36"] and (tmp_path / "comparison_zoom.png").is_file()
+    for name, runs in found.runs.items():
+        assert found.scores("zoom 28")[name] == pytest.approx(found.scores()[name], abs=1e-4)
+        (score,) = evaluate(runs[1].model(checkpoint="last"), runs[1].data(), [(20, 36)], progress=False)
+        assert found.scores("zoom 20x36")[name][1] == score.top1
+    assert list(found.size_scores("zoom")["peg"]) == [(28, 28), (20, 36)]
+    with pytest.raises(ValueError, match="`img_size`"):
+        compare(choices, [0], tmp_path / "other", progress=False, sizes=[(30, 28)])
+    with pytest.raises(ValueError, match="`model` must be a LanguageModel"):
+        compare(choices, [0], tmp_path / "other", progress=False, lengths=[16])
+    assert not (tmp_path / "other").exists()
+
+
+def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
+    base = {"model": "lm_nano", "limit_train": 16, "limit_test": 4, "batch_size": 8, "epochs": 2, "accelerator": "cpu"}
+    base |= {"model_kwargs": ("depth=1",), "lr": 1e-2}
+    choices = {
+        "learnable": TextRecipe(encoding="learnable", context=16, **base),
+        "bucketed_bias": TextRecipe(encoding="bucketed_bias", context=32, **base),
+    }
+    with spoiled_after_first_epoch():
+        found = compare(choices, [0, 1], tmp_path, progress=False, lengths=[32, 16])
+    assert (
+        found.conditions() == ["trained", "32 tokens", "16 tokens"] and (tmp_path / "comparison_lengths.png").is_file()
+    )
+    notes = " ".join(found.notes())
+    assert "resampled to some of the lengths: learnable." in notes and "Not to be compared: limit_test" in notes
+    for name, at in (("learnable", "16 tokens"), ("bucketed_bias", "32 tokens")):
+        runs = found.runs[name]
+        assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
+        assert found.scores(at)[name] == pytest.approx(found.scores()[name], rel=1e-5)  # Lightning's are in float32
+        (score,) = evaluate_text(runs[1].model(checkpoint="last"), runs[1].data(), [32], progress=False)
+        assert found.scores("32 tokens")[name][1] == score.bits_per_byte
+    for wrong in ([32, 32], [0], [100]):  # the first choice has 64 tokens, the other 128
+        with pytest.raises(ValueError, match="`lengths"):
+            compare(choices, [0, 1], tmp_path, progress=False, lengths=wrong)

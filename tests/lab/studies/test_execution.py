@@ -1,19 +1,20 @@
 """Runs in other processes equal runs in this one, and runs that die or are stopped are resumed."""
 
-import contextlib
 import json
+import os
 import signal
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
 import graticule.lab.studies.execution as module
 from forked import forked
-from graticule.lab.studies.comparison import compare
-from graticule.lab.studies.execution import ATTEMPTS, OUTPUT, executor_of, train_job, train_runs
+from graticule.lab.studies.execution import ATTEMPTS, OUTPUT, executor_of, outcomes, train_job, train_runs
 from graticule.lab.studies.plan import plan
+from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import locked
@@ -45,10 +46,11 @@ def here(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(module, "_POLL", 0.0)
-    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(module, "_PAUSE", 0.0)
+    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
 
 
-class Scripted:
+class Scripted(Executor):
     """Calls immediately in this process, or fails by the script: one entry per call, None to call."""
 
     def __init__(self, *script):
@@ -68,19 +70,55 @@ class Scripted:
 
 def table(folder):
     record = json.loads((folder / "comparison.json").read_text())
-    return {key: record[key] for key in ("recipe", "choices", "seeds", "top1", "parameters", "runs")}
+    return {key: record[key] for key in ("recipe", "choices", "seeds", "top1", "parameters")}
 
 
-def test_a_comparison_by_an_executor_has_the_same_numbers(here, tmp_path):
-    compare(CHOICES, [0], tmp_path, progress=False, executor=Scripted())
-    assert table(tmp_path) == table(here)
-    assert all((one.folder / OUTPUT).exists() for one in plan(CHOICES, [0], tmp_path))
-
-
-def test_a_run_whose_process_died_is_submitted_again(here, tmp_path):
+def test_a_comparison_by_an_executor_has_the_same_numbers_also_if_processes_died(here, tmp_path):
     executor = Scripted(BrokenProcessPool("a process died"), OSError("the disk was away"))
     compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
     assert executor.calls == 4 and table(tmp_path) == table(here)
+    assert all((run.folder / OUTPUT).exists() for run in plan(CHOICES, [0], tmp_path))
+    finished = Scripted()
+    train_runs(plan(CHOICES, [0], tmp_path), finished, progress=False)
+    assert finished.calls == 0
+
+
+def test_outcomes_are_those_of_the_jobs_and_errors_of_their_own_are_not_tried_again():
+    executor = Scripted(None, ValueError("wrong"), BrokenProcessPool("died"))
+    found = dict(outcomes([1, 2, 3], lambda job: (pow, job, 2), executor))
+    assert (found[1], found[3], str(found[2]), executor.calls) == (1, 9, "wrong", 4)
+    assert list(outcomes([2, 3], lambda job: (pow, job, 2))) == [(2, 4), (3, 9)]
+    (lost,) = outcomes([1], lambda job: (pow, job, 2), Scripted(*[OSError("gone")] * (ATTEMPTS + 1)))
+    assert str(lost[1]) == "gone"
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_of_a_dask_cluster_is_killed_has_the_same_numbers(tmp_path, monkeypatch):
+    """A worker that trains is killed after its first checkpoint; the run goes on elsewhere, with the same scores."""
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.undo()  # polls as usual
+    choices = {name: Recipe(**{**vars(recipe), "epochs": 4}) for name, recipe in CHOICES.items()}
+    alone = compare(choices, [0], tmp_path / "here", progress=False)
+    killed = []
+
+    def kill(address, folder):
+        with distributed.Client(address) as client:
+            while not Run(folder).last:
+                time.sleep(0.02)
+            busy = next(worker for worker, keys in client.processing().items() if keys)
+            killed.append(client.run(os.getpid, workers=[busy])[busy])
+            os.kill(killed[0], signal.SIGKILL)
+
+    options = {"processes": True, "n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        address = cluster.scheduler_address
+        first = plan(choices, [0], tmp_path / "there")[0].folder
+        killer = threading.Thread(target=kill, args=(address, first))
+        killer.start()
+        with executor_of(f"dask:{address}") as executor:
+            results = compare(choices, [0], tmp_path / "there", progress=False, executor=executor)
+        killer.join()
+    assert killed and results.scores() == alone.scores()
 
 
 def test_a_run_that_dies_again_and_again_without_a_new_checkpoint_is_given_up_after_the_others(tmp_path):
@@ -115,26 +153,15 @@ def test_a_run_with_an_invalid_recipe_is_not_submitted_again(tmp_path):
     assert executor.calls == 2 and not Run(runs[0].folder).finished and Run(runs[1].folder).finished
 
 
-@pytest.mark.parametrize("executor", [None, Scripted()], ids=["here", "elsewhere"])
-def test_a_run_in_another_process_is_waited_for(tmp_path, monkeypatch, executor):
-    runs = plan(CHOICES, [0], tmp_path)
-    runs[0].folder.mkdir(parents=True)
-    with locked(runs[0].folder) as free:
-        assert free and train_job(runs[0].recipe.to_dict(), str(runs[0].folder), []) == "in use"
-    monkeypatch.setattr("graticule.lab.training.loop.locked", _free_after(2))
-    train_runs(runs, executor, progress=False)
-    assert all(Run(one.folder).finished for one in runs)
-
-
-def _free_after(times):
-    """Return a lock that another process holds the first `times` times."""
-    count = iter(range(times))
-
-    @contextlib.contextmanager
-    def lock(folder):
-        yield next(count, None) is None
-
-    return lock
+def test_a_run_that_another_process_trains_is_submitted_again(tmp_path):
+    (run, *_) = plan(CHOICES, [0], tmp_path)
+    run.folder.mkdir(parents=True)
+    with locked(run.folder) as free:
+        assert free
+        with pytest.raises(BlockingIOError):
+            train_job(run.recipe.to_dict(), str(run.folder), [])
+    train_runs([run], Scripted(BlockingIOError("in use"), BlockingIOError("in use")), progress=False)
+    assert Run(run.folder).finished
 
 
 def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tmp_path, monkeypatch):
@@ -153,14 +180,8 @@ def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tm
 
 
 class Idle:
-    def close(self):
+    def shutdown(self, **_):
         pass
-
-
-def test_finished_runs_are_not_submitted(here):
-    executor = Scripted()
-    train_runs(plan(CHOICES, [0], here), executor, progress=False)
-    assert executor.calls == 0
 
 
 def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data):
@@ -173,10 +194,12 @@ def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data
 
 def test_unknown_executors_are_refused():
     for on, message in [
-        ("everywhere", "`on` must be here, or local:N"),
-        ("local:0", "`on` must be here, or local:N"),
-        ("local:many", "`on` must be here, or local:N"),
-        ("here:2", "`on` must be here, or local:N"),
+        ("everywhere", "`on` must be here, local:N"),
+        ("local:0", "`on` must be here, local:N"),
+        ("local:many", "`on` must be here, local:N"),
+        ("dask:", "`on` must be here, local:N"),
+        ("dask:tcp://127.0.0.1:1", "`on` must be the address of a running scheduler"),
+        ("here:2", "`on` must be here, local:N"),
     ]:
         with pytest.raises(ValueError, match=message), executor_of(on):
             pytest.fail(on)

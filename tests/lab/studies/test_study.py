@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import torch
 from commands import run_command
 from graticule.lab.recipes.load import RECIPES, load_recipe
 from graticule.lab.studies.images import Correct, crossed_interval, read_images, write_images
-from graticule.lab.studies.report import StudyReport, planned_tests, write_report
+from graticule.lab.studies.results import Results, planned_tests
 from graticule.lab.studies.significance import format_p, paired_test
 from graticule.lab.studies.study import (
     Endpoint,
@@ -30,7 +29,7 @@ from graticule.lab.studies.study import (
     run_hash,
     write_table,
 )
-from graticule.lab.studies.study_runs import _at_sizes, run_study
+from graticule.lab.studies.study_runs import _at_conditions, run_study
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import build_data, build_model
@@ -100,7 +99,7 @@ def done(tmp_path_factory):
     """Run a study; returns it, its folder and its table."""
     folder = tmp_path_factory.mktemp("study")
     table = folder / "study_small.csv"
-    assert run_study(SMALL, folder, table, progress=False) == 0
+    run_study(SMALL, folder, table, progress=False)
     return folder, table
 
 
@@ -118,11 +117,11 @@ def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_f
             assert row.metric == "loss" or row.value == here.value
 
 
-def test_crops_are_measured_at_sizes_up_to_that_of_the_training(done):
+def test_crops_are_measured_at_conditions_up_to_that_of_the_training(done):
     sizes = ((28, 28), (20, 20), (32, 36))
     crops = dataclasses.replace(SMALL, sizes=sizes, modes=("crop",), endpoint=Endpoint(at="crop 20"))
     run = Run.open(done[0] / "none" / "seed-0")
-    found = [(metric, at, value) for metric, at, value in _at_sizes(crops, run) if metric == "top1"]
+    found = [(metric, at, value) for metric, at, value in _at_conditions(crops, run) if metric == "top1"]
     assert [at for _, at, _ in found] == ["crop 28", "crop 20"]
     assert found[0][2] == run.result()["last_top1"]
 
@@ -186,17 +185,6 @@ def test_scores_of_other_data_are_not_mixed_with_new_ones(tmp_path):
     assert read_table(table) == old
 
 
-def test_parts_train_every_run_once_and_leave_the_table_to_the_last(tmp_path, monkeypatch):
-    trained = []
-    monkeypatch.setattr("graticule.lab.studies.execution._train_here", lambda runs, *_: trained.extend(runs))
-    for number in (1, 2, 3):
-        assert run_study(SMALL, tmp_path, tmp_path / "x.csv", part=(number, 3), progress=False) == 4
-    assert sorted((one.choice, one.recipe.seed) for one in trained) == sorted(
-        (c, s) for c in SMALL.choices for s in (0, 1)
-    )
-    assert not (tmp_path / "x.csv").exists()
-
-
 def test_the_hash_of_a_recipe_depends_only_on_values_that_change_the_result():
     recipe = load_recipe("digits_quick")
     assert recipe_hash(recipe) == recipe_hash(dataclasses.replace(recipe, seed=5, workers=1, checkpoint_steps=7))
@@ -206,31 +194,29 @@ def test_the_hash_of_a_recipe_depends_only_on_values_that_change_the_result():
 
 def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0, 99.0], "c": [70.0, 71.5, 70.5, 0.0]}
-    first, second = StudyReport("x", study(), rows(values)).tests()
+    first, second = Results("x", study(), rows(values)).tests()
     # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3), the 95 % quantile with 2 degrees of freedom 4.3027
-    assert (first.choice, first.reference, first.seeds) == ("b", "a", 3)
+    assert (first.choice, first.reference, len(first.differences)) == ("b", "a", 3)
     assert first.test.difference == pytest.approx(2)
     assert (first.test.low, first.test.high) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), abs=1e-4)
-    assert first.test.effect == pytest.approx(2 / math.pi**0.5)  # gamma(1) / gamma(1 / 2), with 2 degrees of freedom
-    assert paired_test([1.0, 3.0], [0.0, 0.0]).effect is None
     assert first.adjusted == pytest.approx(2 * first.test.p) and first.test.p == pytest.approx(0.0742, abs=1e-4)
     assert second.test.difference == pytest.approx(0) and second.adjusted == pytest.approx(1)
 
 
 def test_findings_distinguish_differences_within_error_and_beyond_chance():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0], "c": [90.0, 91.1, 91.0]}
-    report = StudyReport("x", study(), rows(values))
+    report = Results("x", study(), rows(values))
     assert [row[-1] for row in report.findings()[1:]] == ["no difference within error", "a difference beyond chance"]
     assert report.markdown().count("no difference within error") == 1
 
 
 def test_a_difference_that_is_significant_only_before_the_correction_is_inconclusive():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [70.0, 71.5, 70.5]}
-    text = (report := StudyReport("x", study(), rows(values))).markdown()
-    assert report.findings()[1][4:] == ("+0.23 to +3.10", "+1.6", "0.038", "0.075", said := report.findings()[1][-1])
+    text = (report := Results("x", study(), rows(values))).markdown()
+    assert report.findings()[1][4:] == ("+0.23 to +3.10", "0.038", "0.075", said := report.findings()[1][-1])
     assert said == "not significant after correction for 2 tests"
     assert "if one excludes zero and the adjusted p is 0.05 or more, the result is inconclusive." in text
-    assert "if one excludes zero" not in StudyReport("x", study(tests=(("c", "a"),)), rows(values)).markdown()
+    assert "if one excludes zero" not in Results("x", study(tests=(("c", "a"),)), rows(values)).markdown()
 
 
 def test_a_p_below_five_percent_is_not_rounded_up_to_it():
@@ -246,20 +232,18 @@ def test_a_p_below_five_percent_is_not_rounded_up_to_it():
 def test_an_interim_report_also_adjusts_for_the_planned_tests():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [90.0, 91.1, 91.0]}
     plan = study(variants={"10 epochs": {}, "40 epochs": {}}, seeds=(0, 1, 2), tests=(("b", "a"),))
-    text = StudyReport("x", plan, rows(values, "10 epochs")).markdown()
+    text = Results("x", plan, rows(values, "10 epochs")).markdown()
     # p = 0.038 alone, and 0.076 among two tests
     assert "This is an interim result: 9 of 18 planned runs are missing" in text
     assert "p (Holm) is adjusted for 1 of 2 planned tests." in text
     assert "Adjusted for all 2, these would not be beyond chance: b, 10 epochs against a." in text
     strong = dataclasses.replace(plan, tests=(("c", "a"),))
-    assert "Adjusted for all 2, the differences beyond chance remain." in (
-        StudyReport("x", strong, rows(values, "10 epochs")).markdown()
-    )
+    assert "would not be beyond chance" not in Results("x", strong, rows(values, "10 epochs")).markdown()
     seeds = dataclasses.replace(strong, variants={"10 epochs": {}}, seeds=(0, 1, 2, 3, 4))
-    text = StudyReport("x", seeds, rows(values, "10 epochs")).markdown()
+    text = Results("x", seeds, rows(values, "10 epochs")).markdown()
     assert "6 of 15 planned runs are missing, and findings may change when they are added." in text
     complete = dataclasses.replace(seeds, seeds=(0, 1, 2))
-    text = StudyReport("x", complete, rows(values, "10 epochs")).markdown()
+    text = Results("x", complete, rows(values, "10 epochs")).markdown()
     assert "interim" not in text and "fixed before" not in text  # which no program can know
     left_out = dataclasses.replace(plan, without=(("b", "40 epochs"),))
     assert planned_tests(left_out) == 1
@@ -267,31 +251,32 @@ def test_an_interim_report_also_adjusts_for_the_planned_tests():
 
 def test_means_and_differences_have_the_decimals_of_the_study():
     values = {"a": [0.03, 0.04, 0.05], "b": [0.001, 0.002, 0.003]}
-    report = StudyReport("x", study(decimals=3, tests=(("b", "a"),)), rows(values))
+    report = Results("x", study(decimals=3, tests=(("b", "a"),)), rows(values))
     assert report.means()[1][-1] == "0.040 ± 0.010"
     assert report.findings()[1][3:5] == ("-0.038", "-0.060 to -0.016")
 
 
 def test_a_difference_of_percentages_is_in_points_and_an_endpoint_may_have_a_name():
     plan = study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained"))
-    report = StudyReport("x", plan, rows({"a": [90.0]}))
+    report = Results("x", plan, rows({"a": [90.0]}))
     assert report.endpoint == "top-1 at zoom 40 minus that after the last epoch (points)"
     named = dataclasses.replace(plan, endpoint=dataclasses.replace(plan.endpoint, label="change (points)"))
-    assert StudyReport("x", named, rows({"a": [90.0]})).endpoint == "change (points)"
+    assert Results("x", named, rows({"a": [90.0]})).endpoint == "change (points)"
 
 
 def test_a_mean_of_fewer_seeds_than_others_of_its_row_has_their_number():
     both = study(variants={"10 epochs": {}, "40 epochs": {}})
     kept = [*rows({"a": [70.0, 71.0, 72.0]}, "10 epochs"), *rows({"a": [75.0, 77.0]}, "40 epochs")]
-    assert StudyReport("x", both, kept).means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
+    assert Results("x", both, kept).means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
 
 
 def test_every_variant_is_a_group_of_the_figure():
     both = study(variants={"10 epochs": {}, "40 epochs": {}})
     kept = [*rows({"a": [70.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0]}, "40 epochs")]
-    report = StudyReport("x", both, kept)
-    assert list(report.figure_scores()) == ["a, 10 epochs", "b, 10 epochs", "a, 40 epochs"]
-    assert report.figure_groups() == [2, 1]
+    report = Results("x", both, kept)
+    assert list(report.scores()) == ["a, 10 epochs", "b, 10 epochs", "a, 40 epochs"]
+    texts = [text.get_text() for text in report.figures()[""].axes[0].texts]
+    assert texts == ["10 epochs", "40 epochs"]
 
 
 def test_a_peg_after_the_last_layer_has_no_effect_as_its_study_says():
@@ -310,9 +295,7 @@ def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
         rows({"a": [90.0, 80.0], "b": [90.0, 90.0]}),
         rows({"a": [50.0, 45.0], "b": [70.0, 80.0]}, at="zoom 40"),
     )
-    report = StudyReport(
-        "x", study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained")), [*small, *large]
-    )
+    report = Results("x", study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained")), [*small, *large])
     assert report.endpoints() == {("a", ""): {0: -40.0, 1: -35.0}, ("b", ""): {0: -20.0, 1: -10.0}}
     assert report.means()[0] == ("choice", "seeds", "parameters", "trained", "zoom 40")
     assert report.means()[1] == ("a", "2", "10", "85.00 ± 7.07", "47.50 ± 3.54")
@@ -321,10 +304,10 @@ def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
 def test_a_variant_is_a_column_and_its_tests_are_of_one_family():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
     both = study(variants={"10 epochs": {}, "40 epochs": {}}, tests=(("b", "a"),))
-    one = StudyReport("x", both, rows(values, "10 epochs"))
+    one = Results("x", both, rows(values, "10 epochs"))
     assert one.means()[0][3:] == ("10 epochs",) and one.means()[1][3:] == ("70.67 ± 0.58",)
     assert one.tests()[0].adjusted == one.tests()[0].test.p  # no test without runs
-    report = StudyReport("x", both, [*rows(values, "10 epochs"), *rows(values, "40 epochs")])
+    report = Results("x", both, [*rows(values, "10 epochs"), *rows(values, "40 epochs")])
     assert report.tests()[0].adjusted == pytest.approx(2 * one.tests()[0].test.p)
     assert one.cost() == "15 min 36 s"  # 9 runs of 4 s, as measured for 10 epochs, and 15 of 60 s by the estimate
 
@@ -334,7 +317,7 @@ def test_a_choice_may_be_left_out_of_a_variant_that_cannot_have_it():
     assert ("c", "pvt") not in partial.cells.values() and len(partial.cells) == len(partial.recipes()) == 5
     values = {"a": [70.0, 71.0], "b": [71.0, 73.0], "c": [72.0, 72.0]}
     kept = [*rows(values, "vit"), *rows({name: values[name] for name in "ab"}, "pvt")]
-    report = StudyReport("x", partial, kept)
+    report = Results("x", partial, kept)
     assert [(one.choice, one.variant) for one in report.tests() if one.test] == [
         ("b", "vit"),
         ("c", "vit"),
@@ -344,29 +327,27 @@ def test_a_choice_may_be_left_out_of_a_variant_that_cannot_have_it():
     assert report.means()[3][-1] == ""
 
 
-def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
-    assert StudyReport("x", study(), []).markdown().endswith("`x.py`: not run. It takes about 15 min 0 s on one core.")
-    text = StudyReport("x", study(seeds=(0, 1)), rows({"a": [70.0, 71.0], "b": [71.0, 73.0]})).markdown("a.png")
-    assert "`x.py`: 4 of 6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
-    assert "![top-1 (%) after the last epoch of every choice and seed](a.png)" in text
-
-
-def test_a_report_beside_its_table_has_the_figure_in_every_format(done, tmp_path):
-    written = write_report(StudyReport.of_table("small", SMALL, done[1]), tmp_path)
-    kinds = ("png", "pdf", "svg", "md")
-    assert [path.name for path in written] == [f"study_small.{kind}" for kind in kinds]
-    assert all(path.is_file() for path in written) and "(study_small.png)" in written[3].read_text()
+def test_the_text_has_the_origin_of_its_numbers_or_says_that_nothing_was_run(done, tmp_path):
+    assert Results("x", study(), []).markdown().endswith("Not run. It takes about 15 min 0 s on one core.")
+    text = Results("x", study(seeds=(0, 1)), rows({"a": [70.0, 71.0], "b": [71.0, 73.0]})).markdown(["a.png"])
+    assert "4 of 6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
+    assert "![top-1 (%) after the last epoch](a.png)" in text
+    written = Results.of_table("study_small", SMALL, done[1], done[0]).write(tmp_path)
+    kinds = ("png", "pdf", "svg")
+    pictures = [f"study_small{suffix}.{kind}" for suffix in ("", "_canvas") for kind in kinds]
+    assert [path.name for path in written] == [*pictures, "study_small.md"]
+    assert all(path.is_file() for path in written) and "(study_small_canvas.png)" in written[-1].read_text()
 
 
 def test_the_plan_has_the_power_of_every_test_from_its_table_or_from_the_expected_deviation():
     small = dataclasses.replace(SMALL, endpoint=Endpoint())
     study = dataclasses.replace(small, margin=2.0, deviation=3.0)
-    header, *planned = StudyReport("small", study, []).power()
+    header, *planned = Results("small", study, []).power()
     assert header[1:4] == ("s.d.", "margin", "seeds") and {row[1] for row in planned} == {"3.00"}
     known = rows({name: [1.0, 2.0, 6.0] if name == "none" else [0.0, 0.0, 0.0] for name in study.choices})
-    _, *planned = StudyReport("small", study, known).power()
+    _, *planned = Results("small", study, known).power()
     assert any(row[1] == "2.65" for row in planned)  # of the differences 1, 2 and 6
-    _, *unknown = StudyReport("small", small, []).power()
+    _, *unknown = Results("small", small, []).power()
     assert {row[4] for row in unknown} == {"-"}
 
 
@@ -403,15 +384,15 @@ def test_findings_have_intervals_over_images_if_all_runs_have_theirs():
     found = [correct("a", 0, 0b10101010), correct("b", 0, 0b11111010), correct("a", 1, 0b10001010)]
     one = study(choices={"a": {}, "b": {}}, seeds=(0, 1))
     values = rows({"a": [50.0, 37.5], "b": [75.0, 75.0]})
-    assert "over images too" not in StudyReport("x", one, values, found).findings()[0]
-    report = StudyReport("x", one, values, [*found, correct("b", 1, 0b11110011)])
+    assert "over images too" not in Results("x", one, values, found).findings()[0]
+    report = Results("x", one, values, [*found, correct("b", 1, 0b11110011)])
     header, only = report.findings()
     low, high = report.tests()[0].images
     assert only[header.index("over images too")] == f"{low:+.2f} to {high:+.2f}" and low < 31.25 < high
     assert "other seeds and other test images" in report.markdown()
     zoomed = dataclasses.replace(one, endpoint=Endpoint(at="zoom 40"), sizes=((40, 40),))
     zoom = rows({"a": [50.0, 37.5], "b": [75.0, 75.0]}, at="zoom 40")
-    other = StudyReport("x", zoomed, zoom, report.images).findings()[0]
+    other = Results("x", zoomed, zoom, report.images).findings()[0]
     assert "over images too" not in other  # the images are those of the trained size
 
 
@@ -425,7 +406,7 @@ def test_every_declared_study_can_be_planned():
         assert len({recipe_hash(recipe) for recipe in recipes.values()}) == len(recipes), (
             f"{name}: two choices are equal"
         )
-        assert StudyReport(name, one, []).cost(), name
+        assert Results(name, one, []).cost(), name
 
 
 def test_every_declared_study_is_loaded_by_its_file_alone(tmp_path):
@@ -514,8 +495,8 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     assert code == 0, err
     assert "Does it run from a file?" in out and "\nnone " in out
     folder = tmp_path / "runs" / "study-mine"
-    for kind in ("csv", "md", "png"):
-        assert (folder / f"study_mine.{kind}").is_file()
+    for name in ("study_mine.csv", "study_mine.md", "study_mine.png", "report.html"):
+        assert (folder / name).is_file()
     code, out, _ = run_command(capsys, "study", "mine.py", "--list")
     assert code == 0 and "1 runs to train, 1 in" in out and "learnable" in out
     before = (folder / "study_mine.md").read_bytes()
@@ -543,7 +524,6 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
             [str(STUDIES / "lape_epochs.py"), "--choices", "std 2"],
             "`choices` must be one of 'learnable', 'learnable, std 1', 'learnable, LaPE'",
         ),
-        ([str(STUDIES / "lape_epochs.py"), "--part", "3/2"], "`part` must be K/N"),
         ([str(STUDIES / "lape_epochs.py"), "--quick", "--table", "a.csv"], "`table` must be left out with --quick"),
         ([str(STUDIES / "lape_epochs.py"), "--on", "nowhere"], "`on` must be here"),
         ([str(STUDIES / "camvid.py"), "--images"], "whose endpoint is top1 after training, got miou (trained)"),
@@ -569,8 +549,8 @@ def test_an_interaction_is_the_test_of_a_difference_of_differences():
     four = study(
         choices={key: {} for key in "abcd"}, tests=(("b", "a"),), interactions=(("d", "c", "b", "a"),), seeds=(0, 1, 2)
     )
-    simple, found = StudyReport("x", four, rows(values)).tests()
-    assert (found.choice, found.reference, found.seeds) == ("(d) - (c)", "(b) - (a)", 3)
+    simple, found = Results("x", four, rows(values)).tests()
+    assert (found.choice, found.reference, len(found.differences)) == ("(d) - (c)", "(b) - (a)", 3)
     # (5, 4.5, 0.5) less (1, 2, 3)
     assert found.test == paired_test([4.0, 2.5, -2.5], [0.0, 0.0, 0.0])
     assert simple.test == paired_test([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])

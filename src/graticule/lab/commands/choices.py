@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import JsonOutput, Output, overridden, parse_part
+from graticule.lab.commands.options import JsonOutput, Output, overridden
 from graticule.lab.studies.execution import parse_on
 from graticule.registry.specs import split_outside
 
 if TYPE_CHECKING:
+    from graticule.lab.studies.results import Results
     from graticule.lab.studies.study import Study
 
 
@@ -57,20 +58,13 @@ class RunOptions(JsonOutput):
     """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
     list_: bool = False
     """list the runs with their states and an estimate of the remaining time, and train nothing"""
-    part: Rare[str | None] = None
-    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
     on: Rare[str] = "here"
-    """where the runs are trained: here, in sequence, or local:N, N processes of one thread each"""
+    """where the runs are trained: here; local:N, in N processes of one thread each; dask:ADDRESS, in a cluster"""
 
-    def parsed(self) -> tuple[Output, tuple[int, int] | None]:
-        """Return the output and the part; the options of this class are checked."""
+    def parsed(self) -> Output:
+        """Return the output; the options of this class are checked."""
         parse_on(self.on)
-        return Output(self.json), parse_part(self.part)
-
-    def report_part(self, left: int, output: Output) -> None:
-        """Say that a part is finished, and how many runs are not."""
-        output.say(f"part {self.part} is finished; {left} runs of other parts are not: no table yet.")
-        output.give({"runs_left": left})
+        return Output(self.json)
 
     def flags(self) -> dict[str, list[str]]:
         """Return key of each changed value -> options of train that change it."""
@@ -124,3 +118,13 @@ def folder_suffix(values: RunOptions) -> str:
     given = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
     text = "".join(f"-{key}-{value}" for key, value in given.items())
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
+
+
+def show_results(results: Results, output: Output) -> dict[str, Any]:
+    """Print the tables of a study or a comparison, and return them as records."""
+    tables: dict[str, Any] = {}
+    for name, (title, (header, *rows)) in results.tables().items():
+        output.say("", title)
+        tables[name] = output.table(header, rows)
+    output.say("", *results.notes())
+    return tables

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices
-from graticule.lab.commands.options import check_task_options, choose_device, command_line, output_folder, parse
+from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices, show_results
+from graticule.lab.commands.options import check_task_options, command_line, output_folder, parse
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_json
-
-if TYPE_CHECKING:
-    from graticule.lab.studies.sizes import Lengths, Resolutions
 
 
 @dataclass
@@ -53,22 +50,22 @@ class Compare(RunOptions):
 def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
-    output, part = options.parsed()
+    output = options.parsed()
     from graticule.lab.recipes.load import load_recipe
 
     sizes = parse_sizes(options.sizes)
+    if len(set(sizes)) < len(sizes):
+        raise ValueError(f"`sizes` must be different sizes, got {' '.join(options.sizes)}.")
     base = load_recipe(options.recipe)
     base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
     choices = parse_choices(base, options.choices, f"train {options.recipe}")
 
     from graticule.lab.pages.run_report import run_page
-    from graticule.lab.studies.comparison import compare
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import plan, planned_rows
-    from graticule.lab.studies.sizes import lengths, resolutions
-    from graticule.lab.tasks.language import check_lengths
+    from graticule.lab.studies.study_runs import compare
     from graticule.lab.tasks.parts.image_scores import ImageEvaluation
-    from graticule.lab.training.task import list_tasks, task_of
+    from graticule.lab.training.task import list_tasks
 
     evaluation = list_tasks()[base.task].evaluation
     if options.sizes and not issubclass(evaluation, ImageEvaluation):
@@ -77,10 +74,6 @@ def run(arguments: list[str]) -> int:
             f"graticule evaluate a run of any task on images, got {' '.join(options.sizes)}."
         )
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
-    for recipe in choices.values() if options.lengths else ():
-        task = task_of(recipe)
-        data = task.build_data()
-        check_lengths(task.build_model(task.describe(data)), options.lengths, data)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_:
@@ -88,39 +81,19 @@ def run(arguments: list[str]) -> int:
         output.give(output.table(columns, rows))
         return 0
     with executor_of(options.on) as executor:
-        how: Any = {
-            "replace": options.replace,
-            "executor": executor,
-            "part": part,
-            "sizes": sizes,
-            "mode": options.mode,
-        }
-        comparison = compare(choices, options.seeds, folder, command=command_line("compare", arguments), **how)
-    if comparison is None:
-        options.report_part(sum(not one.run.finished for one in plan(choices, options.seeds, folder)), output)
-        return 0
-    output.table(comparison.columns, comparison.rows())
-    output.say(*comparison.verdict())
-    given = {"comparison": read_json(folder / "comparison.json")}
-    page = run_page(comparison.runs, comparison).write(folder / "report.html")
-    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "png", "pdf", "svg", "json")), page)
-    found: Resolutions | Lengths | None = None
-    if sizes:
-        found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)
-    elif options.lengths:
-        found = lengths(comparison, options.lengths, device=choose_device("auto"))
-    if found is not None:
-        columns, *rows = found.rows()
-        output.say(f"\n{found.title}")
-        given["sizes" if sizes else "lengths"] = output.table(columns, rows)
-        if legend := found.legend():
-            output.say(legend)
-        if len(found.scores) > 1:
-            columns, *rows = found.differences()
-            output.table(columns, rows)
-            output.say(found.note())
-        if remark := found.remark():
-            output.say(remark)
-        output.wrote(*found.write(folder))
-    output.give(given)
+        results = compare(
+            choices,
+            options.seeds,
+            folder,
+            command=command_line("compare", arguments),
+            replace=options.replace,
+            executor=executor,
+            sizes=sizes,
+            mode=options.mode,
+            lengths=options.lengths,
+        )
+    tables = show_results(results, output)
+    page = run_page(results.runs, results).write(folder / "report.html")
+    output.wrote(*sorted(folder.glob("comparison*.*")), page)
+    output.give({**tables, "comparison": read_json(folder / "comparison.json")})
     return 0

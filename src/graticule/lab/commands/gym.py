@@ -12,7 +12,7 @@ from graticule.lab.commands.options import JsonOutput, Output, command_line, out
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.execution import executor_of, parse_on
 from graticule.registry.plugins import load_plugin, source_of
-from graticule.system.files import read_json
+from graticule.system.files import read_json, write_text
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Gym(JsonOutput):
     output: Path | None = None
     """folder of tables and picture (default: runs/gym)"""
     on: Rare[str] = "here"
-    """where the models are trained, as in graticule compare: here, or local:N"""
+    """where the models are trained, as in graticule compare: here, local:N or dask:ADDRESS"""
     card: Path | None = None
     """a plugin with an encoding (or what --choices names): train it on all tasks with 5 seeds, and write its card"""
     table: Rare[Path | None] = None
@@ -78,7 +78,6 @@ def run(arguments: list[str]) -> int:
     choices = choices or parse_choices(base, standard_choices(), "gym")
     seeds, table = options.seeds[:1] if options.quick else options.seeds, None
     if options.table is not None:
-        from graticule.lab.gym.card import complete
         from graticule.lab.gym.profile import read_profile
 
         if not options.table.is_file():
@@ -86,7 +85,7 @@ def run(arguments: list[str]) -> int:
                 f"`table` must be gym.csv of a gym, got {str(options.table)!r}, which does not exist."
             )
         sides = [base.side, *options.sizes]
-        table = complete(read_profile(options.table), standard_tasks(choices), seeds, sides)
+        table = read_profile(options.table).complete(standard_tasks(choices), seeds, sides)
     kind = "gym" if options.card is None else f"gym-card-{options.card.stem}"
     folder = output_folder(options.output, Path(f"runs/{kind}{'-quick' * options.quick}"))
     with executor_of(options.on) as executor:
@@ -105,13 +104,11 @@ def run(arguments: list[str]) -> int:
         output.table(columns, rows)
     written = [folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")]
     if options.card is not None:
-        from graticule.lab.gym.card import write_card
-
         notes = [
             _origin(folder, options.card),
             *["A check of a few steps with one seed, not a result."] * options.quick,
         ]
-        written.append(write_card(profile, table, folder / "card.md", notes))
+        written.append(write_text(folder / "card.md", profile.card(table, notes)))
     output.wrote(*written)
     output.give([dataclasses.asdict(row) for row in profile.rows])
     return 0

@@ -183,16 +183,6 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return shlex.join(["graticule", command, *arguments, *plugins])
 
 
-def parse_part(given: str | None) -> tuple[int, int] | None:
-    """Parse K/N, a part of the runs of a comparison or study."""
-    if given is None:
-        return None
-    number, _, parts = given.partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts) < 10**6):
-        raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {given!r}.")
-    return int(number), int(parts)
-
-
 def parse_size(given: str | None, axes: int = 2) -> Any:
     """Parse the size of images, or of films of three `axes`; None if it is not given."""
     return parse_sizes([given], "img_size", axes)[0] if given else None

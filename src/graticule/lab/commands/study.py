@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
+from graticule.lab.commands.choices import RunOptions, folder_suffix, show_results, study_with
 from graticule.lab.commands.options import output_folder, parse
 from graticule.registry.checks import known_name
 
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     options = parse(StudyOptions, "study", arguments)
     from graticule.lab.studies.study import list_studies, load_study
 
-    output, part = options.parsed()
+    output = options.parsed()
     if Path(options.study).is_dir():
         found = list_studies(options.study)
         if not found:
@@ -74,14 +74,16 @@ def run(arguments: list[str]) -> int:
     study = study_with(study, options)
     folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
     table = options.table or folder / f"study_{name}.csv"
-    part_of_it = _selected(study, options)
+    selected = _select(study, options)
 
+    from graticule.lab.pages.run_report import run_page
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.images import Correct, read_images, write_images
     from graticule.lab.studies.plan import plan, planned_rows
-    from graticule.lab.studies.report import StudyReport, write_report
+    from graticule.lab.studies.results import Results
     from graticule.lab.studies.study import TRAINED, read_table
     from graticule.lab.studies.study_runs import missing_runs, run_study
+    from graticule.lab.training.run import Run
 
     end = study.endpoint
     judged = end.metric or next(iter(study.recipes().values())).metric.key
@@ -90,55 +92,46 @@ def run(arguments: list[str]) -> int:
             "`images` must be left out: it is for studies whose endpoint is top1 after training, got "
             f"{dataclasses.replace(end, metric=judged)}."
         )
-    given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
+    chosen: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.plan:
-        columns, *planned = StudyReport(name, part_of_it, read_table(table)).power()
-        tests = output.table(columns, planned)
-        output.give({"tests": tests})
+        columns, *planned = Results(name, selected, read_table(table)).power()
+        output.give({"tests": output.table(columns, planned)})
         return 0
     if options.list_:
         rows = read_table(table)
-        missing = missing_runs(part_of_it, rows, folder, **given)
+        missing = missing_runs(selected, rows, folder, **chosen)
         columns, *planned = planned_rows(missing)
         records = output.table(columns, planned) if missing else []
-        kept = len(part_of_it.cells) * len(part_of_it.seeds) - len(missing)
-        cost = StudyReport(name, part_of_it, rows).cost()
-        output.say(f"{len(missing)} runs to train, {kept} in {table}; about {cost} on one core")
-        output.give({"runs": records, "kept": kept, "cost": cost})
+        measured = len(selected.cells) * len(selected.seeds) - len(missing)
+        cost = Results(name, selected, rows).cost()
+        output.say(f"{len(missing)} runs to train, {measured} in {table}; about {cost} on one core")
+        output.give({"runs": records, "kept": measured, "cost": cost})
         return 0
     with executor_of(options.on) as executor:
-        progress = not options.json
-        left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
-    if left:
-        options.report_part(left, output)
-        return 0
-    added = [table]
-    if options.images:
-        from graticule.lab.training.run import Run
-
-        known = {(one.choice, one.variant, one.seed): one for one in read_images(table)}
-        for planned_run in plan(study.recipes(**given), study.seeds, folder):
-            cell = (*study.cells[planned_run.choice], planned_run.recipe.seed)
-            if cell not in known and planned_run.run.finished:
+        run_study(selected, folder, table, executor=executor, progress=not options.json, **chosen)
+    written = [table]
+    runs: dict[str, list[Run]] = {}
+    known = {(image.choice, image.variant, image.seed): image for image in read_images(table)}
+    for planned_run in plan(study.recipes(**chosen), study.seeds, folder):
+        cell = (*study.cells[planned_run.choice], planned_run.recipe.seed)
+        if planned_run.run.finished:
+            runs.setdefault(planned_run.choice, []).append(Run(planned_run.folder))
+            if options.images and cell not in known:
                 known[cell] = Correct.of_run(*cell[:2], Run(planned_run.folder))
-        added.append(write_images(table, known.values()))
-    report = StudyReport.of_table(name, study, table)
+    if options.images:
+        written.append(write_images(table, known.values()))
+    results = Results.of_table(f"study_{name}", study, table)
     output.say(study.question)
-    tables: dict[str, Any] = {"question": study.question}
-    parts = {"means": (report.measured, report.means()), "tests": (f"Tests of {report.endpoint}.", report.findings())}
-    for key, (title, (header, *body)) in parts.items():
-        if body:
-            output.say("", title)
-        tables[key] = output.table(header, body) if body else []
-    if interim := report.interim():
-        output.say("", interim)
-    tables["interim"] = interim
-    output.wrote(*added, *write_report(report, folder))
-    output.give(tables)
+    tables = show_results(results, output)
+    written += results.write(folder)
+    if runs:
+        written.append(run_page(runs, results).write(folder / "report.html"))
+    output.wrote(*written)
+    output.give({"question": study.question, **tables, "interim": results.interim()})
     return 0
 
 
-def _selected(study: Study, options: StudyOptions) -> Study:
+def _select(study: Study, options: StudyOptions) -> Study:
     """Return the study with only the chosen seeds, choices and variants."""
     choices = options.choices or list(study.choices)
     variants = options.variants or list(study.variants)

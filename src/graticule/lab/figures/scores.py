@@ -119,36 +119,36 @@ def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -
         draw_line(ax, index, label, x, means, bars if several else None, **style)
 
 
-def length_plot(scores: Scores, places: Scores, trained_at: int | Sequence[int], title: str = "") -> Figure:
+def length_plot(scores: Scores, places: Scores | None, trained_at: int | Sequence[int], title: str = "") -> Figure:
     """Draw bits per byte against the length of the windows, and against the position in the longest windows.
 
     Means over seeds, with bars of one standard deviation. If a model has learned to use its context, the line in the
-    right panel falls up to the training length; if it cannot use longer contexts, the line rises from there. The first
-    positions average few tokens, one per window, so they are the noisiest.
+    right panel falls up to the training length; if it cannot use longer contexts, the line rises from there.
 
     Args:
         scores: of all tokens; label -> length -> values over seeds.
         places: of ranges of positions in the longest windows; label -> last position of a range -> values over seeds.
+            None for no right panel.
         trained_at: the lengths of training, marked by vertical lines.
         title: above both panels.
     """
-    for name, values in (("scores", scores), ("places", places)):
+    panels = {"scores": scores} | ({} if places is None else {"places": places})
+    for name, values in panels.items():
         check_lines(values, name)
         if missing := [label for label, by in values.items() if not by or not all(map(len, by.values()))]:
             raise ValueError(f"`{name}` must have a value everywhere, got none for some of {missing[0]!r}.")
     trained = {trained_at} if isinstance(trained_at, int) else set(trained_at)
-    figure = Figure(figsize=(9.0, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(4.8 * len(panels), 4.4), layout="constrained")
+    left, *right = figure.subplots(1, len(panels), squeeze=False).flatten()
     _draw_length_plots(left, scores, trained)
-    lengths = sorted({length for by in scores.values() for length in by} | trained)
-    _length_ticks(left, lengths)
+    _length_ticks(left, sorted({length for by in scores.values() for length in by} | trained))
     left.set(xlabel="length of the windows (tokens)", ylabel="bits per byte", title="all of the held-out text")
-    _draw_length_plots(right, places, trained)
-    longest = {max(by) for by in places.values()}
-    powers = [1 << power for power in range(max(longest).bit_length())]
-    _length_ticks(right, powers)
-    windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
-    right.set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
+    if places is not None:
+        _draw_length_plots(right[0], places, trained)
+        longest = {max(by) for by in places.values()}
+        _length_ticks(right[0], [1 << power for power in range(max(longest).bit_length())])
+        windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
+        right[0].set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
     if title:
         figure.suptitle(title, fontsize=12)
     return add_legend(figure, left)

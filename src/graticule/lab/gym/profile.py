@@ -1,10 +1,11 @@
-"""Profile of choices: the scores of every choice on every task, in a file that later runs extend, and its pictures."""
+"""Profile of choices: the scores of every choice on every task in a file, with means, ranks, a picture and a card."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,9 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from scipy import stats
 
 from graticule.lab.figures.style import SIMILARITY
-from graticule.lab.studies.tables import csv_of_records, markdown, read_records
+from graticule.lab.studies.significance import LEVEL, holm, paired_test
+from graticule.lab.studies.tables import Rows, csv_of_records, markdown, read_records
 from graticule.registry.checks import printable
 from graticule.system.files import write_text
 
@@ -47,6 +50,11 @@ class Row:
     seconds: float
     parameters: int
     recipe: str
+
+    @property
+    def cell(self) -> tuple[str, str, int]:
+        """Choice, task and seed, which identify a training."""
+        return self.choice, self.task, self.seed
 
 
 @dataclass(frozen=True)
@@ -81,42 +89,65 @@ class Profile:
         return self.rows[0].trained
 
     def scores(self, choice: str, task: str, side: int) -> list[float]:
-        """Return the normalized scores over seeds; empty if nothing was measured."""
-        return [
-            row.normalized
-            for row in self.rows
-            if (row.choice, row.task, row.side) == (choice, task, side) and not math.isnan(row.normalized)
-        ]
+        """Return the scores over seeds, in percent from chance to perfect answers; empty if nothing was measured."""
+        cell = (choice, task, side)
+        return [100 * row.normalized for row in self.rows if (row.choice, row.task, row.side) == cell and _known(row)]
 
-    def mean(self, choice: str, task: str, side: int) -> float:
-        """Return the mean normalized score over seeds; NaN if nothing was measured."""
-        found = self.scores(choice, task, side)
-        return fmean(found) if found else math.nan
+    def overall(self, side: int) -> dict[str, list[float]]:
+        """Return choice -> its mean scores over all tasks in percent, for the seeds that have all choices and tasks.
 
-    def deviation(self, choice: str, task: str, side: int) -> float:
-        """Return the standard deviation over seeds; NaN with fewer than two."""
-        found = self.scores(choice, task, side)
-        return stdev(found) if len(found) > 1 else math.nan
+        A score below chance counts as chance, since those of `box` have no lower bound.
+        """
+        by_seed: dict[int, dict[str, list[float]]] = {}
+        for row in self.rows:
+            if row.side == side and _known(row):
+                of_seed = by_seed.setdefault(row.seed, {choice: [] for choice in self.choices})
+                of_seed[row.choice].append(100 * max(0.0, row.normalized))
+        complete = [by for _, by in sorted(by_seed.items()) if {*map(len, by.values())} == {len(self.tasks)}]
+        return {choice: [fmean(by[choice]) for by in complete] for choice in self.choices}
 
-    def chosen(self, choices: Sequence[str] | None = None, tasks: Sequence[str] | None = None) -> Profile:
+    def select(self, choices: Sequence[str] | None = None, tasks: Sequence[str] | None = None) -> Profile:
         """Return the profile of some choices and tasks, in this order."""
         choices, tasks = choices or self.choices, tasks or self.tasks
-        kept = [row for row in self.rows if row.choice in choices and row.task in tasks]
-        return Profile(tuple(sorted(kept, key=lambda row: (choices.index(row.choice), tasks.index(row.task)))))
+        rows = [row for row in self.rows if row.choice in choices and row.task in tasks]
+        return Profile(tuple(sorted(rows, key=lambda row: (choices.index(row.choice), tasks.index(row.task)))))
 
-    def table(self, side: int) -> list[tuple[str, ...]]:
-        """Return a header and one row per choice: normalized scores in percent, with the deviation over seeds."""
-        rows = [("choice", "parameters (maximum)", *self.tasks)]
+    def complete(self, tasks: Sequence[str], seeds: Sequence[int], sides: Sequence[int]) -> Profile:
+        """Return the scores of the choices that have all of them for tasks, seeds and sizes."""
+        rows = [row for row in self.rows if row.task in tasks and row.seed in seeds and row.side in sides]
+        counts = Counter(row.choice for row in rows if _known(row))
+        choices = [choice for choice in counts if counts[choice] == len(tasks) * len(seeds) * len(sides)]
+        if not choices:
+            raise ValueError(
+                f"`table` must have a choice with scores of {', '.join(tasks)} for seeds "
+                f"{', '.join(map(str, seeds))} and {', '.join(map(str, sides))} cells per side, got "
+                f"{len(self.choices)} choices without some of them."
+            )
+        return Profile(tuple(rows)).select(choices, tasks)
+
+    def table(self, side: int) -> Rows:
+        """Return a header and one row per choice: scores in percent, with the deviation over seeds."""
+        rows: Rows = [("choice", "parameters (maximum)", *self.tasks)]
         for choice, name in zip(self.choices, choice_labels(self.choices), strict=True):
-            parameters = max(row.parameters for row in self.rows if row.choice == choice)  # heads differ
-            rows.append((name, f"{parameters:,}", *(self._cell(choice, task, side) for task in self.tasks)))
+            cells = (" ± ".join(map(str, _mean(self.scores(choice, task, side)))) for task in self.tasks)
+            rows.append((name, self._parameters(choice), *cells))
         return rows
 
-    def _cell(self, choice: str, task: str, side: int) -> str:
-        mean, deviation = self.mean(choice, task, side), self.deviation(choice, task, side)
-        if math.isnan(mean):
-            return "-"
-        return percent(mean) + ("" if math.isnan(deviation) else f" ± {percent(deviation)}")
+    def _parameters(self, choice: str) -> str:
+        return f"{max(row.parameters for row in self.rows if row.choice == choice):,}"  # heads differ
+
+    def ranks(self) -> Rows:
+        """Return a header and one row per choice: parameters, and mean and rank at every size, the best first."""
+        names = choice_labels(self.choices)
+        rows = [[f"`{name}`", self._parameters(choice)] for choice, name in zip(self.choices, names, strict=True)]
+        order: list[int] = []
+        for side in self.sides:
+            scores = list(self.overall(side).values())
+            for row, values, (rank, best, worst) in zip(rows, scores, rank_intervals(scores), strict=True):
+                row += [interval_text(values), f"{rank} [{best}, {worst}]"]
+            order = order or sorted(range(len(rows)), key=lambda index: -fmean(scores[index]))
+        heads = [text for side in self.sides for text in (f"{side} x {side} cells", "rank")]
+        return [("choice", "parameters", *heads), *(tuple(rows[index]) for index in order)]
 
     def markdown(self) -> str:
         """Return a table per size in Markdown."""
@@ -128,93 +159,142 @@ class Profile:
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"mean ± s.d. of {len(self.seeds)} seeds"
         return f"{side} x {side} cells, {where}; scores from 0 (chance) to 100 (solved), {seeds}"
 
-    def csv(self) -> str:
-        """Return one line per score."""
-        return csv_of_records(Row, self.rows)
+    def card(self, table: Profile | None, notes: Sequence[str]) -> str:
+        """Return the card of the only choice, as Markdown beside `gym.png`.
+
+        Args:
+            table: the scores of other choices, `complete` for the same tasks, seeds and sizes.
+            notes: lines on the origin of the scores.
+        """
+        (choice,) = self.choices
+        others = [row for row in table.rows if row.choice != choice] if table is not None else []
+        beside = Profile((*self.rows, *others))
+        name = choice_labels(beside.choices)[0]
+        header, *rows = beside.ranks()
+        tasks: Rows = [("task", *header[2::2])]
+        for task in self.tasks:
+            tasks.append((task, *(interval_text(self.scores(choice, task, side)) for side in self.sides)))
+        about = (
+            f"Means of {len(self.seeds)} seeds with 95 % intervals; 0 is chance, 100 a perfect answer. Ranks are among "
+            f"{len(beside.choices)} choices, by the mean over tasks."
+        )
+        ranked = markdown([header, *(row for row in rows if row[0] == f"`{name}`")])
+        parts = [f"# {name}", ranked, about, markdown(tasks), f"![Scores of {name}](gym.png)", *notes]
+        return "\n\n".join(parts) + "\n"
 
 
-def percent(share: float) -> str:
-    """Write a share as a whole percentage, 0 without a sign.
+def _mean(values: Sequence[float]) -> list[int | str]:
+    """Return mean and standard deviation in whole percent; the mean alone of a single value, a dash of none."""
+    numbers = [round(function(values)) for function in (fmean, stdev)[: len(values)]]
+    return [*numbers] or ["-"]
 
-    >>> [percent(share) for share in (0.987, -0.004, -0.02)]
-    ['99', '0', '-2']
-    """
-    return str(round(100 * share))
+
+def _known(row: Row) -> bool:
+    return not math.isnan(row.normalized)
 
 
 def read_profile(path: Path) -> Profile:
-    """Read the rows that `Profile.csv` wrote; an absent file has no rows."""
+    """Read the rows that `write_profile` wrote; an absent file has no rows."""
     return Profile(tuple(read_records(path, Row)))
 
 
 def write_profile(path: Path, profile: Profile) -> Path:
-    """Write the rows of a profile, completely or not at all; returns `path`."""
-    return write_text(path, profile.csv())
+    """Write one line per score, completely or not at all; returns `path`."""
+    return write_text(path, csv_of_records(Row, profile.rows))
 
 
-def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int], int]) -> Profile:
-    """Return the rows of both, sorted by `order` of (choice, task, seed) and by size; unordered ones come last."""
-    rows = [*kept.rows, *new]
-    return Profile(
-        tuple(sorted(rows, key=lambda row: (order.get((row.choice, row.task, row.seed), len(order)), row.side)))
-    )
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean and its 95 % interval by Student's t, whose ends are NaN for a single value."""
+    test = paired_test(values, [0.0] * len(values))
+    if test is not None:
+        return test.difference, test.low, test.high
+    mean = fmean(values)  # equal values, or a single one
+    return (mean, mean, mean) if len(values) > 1 else (mean, math.nan, math.nan)
+
+
+def interval_text(values: Sequence[float]) -> str:
+    """Write the mean and its 95 % interval.
+
+    >>> interval_text([50.0, 51.0, 52.0]), interval_text([50.0])
+    ('51.0 [48.5, 53.5]', '50.0')
+    """
+    mean, low, high = interval(values)
+    return f"{mean:.1f}" if math.isnan(low) else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def rank_intervals(seeded: Sequence[Sequence[float]]) -> list[tuple[int, int, int]]:
+    """Return the rank, the best and the worst possible rank of each choice, from its scores of the same seeds.
+
+    The interval is from 1 + the number of better choices to the number of choices that are not worse. Better and worse
+    are decided by paired t-tests, adjusted by Holm's method for all pairs with the choice.
+
+    Reference: Inference for Ranks (Mogstad, Romano, Shaikh and Wilhelm, 2024), section 3, for a single rank.
+    """
+    scores = np.array(seeded)
+    mean = (difference := scores[:, None] - scores).mean(2)
+    p = np.full(mean.shape, math.nan)
+    if (seeds := scores.shape[1]) > 1:
+        with np.errstate(divide="ignore", invalid="ignore"):  # equal differences
+            p = 2 * stats.t.sf(abs(mean / difference.std(2, ddof=1)) * seeds**0.5, seeds - 1)
+    ranks = []
+    for index in range(len(scores)):
+        adjusted = holm([None if math.isnan(value) else float(value) for value in p[index]])
+        beyond = np.array([value is not None and value < LEVEL for value in adjusted])
+        better, worse = mean[index] < 0, mean[index] > 0
+        best, worst = 1 + int((better & beyond).sum()), len(scores) - int((worse & beyond).sum())
+        ranks.append((1 + int(better.sum()), best, worst))
+    return ranks
 
 
 #: Lower scores are not written out: they are below chance by more than means anything.
-LOWEST = -0.2
+LOWEST = -20
 
 
 def heat_map(profile: Profile, title: str = "") -> Figure:
-    """Draw the normalized scores, one panel per size, one row per choice, one column per task, with the deviations."""
+    """Draw the scores, one panel per size, one row per choice, one column per task, with the deviations."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
     names = choice_labels(choices)
     cell = 0.4 if len(profile.seeds) > 1 else 0.26
     wide = 0.8 + min(0.065 * max(map(len, names)), 4.5) + 0.4 * len(tasks)
     figure = Figure(figsize=(wide, (1.1 + cell * len(choices)) * len(sides)), layout="constrained")
     panels = figure.subplots(len(sides), 1, squeeze=False, sharey=True).flatten()
-    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(0, 100)}
     for ax, side in zip(panels, sides, strict=True):
-        means = np.array([[profile.mean(choice, task, side) for task in tasks] for choice in choices])
+        scores = [[profile.scores(choice, task, side) for task in tasks] for choice in choices]
+        means = np.array([[fmean(values) if values else math.nan for values in row] for row in scores])
         ax.imshow(means, aspect="auto", interpolation="nearest", **scale)
-        for row, choice in enumerate(choices):
-            for column, task in enumerate(tasks):
-                _write_cell(ax, (row, column), means[row, column], profile.deviation(choice, task, side))
-        ax.set_xticks(
-            range(len(tasks)),
-            [printable(task) for task in tasks],
-            rotation=50,
-            ha="right",
-            fontsize=9,
-            parse_math=False,
-        )
+        for row, of_choice in enumerate(scores):
+            for column, values in enumerate(of_choice):
+                _write_cell(ax, (row, column), values)
+        labels = [printable(task) for task in tasks]
+        ax.set_xticks(range(len(tasks)), labels, rotation=50, ha="right", fontsize=9, parse_math=False)
         ax.set_yticks(range(len(choices)), list(map(printable, names)), fontsize=9, parse_math=False)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-        ax.set_title(_panel_title(profile, side), fontsize=10)
+        counts = sorted({len(values) for of_choice in scores for values in of_choice})
+        number = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        where = f"{side} × {side} cells" + (
+            "" if side == profile.trained else f", trained on {profile.trained} × {profile.trained}"
+        )
+        ax.set_title(f"{where}, {'one seed' if number == '1' else f'mean ± s.d. of {number} seeds'}", fontsize=10)
     bar = figure.colorbar(ScalarMappable(**scale), ax=list(panels), shrink=0.5, pad=0.01)
-    bar.set_ticks([0, 1], labels=["chance", "solved"], fontsize=9)
+    bar.set_ticks([0, 100], labels=["chance", "solved"], fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
 
 
-def _write_cell(ax: Axes, at: tuple[int, int], mean: float, deviation: float) -> None:
+def _write_cell(ax: Axes, at: tuple[int, int], values: Sequence[float]) -> None:
     row, column = at
-    if math.isnan(mean):
+    if not values:
         ax.text(column, row, "-", ha="center", va="center", fontsize=8)
         return
-    color = "black" if mean > 0.6 else "white"
-    shown = percent(mean) if mean >= LOWEST else f"< {percent(LOWEST)}"
-    spread = "" if math.isnan(deviation) else f"\n±{percent(deviation)}" if deviation < 1 else "\n> ±99"
-    ax.text(column, row, shown + spread, ha="center", va="center", fontsize=8, color=color)
-
-
-def _panel_title(profile: Profile, side: int) -> str:
-    cells = f"{side} × {side} cells"
-    where = cells if side == profile.trained else f"{cells}, trained on {profile.trained} × {profile.trained}"
-    counts = sorted({len(profile.scores(choice, task, side)) for choice in profile.choices for task in profile.tasks})
-    number = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"{where}, " + ("one seed" if number == "1" else f"mean ± s.d. of {number} seeds")
+    mean, *deviation = (int(number) for number in _mean(values))
+    color = "black" if mean > 60 else "white"
+    text = str(mean) if mean >= LOWEST else f"< {LOWEST}"
+    if deviation:
+        text += f"\n±{deviation[0]}" if deviation[0] < 100 else "\n> ±99"
+    ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
 def choice_labels(choices: Sequence[str]) -> list[str]:

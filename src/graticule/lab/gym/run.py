@@ -5,30 +5,27 @@ A tiny model is trained in a plain loop: starting a run of the engine would take
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from graticule.backbones.base import Backbone
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figures
 from graticule.lab.gym.base import CELL, LEAST, TASKS, Answer, GymTask, build_task, generators
-from graticule.lab.gym.profile import Profile, Row, heat_map, merged, percent, read_profile, write_profile
+from graticule.lab.gym.profile import Profile, Row, heat_map, read_profile, write_profile
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.studies.execution import ATTEMPTS, Submits, Submitted, collect
-from graticule.lab.studies.plan import format_seconds
+from graticule.lab.studies.execution import outcomes
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.models import build_backbone
 from graticule.lab.terminal import Lines
@@ -60,7 +57,7 @@ def gym(
     sides: Sequence[int] = (),
     progress: bool = True,
     command: str = "",
-    executor: Submits | None = None,
+    executor: Executor | None = None,
 ) -> Profile:
     """Train every choice on every task with every seed, and write the profile to `folder`.
 
@@ -84,47 +81,35 @@ def gym(
     folder = Path(folder)
     tasks = list(tasks) or standard_tasks(choices)
     check_gym(choices, tasks, seeds, sides)
-    file = folder / "gym.csv"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder) as free:
         if not free:
             raise ValueError(f"`folder` must not be in use by another process, got {str(folder)!r}, which is.")
-        profile = read_profile(file)
+        profile = read_profile(folder / "gym.csv")
         _check_recipes(profile, choices, folder)
         cells = [Cell(choice, task, seed) for seed in seeds for task in tasks for choice in choices]
         order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
-        total = sum(choices[cell.choice].steps for cell in left)
-        start = time.monotonic()
-        if progress and left:
-            print(f"{len(left)} trainings, at most {_estimate(left, choices, executor)}", file=sys.stderr, flush=True)
-        with progress_bar(total=total, unit="step", wanted=progress, dynamic_ncols=True) as bar:
-            for number, (cell, new) in enumerate(_trained(left, choices, sides, bar, executor), 1):
-                kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
-                profile = merged(kept, new, order)
-                write_profile(file, profile)
+        plugins = loaded_plugins() if executor is not None else ()
+        with progress_bar(total=len(left), unit="training", wanted=progress, dynamic_ncols=True) as bar:
+            ended = outcomes(
+                left, lambda cell: (train_cell, cell, choices[cell.choice], tuple(sides), plugins), executor
+            )
+            for number, (cell, rows) in enumerate(ended, 1):
+                if isinstance(rows, BaseException):
+                    raise rows
+                rows = [*(row for row in profile.rows if row.cell != cell), *rows]
+                rows.sort(key=lambda row: (order.get(row.cell, len(order)), row.side))
+                profile = Profile(tuple(rows))
+                write_profile(folder / "gym.csv", profile)
+                bar.update()
                 if progress and isinstance(bar, Lines):  # no terminal: print a line for each training
-                    said = f"{cell.task}, {cell.choice}, seed {cell.seed}: {percent(new[0].normalized)} %"
-                    rest = (time.monotonic() - start) / number * (len(left) - number)
-                    took = f"{new[0].seconds:.0f} s, about {format_seconds(rest)} left"
-                    print(f"{number} of {len(left)}: {said}, {took}", file=sys.stderr)
-        shown = profile.chosen(list(choices), tasks)
-        _write(shown, choices, folder, command)
-    return shown
-
-
-def _estimate(cells: Sequence[Cell], choices: Mapping[str, GymRecipe], executor: Submits | None) -> str:
-    """Estimate the time of trainings in this process from a few steps of one of them."""
-    steps = sum(choices[cell.choice].steps for cell in cells)
-    if executor is not None:
-        return f"{steps:,} steps"
-    cell = cells[len(cells) // 2]
-    recipe = dataclasses.replace(choices[cell.choice], steps=5)
-    task = build_task(cell.task, (recipe.side, recipe.side), recipe.surface)
-    train(recipe, task, cell.seed)  # the first steps are slower
-    start = time.perf_counter()
-    train(recipe, task, cell.seed)
-    return f"{steps:,} steps, about {format_seconds((time.perf_counter() - start) / recipe.steps * steps)}"
+                    score = round(profile.scores(cell.choice, cell.task, choices[cell.choice].side)[-1])
+                    line = f"{number} of {len(left)}: {cell.task}, {cell.choice}, seed {cell.seed}: {score} %"
+                    print(line, file=sys.stderr, flush=True)
+        profile = profile.select(list(choices), tasks)
+        _write(profile, choices, folder, command)
+    return profile
 
 
 def standard_choices() -> list[str]:
@@ -192,51 +177,10 @@ def _check_recipes(profile: Profile, choices: Mapping[str, GymRecipe], folder: P
 
 def _missing(profile: Profile, cell: Cell, recipe: GymRecipe, sides: Sequence[int]) -> bool:
     """Return whether scores of a training are missing."""
-    known = {row.side for row in profile.rows if (row.choice, row.task, row.seed) == cell}
-    return not {recipe.side, *sides} <= known
+    return not {recipe.side, *sides} <= {row.side for row in profile.rows if row.cell == cell}
 
 
-def _trained(
-    cells: Sequence[Cell],
-    choices: Mapping[str, GymRecipe],
-    sides: Sequence[int],
-    bar: tqdm[None],
-    executor: Submits | None,
-) -> Iterator[tuple[Cell, list[Row]]]:
-    """Train in this process or by an executor, and yield the scores of each training as it ends."""
-    if executor is None:
-        for cell in cells:
-            bar.set_description(f"{cell.task}, {cell.choice}, seed {cell.seed}", refresh=False)
-            before = bar.n
-            rows = train_cell(cell, choices[cell.choice], tuple(sides), [], bar.update)
-            bar.update(before + choices[cell.choice].steps - bar.n)  # steps that a solved task did not need
-            yield cell, rows
-        return
-    plugins = loaded_plugins()
-    deaths = Counter[Cell]()
-
-    def submit(cell: Cell) -> Submitted:
-        return executor.submit(train_cell, cell, choices[cell.choice], tuple(sides), plugins)
-
-    def give_up(cell: Cell) -> bool:
-        deaths[cell] += 1
-        return deaths[cell] > ATTEMPTS
-
-    for ended in collect(cells, submit, give_up):
-        for cell, found in ended:
-            if isinstance(found, Exception):
-                raise found
-            bar.update(choices[cell.choice].steps)
-            yield cell, found
-
-
-def train_cell(
-    cell: Cell,
-    recipe: GymRecipe,
-    sides: Sequence[int],
-    plugins: Sequence[str],
-    step_done: Callable[[], object] = lambda: None,
-) -> list[Row]:
+def train_cell(cell: Cell, recipe: GymRecipe, sides: Sequence[int], plugins: Sequence[str]) -> list[Row]:
     """Train once, and return the scores at every size.
 
     Args:
@@ -244,36 +188,36 @@ def train_cell(
         recipe: of the choice.
         sides: cells per side of further grids.
         plugins: imported first, for another process.
-        step_done: called after every step.
     """
     for plugin in plugins:
         load_plugin(plugin)
     start = time.perf_counter()
     task = build_task(cell.task, recipe.side, recipe.surface)
-    model, losses = train(recipe, task, cell.seed, step_done)
-    found = []
+    model, losses = train(recipe, task, cell.seed)
+    scores = []
     for side in dict.fromkeys([recipe.side, *sides]):
-        there = build_task(cell.task, side, recipe.surface)
-        found.append((side, there.answer, evaluate(model, there, recipe.test, cell.seed)))
-    seconds = round(time.perf_counter() - start, 2)
-    parameters = sum(p.numel() for p in model.parameters())
+        tested = build_task(cell.task, side, recipe.surface)
+        scores.append((side, tested.answer, evaluate(model, tested, recipe.test, cell.seed)))
+    common: dict[str, Any] = {
+        "choice": cell.choice,
+        "task": cell.task,
+        "surface": recipe.surface,
+        "seed": cell.seed,
+        "trained": recipe.side,
+        "steps": len(losses),
+        "seconds": round(time.perf_counter() - start, 2),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "recipe": recipe.hash,
+    }
     return [
         Row(
-            choice=cell.choice,
-            task=cell.task,
-            surface=recipe.surface,
-            seed=cell.seed,
-            trained=recipe.side,
             side=side,
             score=round(score, 6),
             chance=round(answer.chance, 6),
             normalized=round(answer.normalized(score), 6),
-            steps=len(losses),
-            seconds=seconds,
-            parameters=parameters,
-            recipe=recipe.hash,
+            **common,
         )
-        for side, answer, score in found
+        for side, answer, score in scores
     ]
 
 
@@ -289,12 +233,6 @@ def _write(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path, com
         "seeds": profile.seeds,
         "sides": profile.sides,
         "recipes": {choice: recipe.to_dict() for choice, recipe in choices.items()},
-        "scores": [
-            {"choice": choice, "task": task, "side": side, "normalized": profile.scores(choice, task, side)}
-            for choice in profile.choices
-            for task in profile.tasks
-            for side in profile.sides
-        ],
     }
     write_json(folder / "gym.json", record)
 
@@ -351,7 +289,7 @@ def build_model(recipe: GymRecipe, task: GymTask, seed: int) -> GymModel:
         return GymModel(recipe, task.answer)
 
 
-def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], object] = lambda: None) -> Trained:
+def train(recipe: GymRecipe, task: GymTask, seed: int) -> Trained:
     """Train a model on a task. The pictures depend on the seed and not on the model, so all choices see the same ones.
 
     Training ends early when the mean loss of 20 steps is below `recipe.solved_loss`.
@@ -360,7 +298,6 @@ def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], o
         recipe: of the model and the training.
         task: at the training size.
         seed: of the weights and the pictures.
-        step_done: called after every step.
     """
     model = build_model(recipe, task, seed).train()
     kept = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
@@ -383,7 +320,6 @@ def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], o
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         losses.append(float(loss.detach()))
-        step_done()
         if len(losses) >= _WINDOW and fmean(losses[-_WINDOW:]) < recipe.solved_loss:
             break
     return Trained(model.eval(), losses)

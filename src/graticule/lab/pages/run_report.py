@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot, score_plot
+from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot
 from graticule.lab.pages.report import Report
-from graticule.lab.studies.comparison import Comparison
+from graticule.lab.studies.results import Results
 from graticule.lab.studies.runs import curve, flat_values, read_metrics
 from graticule.lab.training.run import Run
 from graticule.system.files import read_json
 
 
-def run_page(runs: Mapping[str, Sequence[Run]], comparison: Comparison | None = None) -> Report:
+def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None) -> Report:
     """Return the page of finished runs of one metric.
 
     Args:
         runs: choice -> its runs, which differ only in the seed.
-        comparison: their scores and tests; None for a single run.
+        results: their scores and tests; None for a single run.
     """
     first = next(iter(runs.values()))[0]
     metric = first.recipe().metric
     report = Report(", ".join(runs) if len(runs) < 4 else f"{len(runs)} choices", f"judged by {metric.title}")
-    if comparison is not None:
-        report.table(comparison.columns, comparison.rows(), "last epoch")
-        for sentence in comparison.verdict():
-            report.note(sentence)
-        if len(runs) <= MOST_LINES:
-            scores = score_plot(comparison.scores, metric.title)
-            report.figure(scores, "Scores of the last epoch.", "Scores of all choices and seeds")
+    if results is not None:
+        for title, (header, *rows) in results.tables().values():
+            report.table(header, rows, title)
+        report.text(" ".join([results.provenance(), *results.notes()]))
+        for figure in results.figures().values():
+            report.figure(figure, results.endpoint, f"{results.endpoint} of all choices and seeds")
     histories = {name: [read_metrics(run.metrics_file) for run in members] for name, members in runs.items()}
     report.heading("Training")
     for key in (metric, "train_loss", "val_loss") if len(runs) <= MOST_LINES else ():
@@ -43,8 +42,8 @@ def run_page(runs: Mapping[str, Sequence[Run]], comparison: Comparison | None = 
     keys = [key for key in dict.fromkeys(key for recipe in values.values() for key in recipe) if key != "seed"]
     differing = [key for key in keys if len({recipe.get(key) for recipe in values.values()}) > 1]
     if differing:
-        rows = [[key, *(recipe.get(key, "-") for recipe in values.values())] for key in differing]
-        report.table(["value", *values], rows, "values that differ")
+        changed = [[key, *(recipe.get(key, "-") for recipe in values.values())] for key in differing]
+        report.table(["value", *values], changed, "values that differ")
     same = next(iter(values.values()))
     shared = [f"{key}={same[key]}" for key in keys if key not in differing and same[key] not in ("None", "")]
     report.text(f"All have {', '.join(shared)}.")

@@ -111,9 +111,12 @@ def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
 
 
 def check_choices(
-    runs: Sequence[PlannedRun], sizes: Sequence[tuple[int, int]] = (), modes: Sequence[Mode] = ("zoom",)
+    runs: Sequence[PlannedRun],
+    sizes: Sequence[tuple[int, int]] = (),
+    modes: Sequence[Mode] = ("zoom",),
+    lengths: Sequence[int] = (),
 ) -> tuple[dict[str, int], int | None]:
-    """Check that every choice can be built, also for further sizes, and that existing runs have this recipe and data.
+    """Check that choices can be built, also for further sizes or lengths, and that runs have this recipe and data.
 
     Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
     """
@@ -137,6 +140,10 @@ def check_choices(
             check_sizes(model, sizes)
             for size in sizes if tuple(modes) == ("crop",) else ():
                 check_crop(size, data.size)
+        if lengths:
+            from graticule.lab.tasks.language import check_lengths
+
+            check_lengths(task.build_model(task.describe(data)), lengths, data)
         examples.add(getattr(data, "num_test", None))
     for one in runs:
         run = Run(one.folder)

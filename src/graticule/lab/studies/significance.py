@@ -23,18 +23,12 @@ class PairedTest:
     difference: the mean of the d_i.
     low, high: its 95 % confidence interval.
     p: two-sided, of the hypothesis that the mean is zero.
-    effect: Hedges' g of paired differences; None for two seeds, which allow no unbiased estimate,
-
-    .. math:: g = \frac{\bar d}{s_d} \cdot \frac{\Gamma(m / 2)}{\sqrt{m / 2}\, \Gamma((m - 1) / 2)}, \quad m = n - 1
-
-    Reference: Distribution Theory for Glass's Estimator of Effect Size (Hedges, 1981).
     """
 
     difference: float
     low: float
     high: float
     p: float
-    effect: float | None
 
 
 def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTest | None:
@@ -48,12 +42,7 @@ def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTe
         return None
     found = stats.ttest_rel(scores, reference)
     low, high = found.confidence_interval(0.95)
-    mean, freedom = fmean(differences), count - 1
-    effect = None
-    if freedom > 1:
-        unbiased = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom - 1) / 2)) / (freedom / 2) ** 0.5
-        effect = mean / stdev(differences) * unbiased
-    return PairedTest(mean, float(low), float(high), float(found.pvalue), effect)
+    return PairedTest(fmean(differences), float(low), float(high), float(found.pvalue))
 
 
 def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
@@ -138,15 +127,11 @@ class Outcome:
             return "not tested"
         if self.supported:
             return "a difference beyond chance"
-        return "no difference within error" if self.test.p >= LEVEL else uncorrected(self.tests)
-
-    def finding(self, decimals: int) -> str:
-        """Describe the result."""
-        if self.test is None or self.adjusted is None:
-            return "not tested (too few seeds, or the same difference in all)"
-        interval = f"95 % interval {self.test.low:+.{decimals}f} to {self.test.high:+.{decimals}f}"
-        p = format_p(self.adjusted)
-        return f"{interval}, p (Holm) {p if p.startswith('<') else f'= {p}'}: {self.conclusion}"
+        return (
+            "no difference within error"
+            if self.test.p >= LEVEL
+            else f"not significant after correction for {self.tests} tests"
+        )
 
 
 def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Outcome]:
@@ -155,11 +140,6 @@ def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
     count = sum(test is not None for test in tests)
     adjusted = holm([None if test is None else test.p for test in tests])
     return [Outcome(test, p, count) for test, p in zip(tests, adjusted, strict=True)]
-
-
-def uncorrected(tests: int) -> str:
-    """Return the conclusion that p is below 5 % only before it is adjusted for all `tests` of the family."""
-    return f"not significant after correction for {tests} tests"
 
 
 def spread(values: Sequence[float], decimals: int) -> str:
@@ -183,10 +163,3 @@ def format_p(p: float | None) -> str:
     while p < LEVEL <= float(f"{p:.{digits}f}"):
         digits += 1
     return f"{p:.{digits}f}"
-
-
-def holm_note(tests: int) -> str:
-    """Describe the number of tests of a table and the adjustment of their p values."""
-    if tests == 0:
-        return "no test: too few seeds, or the same difference in all"
-    return f"p of a paired t-test over seeds, then adjusted by Holm's method for {tests} comparison{'s' * (tests > 1)}"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from graticule.lab.studies.tables import csv_of_records, read_records, size_text
 from graticule.registry.checks import known_name
-from graticule.registry.fields import Positive, Seed, Side, check_fields
+from graticule.registry.fields import Count, Positive, Seed, Side, check_fields
 from graticule.registry.plugins import call_file
 from graticule.system.files import read_json, write_text
 
@@ -24,6 +24,9 @@ from graticule.system.files import read_json, write_text
 Measured = tuple[str, str, float]
 #: Condition of the score of the last epoch of training.
 TRAINED = "trained"
+#: Rows that are no scores: of a crop that had the position of a whole image, of a length that a table was resampled to,
+#: and the bytes of the held-out text.
+UNPLACED, RESAMPLED, LENGTH = "unplaced", "resampled", "bytes"
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,15 @@ class Study:
     """A question, and the runs that answer it: every choice in every variant with every seed.
 
     question: one sentence.
-    recipe: the name of a recipe.
+    recipe: the name of a recipe, or a recipe.
     choices: label -> changed fields of the recipe; the choices are compared.
-    seconds: estimated wall time of a run on one core, or variant -> that of its runs.
+    seconds: estimated wall time of a run on one core, or variant -> that of its runs; None if it is not known.
     variants: label -> further changed fields; settings in which the choices are compared, such as epochs.
     without: (choice, variant) pairs that are left out, such as an encoding that a model cannot take.
     base: fields of the recipe that are changed for all choices.
     seeds: the same for every choice and variant.
     sizes: further (height, width) of images that the last weights are tested at.
+    lengths: for texts, further lengths of windows, in tokens, that the last weights are tested at.
     modes: how images are changed to those sizes: zoom, canvas or crop; only sizes up to the training size are crops.
     tests: (choice, the choice it is tested against); all against the first by default.
     described: further metrics whose means are shown and not tested.
@@ -76,9 +80,9 @@ class Study:
     """
 
     question: str
-    recipe: str
+    recipe: Any
     choices: Mapping[str, Mapping[str, Any]]
-    seconds: float | Mapping[str, float]
+    seconds: float | Mapping[str, float] | None
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     without: tuple[tuple[str, str], ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class Study:
     decimals: int = 2
     margin: Positive = 1.0
     deviation: Positive | None = None
+    lengths: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -111,7 +116,7 @@ class Study:
         for choice, variant in self.without:
             known_name("without", choice, self.choices)
             known_name("without", variant, self.variants)
-        if any(self.seconds_of(variant) <= 0 for variant in self.variants):
+        if any((seconds := self.seconds_of(variant)) is not None and seconds <= 0 for variant in self.variants):
             raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
         for at in (self.endpoint.at, self.endpoint.minus) if self.measure is None else ():
             if at is not None:
@@ -119,8 +124,8 @@ class Study:
                     "endpoint", at, [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
                 )
 
-    def seconds_of(self, variant: str) -> float:
-        """Return the estimated wall time of a run of a variant, on one core."""
+    def seconds_of(self, variant: str) -> float | None:
+        """Return the estimated wall time of a run of a variant, on one core; None if it is not known."""
         return self.seconds[variant] if isinstance(self.seconds, Mapping) else self.seconds
 
     @property
@@ -151,7 +156,7 @@ class Study:
         """
         from graticule.lab.recipes.load import load_recipe
 
-        base = load_recipe(self.recipe)
+        base = load_recipe(self.recipe) if isinstance(self.recipe, str) else self.recipe
         if self.endpoint.metric is not None and self.measure is None:
             known_name(
                 "endpoint", self.endpoint.metric, dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))

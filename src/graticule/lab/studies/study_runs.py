@@ -1,16 +1,22 @@
-"""Runs of a study: training and measuring those that its table lacks, and writing the table after each."""
+"""Runs of a study or a comparison: training and measuring those that a table lacks, and writing it after each."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graticule.lab.studies.execution import Submits, train_runs
-from graticule.lab.studies.plan import PlannedRun, check_choices, plan
+from graticule.lab.studies.execution import train_runs
+from graticule.lab.studies.plan import PlannedRun, check_choices, plan, with_guesses
+from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.study import (
+    LENGTH,
+    RESAMPLED,
     TRAINED,
+    UNPLACED,
     Measured,
     Row,
     Study,
@@ -21,13 +27,114 @@ from graticule.lab.studies.study import (
     run_hash,
     write_table,
 )
+from graticule.lab.tasks.language import evaluate_text
+from graticule.lab.tasks.parts.image_scores import Mode, evaluate
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.run import Run, surroundings
 from graticule.lab.training.run_folder import locked
-
-if TYPE_CHECKING:
-    from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_data
+from graticule.lab.training.validation import in_precision
+from graticule.system.files import read_json, write_json
 
 #: Seconds that another process may take to add its rows to a table.
 _PATIENCE = 60.0
+
+
+def compare(
+    choices: Mapping[str, TrainingRecipe],
+    seeds: Sequence[int],
+    folder: str | Path,
+    *,
+    progress: bool = True,
+    command: str = "",
+    replace: bool = False,
+    executor: Executor | None = None,
+    sizes: Sequence[tuple[int, int]] = (),
+    mode: Mode = "zoom",
+    lengths: Sequence[int] = (),
+) -> Results:
+    """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .png and .json there.
+
+    A comparison is a study without a file, whose choices are tested against the first. Finished runs are not trained
+    again, so an interrupted comparison resumes where it stopped. The run of a choice and a seed is in
+    FOLDER/CHOICE/seed-SEED, where all characters of CHOICE except letters, digits, _, =, + and - are replaced by -.
+
+    Args:
+        choices: name -> recipe.
+        seeds: the seeds of every choice.
+        folder: of the runs and the tables.
+        progress: whether progress is printed.
+        command: recorded in `comparison.json`.
+        replace: whether a comparison in `folder` that has further choices or seeds may be replaced.
+        executor: trains the runs, such as any `concurrent.futures.Executor`; this process by default, one run after the
+            other.
+        sizes: (height, width) of further images that the last weights are tested at.
+        mode: how images are changed to those sizes.
+        lengths: for texts, further lengths of windows that the last weights are tested at.
+
+    Raises:
+        ValueError: before any work, if a choice cannot be built or has another metric than the first, an existing run
+            has another recipe, or the folder has a comparison with further choices.
+    """
+    runs, folder = plan(choices, seeds, folder), Path(folder)
+    if not replace:
+        _check_replaced(folder, choices, seeds)
+    parameters, examples = check_choices(runs, sizes, (mode,), lengths)
+    first = next(iter(choices.values()))
+    if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
+        raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
+    fields = [field.name for field in dataclasses.fields(first) if field.name != "seed"]
+    changes = {
+        name: {key: getattr(recipe, key) for key in fields if getattr(recipe, key) != getattr(first, key)}
+        for name, recipe in choices.items()
+    }
+    study = Study(
+        question="",
+        recipe=first,
+        choices=changes,
+        seconds=None,
+        seeds=tuple(seeds),
+        sizes=tuple(sizes),
+        modes=(mode,),
+        lengths=tuple(lengths),
+        decimals=supported_decimals(first.metric, examples, len(seeds)),
+    )
+    train_runs(with_guesses(runs) if progress and executor is None else runs, executor, progress=progress)
+    rows = [row for run in runs for row in measured_rows(study, run, parameters[run.choice])]
+    results = Results("comparison", study, rows, folder=folder)
+    results.write(folder)
+    write_table(folder / "comparison.csv", rows)
+    values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in choices.items()}
+    common = {k: v for k, v in values[next(iter(values))].items() if all(of.get(k) == v for of in values.values())}
+    record = {
+        "command": command,
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "recipe": common,
+        "choices": {name: {k: v for k, v in of.items() if k not in common} for name, of in values.items()},
+        "seeds": list(seeds),
+        "metric": dataclasses.asdict(first.metric),
+        first.metric.key: results.scores(),
+        "parameters": parameters,
+        **surroundings(),
+    }
+    write_json(folder / "comparison.json", record)
+    return results
+
+
+def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: Sequence[int]) -> None:
+    """Check that no comparison in `folder` has choices or seeds that are not given now."""
+    file = folder / "comparison.json"
+    if not file.is_file():
+        return
+    record = read_json(file)
+    if not isinstance(record, dict):
+        raise ValueError(f"{file} is damaged: it must be a JSON object.")
+    lost = [name for name in record.get("choices", ()) if name not in choices]
+    if missing := [*lost, *(f"seed {seed}" for seed in record.get("seeds", ()) if seed not in seeds)]:
+        raise ValueError(
+            f"`folder` must not have a comparison with further choices or seeds, got {str(folder)!r}, which also has "
+            f"{', '.join(missing)}; give them as well, choose another folder, or replace it (--replace)."
+        )
 
 
 def missing_runs(
@@ -48,11 +155,11 @@ def missing_runs(
                 f"{f', {row.variant}' if row.variant else ''}, seed {row.seed}: recipe {now}, not {row.recipe}; move "
                 "the table away, or remove these rows."
             )
-    kept = {row.cell for row in rows}
+    measured = {row.cell for row in rows}
     return [
-        dataclasses.replace(one, guess=study.seconds_of(study.cells[one.choice][1]))
-        for one in plan(recipes, study.seeds, folder)
-        if (*study.cells[one.choice], one.recipe.seed) not in kept
+        dataclasses.replace(run, guess=study.seconds_of(study.cells[run.choice][1]))
+        for run in plan(recipes, study.seeds, folder)
+        if (*study.cells[run.choice], run.recipe.seed) not in measured
     ]
 
 
@@ -61,13 +168,12 @@ def run_study(
     folder: Path,
     table: Path,
     *,
-    part: tuple[int, int] | None = None,
     quick: bool = False,
     data_root: Path | None = None,
-    executor: Submits | None = None,
+    executor: Executor | None = None,
     progress: bool = True,
-) -> int:
-    """Train and measure the runs that `table` lacks, and write it after every run; returns the number of runs left.
+) -> None:
+    """Train and measure the runs that `table` lacks, and write it after every run.
 
     Finished runs in `folder` are measured and not trained again, so an interrupted study resumes where it stopped.
 
@@ -75,8 +181,6 @@ def run_study(
         study: the study.
         folder: of the runs.
         table: the CSV file of the results.
-        part: (k, n): train only the k-th of n parts of the runs; the table is written by the process that finds all
-            runs finished.
         quick: only a few steps per run.
         data_root: folder of the data set.
         executor: trains the runs, as in `compare`.
@@ -89,30 +193,19 @@ def run_study(
     rows = read_table(table)
     missing = missing_runs(study, rows, folder, quick=quick, data_root=data_root)
     _check_data(study, rows, quick=quick, data_root=data_root)
-    parameters, _ = check_choices(missing, study.sizes, study.modes)
-    if part is not None and (left := train_runs(missing, executor, part=part, progress=progress)):
-        return left
+    parameters, _ = check_choices(missing, study.sizes, study.modes, study.lengths)
 
-    def measure(one: PlannedRun) -> None:
-        _add_rows(table, measured_rows(study, one, parameters[one.choice]), folder)
+    def measure(run: PlannedRun) -> None:
+        _add_rows(table, measured_rows(study, run, parameters[run.choice]), folder)
 
-    for seed in study.seeds:
-        missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
-        wanted = [one for one in missing if one.recipe.seed == seed]
-        if not wanted:
-            continue
-        # an executor gets all runs at once, so that no worker waits for the last run of a seed
-        train_runs(wanted if executor is None else missing, executor, progress=progress, ended=measure)
-        for one in missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root):
-            if one.recipe.seed == seed:  # trained earlier, and not measured
-                measure(one)
-    return 0
+    for run in missing:  # trained earlier, and not measured
+        if run.run.finished:
+            measure(run)
+    train_runs(missing, executor, progress=progress, ended=measure)
 
 
 def _check_data(study: Study, rows: Sequence[Row], *, quick: bool, data_root: Path | None) -> None:
     """Check that the scores of a table are of the data of the study, as far as the table has their hashes."""
-    from graticule.lab.training.task import build_data
-
     recipes = {study.cells[name]: recipe for name, recipe in study.recipes(quick=quick, data_root=data_root).items()}
     hashes: dict[tuple[str, str], str] = {}
     for row in rows:
@@ -138,15 +231,13 @@ def _add_rows(table: Path, rows: Sequence[Row], folder: Path) -> None:
     with locked(folder, wait=_PATIENCE) as free:
         if not free:
             raise OSError(f"{folder} is in use by another process; end it and start again. The runs are finished.")
-        there = read_table(table)
-        known = {row.cell for row in there}
-        write_table(table, [*there, *(row for row in rows if row.cell not in known)])
+        before = read_table(table)
+        known = {row.cell for row in before}
+        write_table(table, [*before, *(row for row in rows if row.cell not in known)])
 
 
 def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Row]:
     """Measure a finished run; returns its rows of the table."""
-    from graticule.lab.training.run import Run
-
     run = Run(planned.folder)
     choice, variant = study.cells[planned.choice]
     result = run.result()
@@ -159,25 +250,32 @@ def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Ro
         **origin(run),
     }
     scores = [(planned.recipe.metric.key, TRAINED, result[f"last_{planned.recipe.metric.key}"])]
-    scores += [*_at_sizes(study, run), *(study.measure(run) if study.measure else ())]
+    scores += [*_at_conditions(study, run), *(study.measure(run) if study.measure else ())]
     return [Row(metric=metric, at=at, value=value, **common) for metric, at, value in scores]
 
 
-def _at_sizes(study: Study, run: Run) -> Iterator[Measured]:
-    """Measure the last weights at the sizes of the study."""
+def _at_conditions(study: Study, run: Run) -> Iterator[Measured]:
+    """Measure the last weights at the sizes or lengths of the study."""
     import torch
 
-    from graticule.lab.tasks.parts.image_scores import evaluate
-    from graticule.lab.training.validation import in_precision
-
-    if not study.sizes:
+    if not study.sizes and not study.lengths:
         return
     data = run.data()
     gpu = run.recipe().accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
     model = in_precision(run.model(data, "last"), run.recipe().precision, device)
-    for mode in study.modes:
+    for mode in study.modes if study.sizes else ():
         sizes = [(h, w) for h, w in study.sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
         for score in evaluate(model, data, sizes, device=device, mode=mode, measure_cost=False, progress=False):
-            yield "top1", place(mode, score.size), score.top1
-            yield "loss", place(mode, score.size), round(score.loss, 5)
+            at = place(mode, score.size)
+            yield "top1", at, score.top1
+            yield "loss", at, round(score.loss, 5)
+            if score.placed is False:
+                yield UNPLACED, at, 1.0
+    if study.lengths:
+        yield LENGTH, TRAINED, float(data.num_bytes("test"))
+        for text in evaluate_text(model, data, study.lengths, device=device, progress=False):
+            at = f"{text.length} tokens"
+            yield "bpb", at, text.bits_per_byte
+            if text.resampled:
+                yield RESAMPLED, at, 1.0

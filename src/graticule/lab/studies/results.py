@@ -1,0 +1,438 @@
+"""Results of a study or a comparison: means, paired tests, figures and a text, all made of the rows of one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import sub
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from graticule.lab.figures.save import save_figures
+from graticule.lab.figures.scores import MOST_LINES, length_plot, resolution_plot, score_plot
+from graticule.lab.studies.images import Correct, crossed_interval, read_images
+from graticule.lab.studies.plan import format_seconds, plan
+from graticule.lab.studies.significance import (
+    LEVEL,
+    POWER,
+    Outcome,
+    format_p,
+    holm,
+    paired_outcomes,
+    power,
+    seeds_needed,
+    spread,
+)
+from graticule.lab.studies.study import LENGTH, RESAMPLED, TRAINED, UNPLACED, Row, Study, place, read_table
+from graticule.lab.studies.tables import Rows, markdown
+from graticule.lab.training.results import Metric
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import metric_of
+from graticule.system.files import write_text
+
+#: A choice in a variant -> seed -> value.
+Values = dict[tuple[str, str], dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Tested(Outcome):
+    """Test of the difference between two choices in a variant, or between two such differences.
+
+    differences: of the seeds that both have.
+    images: 95 % interval over other seeds and other test images; None if the latter are not known.
+    """
+
+    choice: str
+    reference: str
+    variant: str
+    differences: tuple[float, ...]
+    images: tuple[float, float] | None = None
+
+    @property
+    def label(self) -> str:
+        """The tested choice, with its variant."""
+        return f"{self.choice}, {self.variant}" if self.variant else self.choice
+
+
+@dataclass(frozen=True)
+class Results:
+    """Scores of the runs of a study, or of a comparison.
+
+    name: of the study, and of its files.
+    study: the choices, seeds, conditions and tests.
+    rows: the rows of its table.
+    images: which test images its runs classify correctly.
+    folder: of its runs; None if only the table is known.
+    """
+
+    name: str
+    study: Study
+    rows: Sequence[Row]
+    images: Sequence[Correct] = ()
+    folder: Path | None = None
+
+    @classmethod
+    def of_table(cls, name: str, study: Study, table: Path, folder: Path | None = None) -> Results:
+        """Read the results of a study from its table, and the file of images beside it."""
+        return cls(name, study, read_table(table), read_images(table), folder)
+
+    @property
+    def metric(self) -> str:
+        """The metric of the endpoint."""
+        return self.study.endpoint.metric or next((row.metric for row in self.rows if row.at == TRAINED), "score")
+
+    @property
+    def endpoint(self) -> str:
+        """The name of the endpoint."""
+        end, metric = self.study.endpoint, metric_of(self.metric)
+        if end.label:
+            return end.label
+        if end.minus is None:
+            return f"{_title(self.metric)} {_place(end.at)}"
+        name, unit = (metric.label, metric.unit) if metric else (self.metric, "")
+        difference = f"{name} {_place(end.at)} minus that {_place(end.minus)}"
+        return f"{difference} ({'points' if unit == '%' else unit})" if unit else difference
+
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """The runs of every choice in every variant, if their folder is known."""
+        found: dict[str, list[Run]] = {}
+        for planned in plan(self.study.recipes(), self.study.seeds, self.folder) if self.folder else ():
+            found.setdefault(planned.choice, []).append(Run(planned.folder))
+        return found
+
+    def values(self, at: str, metric: str | None = None) -> Values:
+        """Return the values measured at `at`."""
+        wanted = metric or self.metric
+        values: Values = {}
+        for row in self.rows:
+            if (row.metric, row.at) == (wanted, at) and row.choice in self.study.choices:
+                values.setdefault((row.choice, row.variant), {})[row.seed] = row.value
+        return values
+
+    def scores(self, at: str | None = None) -> dict[str, list[float]]:
+        """Return the values of every choice over seeds, at a condition, or else of the endpoint."""
+        values = self.endpoints() if at is None else self.values(at)
+        return {name: list(values[cell].values()) for name, cell in self.study.cells.items() if values.get(cell)}
+
+    def endpoints(self) -> Values:
+        """Return the endpoint of every run that has it."""
+        end = self.study.endpoint
+        values = self.values(end.at)
+        if end.minus is None:
+            return values
+        less = self.values(end.minus)
+        return {cell: _less(by, less.get(cell, {})) for cell, by in values.items()}
+
+    def conditions(self, metric: str | None = None) -> list[str]:
+        """Return the conditions that a metric was measured at."""
+        return list(dict.fromkeys(row.at for row in self.rows if row.metric == (metric or self.metric)))
+
+    def tests(self) -> list[Tested]:
+        """Test the endpoint of the pairs and interactions in every variant, over the seeds that all have."""
+        values = self.endpoints()
+        asked = []
+        for variant in self.study.variants:
+            by_choice = {choice: values.get((choice, variant), {}) for choice in self.study.choices}
+            pairs: list[tuple[str, str, tuple[str, ...]]] = [(*pair, pair) for pair in self.study.tested]
+            pairs += [(f"({a}) - ({b})", f"({c}) - ({d})", (a, b, c, d)) for a, b, c, d in self.study.interactions]
+            for choice, reference, names in pairs:
+                seeded = [by_choice[name] for name in names]
+                one, other = seeded if len(names) == 2 else (_less(*seeded[:2]), _less(*seeded[2:]))
+                seeds = sorted(one.keys() & other.keys())
+                scores = ([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+                asked.append((choice, reference, variant, scores, self._over_images(names, variant, seeds)))
+        outcomes = paired_outcomes([scores for *_, scores, _ in asked])
+        return [
+            Tested(test.test, test.adjusted, test.tests, choice, reference, variant, tuple(map(sub, *scores)), images)
+            for (choice, reference, variant, scores, images), test in zip(asked, outcomes, strict=True)
+        ]
+
+    def _over_images(self, names: Sequence[str], variant: str, seeds: Sequence[int]) -> tuple[float, float] | None:
+        """Return the interval of a - b, or (a - b) - (c - d), over seeds and images.
+
+        None if images are missing, or the endpoint is another number than the accuracy on them.
+        """
+        if (self.metric, self.study.endpoint.at, self.study.endpoint.minus) != ("top1", TRAINED, None):
+            return None
+        correct = {(run.choice, run.variant, run.seed): run.values for run in self.images}
+        runs = [[(name, variant, seed) for name in names] for seed in seeds]
+        if len(seeds) < 2 or any(run not in correct for of_seed in runs for run in of_seed):
+            return None
+        signs = np.array((1, -1, -1, 1)[: len(names)])
+        return crossed_interval([signs @ np.stack([correct[run] for run in of_seed]) for of_seed in runs])
+
+    def means(self, metric: str | None = None) -> Rows:
+        """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
+
+        A mean of fewer seeds than others in its row is marked with their number.
+
+        Args:
+            metric: that of the endpoint by default.
+        """
+        metric = metric or self.metric
+        tables = {at: self.values(at, metric) for at in self.conditions(metric)}
+        measured = [(variant, at) for variant in self.study.variants for at in tables]
+        columns = [(v, at) for v, at in measured if any((choice, v) in tables[at] for choice in self.study.choices)]
+        header = [" ".join(filter(None, (variant, at if len(tables) > 1 else ""))) for variant, at in columns]
+        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(metric) for name in header))]
+        parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
+        for choice in self.study.choices:
+            cells = [tables[at].get((choice, variant), {}) for variant, at in columns]
+            if any(cells):
+                most = max(map(len, cells))
+                sizes = sorted({parameters[choice, v] for v in self.study.variants if (choice, v) in parameters})
+                numbers = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+                spreads = [spread(list(cell.values()), self.study.decimals) for cell in cells]
+                fewer = [f" (n = {len(cell)})" if 0 < len(cell) < most else "" for cell in cells]
+                rows.append((choice, str(most), numbers, *map("".join, zip(spreads, fewer, strict=True))))
+        return rows
+
+    def findings(self) -> Rows:
+        """Return a header, then a row per test: difference with interval, p, p adjusted, finding."""
+        rows: Rows = [("choice", "against", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")]
+        places, tests = self.study.decimals, self.tests()
+        if images := any(test.images for test in tests):
+            rows[0] = (*rows[0][:5], "over images too", *rows[0][5:])
+        for tested in tests:
+            if not tested.differences:
+                continue
+            values = ["-"] * 4
+            if (test := tested.test) is not None:
+                interval = f"{test.low:+.{places}f} to {test.high:+.{places}f}"
+                p = (format_p(test.p), format_p(tested.adjusted))
+                values = [f"{test.difference:+.{places}f}", interval, *p]
+            elif all(map(math.isfinite, tested.differences)):
+                values[0] = f"{fmean(tested.differences):+.{places}f}"
+            if images:
+                wider = "-" if tested.images is None else "{:+.{p}f} to {:+.{p}f}".format(*tested.images, p=places)
+                values.insert(2, wider)
+            seeds = str(len(tested.differences))
+            rows.append((tested.label, tested.reference, seeds, *values, tested.conclusion))
+        return rows
+
+    def differences(self) -> Rows:
+        """Return the tests of every choice against the first at every further condition, a family of its own.
+
+        A header, then one row per choice: mean difference, p, and p adjusted; no row if there is one condition.
+        """
+        first, *others = self.study.choices
+        places = [at for at in self.conditions() if at != TRAINED]
+        values = {at: {cell: list(by.values()) for cell, by in self.values(at).items()} for at in places}
+        pairs = [(values[at].get((one, ""), []), values[at].get((first, ""), [])) for one in others for at in places]
+        if not pairs or any(len(ours) != len(reference) or not ours for ours, reference in pairs):
+            return []
+        tests, decimals = paired_outcomes(pairs), self.study.decimals
+        cells = [
+            f"{fmean(ours) - fmean(reference):+.{decimals}f} (p {format_p(test.p)}; {format_p(test.adjusted)})"
+            for (ours, reference), test in zip(pairs, tests, strict=True)
+        ]
+        rows = [(name, *cells[len(places) * n : len(places) * (n + 1)]) for n, name in enumerate(others)]
+        return [("against the first", *places), *rows]
+
+    def power(self) -> Rows:
+        """Return a header, then a row per planned test: power to find the margin, seeds that are needed, and hours.
+
+        The standard deviation is that of the table, or else the expected one of the study. The level is that of the
+        smallest p in Holm's method for all planned tests.
+        """
+        study, level = self.study, LEVEL / max(planned_tests(self.study), 1)
+        rows: Rows = [("test", "s.d.", "margin", "seeds", "power", f"seeds for {POWER:.0%}", "hours for them")]
+        for test in self.tests():
+            deviation = stdev(test.differences) if len(test.differences) > 1 else study.deviation
+            name, seeds = f"{test.label} against {test.reference}", len(study.seeds)
+            if not deviation:
+                rows.append((name, "unknown", f"{study.margin:g}", str(seeds), "-", "-", "-"))
+                continue
+            needed = seeds_needed(deviation, study.margin, level)
+            hours = needed * 2 * (study.seconds_of(test.variant) or math.nan) / 3600
+            numbers = (f"{power(deviation, study.margin, seeds, level):.0%}", str(needed), f"{hours:.1f}")
+            rows.append((name, f"{deviation:.{study.decimals}f}", f"{study.margin:g}", str(seeds), *numbers))
+        return rows
+
+    def notes(self) -> list[str]:
+        """Return sentences on the tests, on missing runs, and on scores that are not alike."""
+        tests = self.tests()
+        count = tests[0].tests if tests else 0
+        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {count} tests."]
+        if not count:
+            notes = ["Differences are not tested: too few seeds, or the same difference in all."] if tests else []
+        if any(test.test is not None and test.test.p < LEVEL and not test.supported for test in tests):
+            notes.append(
+                "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "
+                "is inconclusive."
+            )
+        if any(test.images for test in tests):
+            notes.append('"Over images too" is the interval for other seeds and other test images.')
+        marks = {
+            UNPLACED: "With the position of a whole image, since they cannot encode a crop",
+            RESAMPLED: "With a table that is resampled to some of the lengths",
+        }
+        for metric, text in marks.items():
+            if choices := dict.fromkeys(row.choice for row in self.rows if row.metric == metric):
+                notes.append(f"{text}: {', '.join(choices)}.")
+        if len({row.value for row in self.rows if row.metric == LENGTH}) > 1:
+            notes.append("Not to be compared: limit_test is in windows of a choice's own tokens, so the text differs.")
+        return [*notes, *filter(None, [self.interim()])]
+
+    def interim(self) -> str:
+        """Return sentences on the missing runs and tests; empty if no run is missing.
+
+        Findings of tests that were made are also adjusted for all planned tests, as if p of the others were 1: Holm's
+        method for the made tests alone is less strict than for the family that was planned.
+        """
+        runs, tests = len(self.study.cells) * len(self.study.seeds), self.tests()
+        missing = runs - len({row.cell for row in self.rows})
+        if missing <= 0:
+            return ""
+        made, planned = tests[0].tests if tests else 0, planned_tests(self.study)
+        text = f"This is an interim result: {missing:,} of {runs:,} planned runs are missing"
+        if made == planned:
+            return f"{text}, and findings may change when they are added."
+        text += f", and p (Holm) is adjusted for {made} of {planned} planned tests."
+        together = holm([*(test.p for test in tests), *[1.0] * (planned - made)])
+        lost = [
+            f"{test.label} against {test.reference}"
+            for test, p in zip(tests, together, strict=False)
+            if test.supported and (p is None or p >= LEVEL)
+        ]
+        if lost:
+            text += f" Adjusted for all {planned}, these would not be beyond chance: {'; '.join(lost)}."
+        return text
+
+    def provenance(self) -> str:
+        """Describe the number, dates, versions and machine of the runs."""
+        runs = {row.cell: row for row in self.rows}
+        dates, versions, machines = (
+            sorted({of(row) for row in runs.values()})
+            for of in (
+                lambda row: row.date,
+                lambda row: f"torch {row.torch}, timm {row.timm}",
+                lambda row: f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}",
+            )
+        )
+        planned = len(self.study.cells) * len(self.study.seeds)
+        number = str(len(runs)) if len(runs) >= planned else f"{len(runs)} of {planned}"
+        when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+        took = format_seconds(fmean(row.seconds for row in runs.values()))
+        return f"{number} runs, {when}, {took} per run, {'; '.join(machines)}; {'; '.join(versions)}."
+
+    def cost(self) -> str:
+        """Return an estimate of the wall time on one core of the runs that are not in the table."""
+        took: dict[str, list[float]] = {}
+        for row in {row.cell: row for row in self.rows}.values():
+            took.setdefault(row.variant, []).append(row.seconds)
+        measured = {row.cell for row in self.rows}
+        left = sum(
+            fmean(took[variant]) if variant in took else self.study.seconds_of(variant) or 0.0
+            for choice, variant in self.study.cells.values()
+            for seed in self.study.seeds
+            if (choice, variant, seed) not in measured
+        )
+        return format_seconds(left)
+
+    def tables(self) -> dict[str, tuple[str, Rows]]:
+        """Return the tables of the page by name, each with its title; a header and rows."""
+        measured = f"{_title(self.metric)}, mean and standard deviation over seeds"
+        tables = {"means": (measured, self.means()), "tests": (f"Tests of {self.endpoint}", self.findings())}
+        if rows := self.differences():
+            count = sum(cell.count("(p ") - cell.count("(p -") for row in rows for cell in row)
+            tables["differences"] = (
+                f"Differences from the first (p; adjusted by Holm's method for {count} tests)",
+                rows,
+            )
+        for metric in self.study.described:
+            tables[metric] = (_title(metric), self.means(metric))
+        return {name: table for name, table in tables.items() if len(table[1]) > 1}
+
+    def markdown(self, figures: Iterable[str] = ()) -> str:
+        """Return the text: question, origin of the numbers, tables, figures, limits."""
+        study = self.study
+        text = []
+        if study.question:
+            follows = f" Based on {study.follows}." if study.follows else ""
+            text.append(f"**{study.question}**{follows}")
+        if not self.rows:
+            return "\n\n".join([*text, f"Not run. It takes about {self.cost()} on one core."])
+        text += [self.provenance(), study.controls]
+        for title, rows in self.tables().values():
+            text += [f"{title}:", markdown(rows)]
+        text += [" ".join(self.notes()), *(f"![{self.endpoint}]({figure})" for figure in figures), study.limits]
+        return "\n\n".join(filter(None, text))
+
+    def figures(self) -> dict[str, Figure]:
+        """Draw the endpoint of every choice and seed, and the scores at other sizes or lengths."""
+        figures = {}
+        scores, values = self.scores(), self.endpoints()
+        if scores:
+            variants = [variant for choice, variant in self.study.cells.values() if values.get((choice, variant))]
+            groups = [variants.count(variant) for variant in dict.fromkeys(variants)]
+            figures[""] = score_plot(scores, self.endpoint, groups=groups)
+        if set(self.study.variants) != {""} or len(scores) > MOST_LINES or not self.folder:
+            return figures
+        recipe = next(iter(self.study.recipes().values()))
+        for mode in self.study.modes if self.study.sizes else ():
+            figures[f"_{mode}"] = resolution_plot(self.size_scores(mode), trained_at=recipe.img_size)
+        if self.study.lengths:
+            by_length = {f"{length} tokens": length for length in self.study.lengths}
+            contexts = [recipe.context for recipe in self.study.recipes().values()]
+            figures["_lengths"] = length_plot(self._by_condition(by_length), None, contexts)
+        return figures
+
+    def size_scores(self, mode: str) -> dict[str, dict[Any, list[float]]]:
+        """Return choice -> (height, width) -> values over seeds."""
+        return self._by_condition({place(mode, size): size for size in self.study.sizes})
+
+    def _by_condition(self, names: Mapping[str, Any]) -> dict[str, dict[Any, list[float]]]:
+        """Return choice -> value of the condition -> values over seeds, for the conditions `names`."""
+        scores = {at: self.scores(at) for at in names}
+        return {
+            choice: {names[at]: by[choice] for at, by in scores.items() if choice in by} for choice in self.scores()
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write table, text and figures into `folder`; returns the paths."""
+        written: list[Path] = []
+        for suffix, figure in self.figures().items():
+            written += save_figures(figure, folder / f"{self.name}{suffix}")
+        pictures = [path.name for path in written if path.suffix == ".png"]
+        return [*written, write_text(folder / f"{self.name}.md", self.markdown(pictures) + "\n")]
+
+
+def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> int:
+    r"""Return the number of decimals that `examples` support in a mean over `seeds`.
+
+    A share of n examples is a multiple of 100 / n percent, so the result is the smallest d for which
+
+    .. math:: 10^{-d} \le \frac{100}{n \cdot \text{seeds}},
+
+    and at most 3. A metric that is not a percentage, or of an unknown number of examples, has its own decimals.
+    """
+    if metric.unit != "%" or examples is None:
+        return metric.decimals
+    return min(3, max(0, math.ceil(math.log10(examples * seeds / 100) - 1e-9)))
+
+
+def planned_tests(study: Study) -> int:
+    """Return the number of tests whose choices are all planned in the variant."""
+    groups, cells = [*study.tested, *study.interactions], set(study.cells.values())
+    return sum(all((name, variant) in cells for name in group) for variant in study.variants for group in groups)
+
+
+def _less(values: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
+    """Return the differences of the seeds that both have."""
+    return {seed: value - others[seed] for seed, value in values.items() if seed in others}
+
+
+def _place(at: str) -> str:
+    return "after the last epoch" if at == TRAINED else f"at {at}"
+
+
+def _title(key: str) -> str:
+    metric = metric_of(key)
+    return key if metric is None else metric.title
