@@ -1,6 +1,7 @@
 """Arbitrary models and checkpoints: a named error or a correct result; no other error, hang or partial change."""
 
 import copy
+from functools import partial
 
 import PIL.Image
 import pytest
@@ -21,6 +22,8 @@ from graticule.registry.specs import Spec, parse_sum
 from tiny import SMALL, draw, tiny
 
 REFUSED = (ValueError, TypeError)
+#: Calls a function, which may refuse its arguments if it names one in backticks.
+attempt = partial(outcome, names="`", allowed=REFUSED)
 NUMBERS = st.one_of(SCALARS, st.floats(), st.integers(), st.lists(st.integers(-2, 9), max_size=4))
 WORDS = ("learnable", "bicubic", "keys", "heads", "w", "norm", "conv", "avg", "token", "timm:x", "half")
 VALUES = st.one_of(NUMBERS, st.sampled_from(WORDS))
@@ -37,7 +40,7 @@ def named(registry):
 
     def options(name):
         keys = st.sampled_from([*registry.options(name), "layers"])
-        return st.dictionaries(keys, VALUES, max_size=2).map(lambda given: str(Spec(name, given)))
+        return st.dictionaries(keys, VALUES, max_size=2).map(lambda values: str(Spec(name, values)))
 
     return st.sampled_from(list(registry)).flatmap(options)
 
@@ -48,31 +51,32 @@ def summed(registry):
 
 
 ENCODED = st.fixed_dictionaries({}, optional={"encoding": summed(ENCODINGS), "joining": named(JOININGS)})
+SIGNS = st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40)
 
 
-@fuzzed(
-    60,
-    st.one_of(st.text(), st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40), summed(ENCODINGS).map(lambda text: text[1:])),
-)
+@fuzzed(60, st.one_of(st.text(), SIGNS, summed(ENCODINGS).map(lambda text: text[1:])))
 def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_the_argument(text):
-    result = outcome(lambda: parse_sum(text, "encoding"), names="`encoding`", allowed=REFUSED)
-    if isinstance(result, tuple):
-        assert parse_sum(" + ".join(map(str, result))) == result
+    specs = attempt(lambda: parse_sum(text, "encoding"), names="`encoding`")
+    if isinstance(specs, tuple):
+        assert parse_sum(" + ".join(map(str, specs))) == specs
 
 
+def check_finite(values):
+    assert all(value.isfinite().all() for value in tree_leaves(values))
+
+
+@torch.no_grad()
 def run_on_zeros(model, size):
     """Run a small model on an image of zeros; its outputs must be finite."""
     if max(size) <= 64 and sum(parameter.numel() for parameter in model.parameters()) < 10**7:
-        with torch.no_grad():
-            assert all(torch.isfinite(value).all() for value in tree_leaves(model(torch.zeros(1, 3, *size))))
+        check_finite(model(torch.zeros(1, 3, *size)))
 
 
 @fuzzed(60, data=st.data())
 def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     name, sizes = data.draw(st.sampled_from(SMALLEST))
-    given = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), LIGHT, max_size=2))
-    arguments = {**sizes, **given, **data.draw(ENCODED)}
-    model = outcome(lambda: graticule.create_model(name, **arguments).eval(), names="`", allowed=REFUSED)
+    values = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), LIGHT, max_size=2))
+    model = attempt(lambda: graticule.create_model(name, **{**sizes, **values, **data.draw(ENCODED)}).eval())
     if isinstance(model, torch.nn.Module) and model.in_chans == 3:
         run_on_zeros(model, model.img_size)
 
@@ -81,18 +85,15 @@ SIDES = st.sampled_from([0, 1, 2, 3, 4, 7])
 
 
 @fuzzed(60, SIDES, SIDES, named(ENCODINGS), st.one_of(st.just("default"), named(JOININGS)), st.booleans())
-def test_any_encoding_gives_finite_positions_or_an_error_that_names_an_option(height, width, encoding, joining, causal):
+def test_any_encoding_gives_positions_or_an_error_that_names_an_option(height, width, encoding, joining, causal):
     def build():
-        grid = graticule.Grid(height, width)
-        position = graticule.build_position(
-            grid, dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining, causal=causal
-        )
-        return position(grid)
+        grid, options = graticule.Grid(height, width), {"encoding": encoding, "joining": joining, "causal": causal}
+        return graticule.build_position(grid, dim=24, depth=2, num_heads=3, **options)(grid)
 
-    result = outcome(build, names="`", allowed=REFUSED)
-    if isinstance(result, list):
-        given = [value for layer in result for value in layer if isinstance(value, torch.Tensor)]
-        assert all(value.isnan().sum() == 0 for value in given)
+    layers = attempt(build)
+    if isinstance(layers, list):
+        tensors = [value for layer in layers for value in layer if isinstance(value, torch.Tensor)]
+        assert not any(tensor.isnan().any() for tensor in tensors)  # -inf is a mask
 
 
 #: Functions of a name of a backbone -> further arguments and their values.
@@ -107,9 +108,8 @@ def test_any_arguments_make_a_dense_model_that_runs_or_an_error_that_names_one(d
     create = data.draw(st.sampled_from(list(DENSE)))
     name, sizes = data.draw(st.sampled_from([SMALL["ViT, DeiT"], SMALL["Swin"], SMALL["PVT"]]))
     drawn = st.fixed_dictionaries({}, optional={**DENSE[create], "class_token": NUMBERS, "img_size": NUMBERS})
-    classes = data.draw(st.one_of(st.just(3), NUMBERS))
-    given = {**sizes, **data.draw(drawn), **data.draw(ENCODED)}
-    model = outcome(lambda: create(name, classes, **given).eval(), names="`", allowed=REFUSED)
+    classes, values = data.draw(st.one_of(st.just(3), NUMBERS)), {**sizes, **data.draw(drawn), **data.draw(ENCODED)}
+    model = attempt(lambda: create(name, classes, **values).eval())
     if isinstance(model, torch.nn.Module) and create is graticule.create_segmenter:
         run_on_zeros(model, (40, 36))
 
@@ -124,22 +124,18 @@ KINDS = [
 
 
 @fuzzed(30, data=st.data())
+@torch.no_grad()
 def test_images_of_any_shape_and_kind_are_refused_or_give_finite_outputs(data, targets):
     model = data.draw(st.sampled_from(targets))
     shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33]), min_size=1, max_size=5))
     images = torch.ones(shape if data.draw(st.booleans()) else [1, 3, *shape[-2:]])
     images = data.draw(st.sampled_from(KINDS))(images)
-    with torch.no_grad():
-        result = outcome(lambda: model(images), names="`", allowed=REFUSED)
-    assert isinstance(result, REFUSED) or result.isfinite().all()
-
-
-@pytest.fixture(scope="module")
-def texts():
-    return [graticule.create_language_model("lm_nano", 10, context=8, depth=depth).eval() for depth in (1, 2)]
+    outputs = attempt(lambda: model(images))
+    assert isinstance(outputs, REFUSED) or outputs.isfinite().all()
 
 
 @fuzzed(30, data=st.data())
+@torch.no_grad()
 def test_any_tokens_and_caches_are_refused_or_give_finite_logits(data, texts):
     model, other = data.draw(st.permutations(texts))
     shape = data.draw(st.lists(st.integers(0, 9), max_size=3))
@@ -147,34 +143,28 @@ def test_any_tokens_and_caches_are_refused_or_give_finite_logits(data, texts):
     tokens = torch.full(data.draw(st.one_of(st.just([2, 3]), st.just(shape))), data.draw(st.integers(-2, 11)))
     tokens = data.draw(st.sampled_from([tokens.to(dtype), tokens.to(dtype), tokens.numpy(), tokens.tolist(), None]))
     cache = data.draw(st.one_of(st.none(), NUMBERS, st.just(other), st.just(model)))
-    with torch.no_grad():
-        if isinstance(cache, torch.nn.Module):
-            maker, cache = cache, cache.new_cache(8)
-            maker(torch.zeros(data.draw(st.integers(1, 3)), 2, dtype=torch.int64), cache)
-        result = outcome(lambda: model(tokens, cache), names="`", allowed=REFUSED)
-    assert isinstance(result, REFUSED) or result.isfinite().all()
+    if isinstance(cache, torch.nn.Module):
+        maker, cache = cache, cache.new_cache(8)
+        maker(torch.zeros(data.draw(st.integers(1, 3)), 2, dtype=torch.int64), cache)
+    logits = attempt(lambda: model(tokens, cache))
+    assert isinstance(logits, REFUSED) or logits.isfinite().all()
 
 
 TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])
 
 
 @fuzzed(12, st.dictionaries(TEXT, LIGHT, max_size=2), LIGHT)
-def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(given, vocabulary):
-    made = outcome(
-        lambda: graticule.create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED
-    )
-    assert isinstance(made, torch.nn.Module | ValueError | TypeError)
-    if isinstance(made, torch.nn.Module):
-        with torch.no_grad():
-            logits = made(torch.zeros(1, 1, dtype=torch.int64))
+@torch.no_grad()
+def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(values, vocabulary):
+    model = attempt(lambda: graticule.create_language_model("lm_nano", vocabulary, **values).eval())
+    if not isinstance(model, REFUSED):
+        logits = model(torch.zeros(1, 1, dtype=torch.int64))
         assert logits.shape == (1, 1, vocabulary) and logits.isfinite().all()
 
 
-@fuzzed(20, NUMBERS, NUMBERS, NUMBERS)
-def test_any_sides_make_a_grid_or_an_error_that_names_one(height, width, prefix):
-    result = outcome(lambda: graticule.Grid(height, width, prefix=prefix), names="`", allowed=REFUSED)
-    if isinstance(result, graticule.Grid):
-        assert result.tokens == result.height * result.width + result.prefix
+@pytest.fixture(scope="module")
+def texts():
+    return [graticule.create_language_model("lm_nano", 10, context=8, depth=depth).eval() for depth in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -192,56 +182,58 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
+def assert_unchanged(model, state):
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
 def load(model, path, way):
     """Load or transfer into a copy of `model`, which must then be complete and finite, or unchanged."""
     here = copy.deepcopy(model)
-    result = outcome(lambda: way(here, path), names=path.name, allowed=(ValueError,))
-    if isinstance(result, ValueError):
-        assert_unchanged(here, model)
+    if isinstance(outcome(lambda: way(here, path), names=path.name), ValueError):
+        assert_unchanged(here, model.state_dict())
     else:
-        assert all(value.isfinite().all() for value in here.state_dict().values())
-
-
-def assert_unchanged(model, before):
-    state = before.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        check_finite(here.state_dict())
 
 
 WAYS = st.sampled_from([graticule.load_checkpoint, graticule.transfer])
 
 
-@fuzzed(30, data=st.data())
+@fuzzed(40, data=st.data())
 def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, target, folder):
-    suffix = data.draw(st.sampled_from(["pth", "safetensors"]))
-    path = folder / f"weights.{suffix}"
-    if suffix == "pth":
+    path = folder / data.draw(st.sampled_from(["weights.pth", "weights.safetensors"]))
+    if path.suffix == ".pth":
         torch.save(target.state_dict(), path, _use_new_zipfile_serialization=False)
     else:
-        save_file(target.state_dict(), path)
+        save_file(target.state_dict(), path, metadata={"grids": "{}"})
     path.write_bytes(data.draw(edited(path.read_bytes(), header=4000)))
     load(target, path, data.draw(WAYS))
 
 
-def tensors(data, own):
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+
+
+def any_tensor(data, like):
     """Draw a tensor of any shape, kind, layout and values."""
     shapes = st.lists(st.integers(0, 30), max_size=4)
-    # `own` may be a tensor drawn before, and endless
-    shape = data.draw(shapes if own.numel() > 2**20 else st.one_of(st.just(list(own.shape)), shapes))
-    dtype = data.draw(
-        st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+    # `like` may be a tensor drawn before, and endless
+    shape = data.draw(shapes if like.numel() > 2**20 else st.one_of(st.just(list(like.shape)), shapes))
+    dtype, number = (
+        data.draw(st.sampled_from(DTYPES)),
+        data.draw(st.sampled_from([0.5, 1e300, float("nan"), -torch.inf])),
     )
-    value = torch.full(
-        shape, data.draw(st.sampled_from([0.5, 1e300, float("nan"), float("-inf")])), dtype=torch.float64
-    )
-    value = value.nan_to_num().to(dtype) if not dtype.is_floating_point else value.to(dtype)
-    kind = data.draw(st.sampled_from(["dense", "dense", "sparse", "meta", "endless", "turned"]))
-    if kind == "sparse" and value.ndim:
-        return value.to_sparse()
-    if kind == "meta":
-        return value.to("meta")
-    if kind == "endless":
-        return torch.ones(1).expand(10**10).view(-1, 1, 1).expand(10**10, 1, own.shape[-1] if own.ndim else 1)
-    return value.transpose(0, -1) if kind == "turned" and value.ndim > 1 else value
+    value = torch.full(shape, number, dtype=torch.float64)
+    value = (value if dtype.is_floating_point else value.nan_to_num()).to(dtype)
+    match data.draw(st.sampled_from(["dense", "dense", "sparse", "meta", "endless", "turned"])):
+        case "sparse" if value.ndim:
+            return value.to_sparse()
+        case "meta":
+            return value.to("meta")
+        case "endless":
+            return torch.ones(1).expand(10**10).view(-1, 1, 1).expand(10**10, 1, like.shape[-1] if like.ndim else 1)
+        case "turned" if value.ndim > 1:
+            return value.transpose(0, -1)
+    return value
 
 
 @fuzzed(16, data=st.data())
@@ -252,10 +244,10 @@ def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, ta
         action = data.draw(st.sampled_from(["replace", "replace", "remove", "rename", "grid"]))
         if action == "grid":
             state._metadata[""]["grids"] = data.draw(st.dictionaries(st.just(name), NUMBERS, max_size=1) | NUMBERS)
-        elif name in state:
-            value = state.pop(name)
-            if action != "remove":
-                state[data.draw(st.text(max_size=8)) if action == "rename" else name] = tensors(data, value)
+            continue
+        value = state.pop(name)
+        if action != "remove":
+            state[data.draw(st.text(max_size=8)) if action == "rename" else name] = any_tensor(data, value)
     path = folder / "state.pth"
     torch.save(data.draw(st.sampled_from([state, {"model": state}, {"state_dict": state, "epoch": 3}])), path)
     load(target, path, data.draw(WAYS))
@@ -274,12 +266,10 @@ OPERATIONS = {
 @fuzzed(12, name=st.sampled_from(list(OPERATIONS)), value=LIGHT)
 def test_an_operation_on_a_model_is_done_or_leaves_it_unchanged(name, value):
     model = tiny("learnable", "lape").train()
-    before = {key: kept.clone() for key, kept in model.state_dict().items()}
-    result = outcome(lambda: OPERATIONS[name](model, value), names="`", allowed=REFUSED)
-    if isinstance(result, REFUSED):
-        state = model.state_dict()
-        assert model.training and state.keys() == before.keys()
-        assert all(torch.equal(kept, state[key]) for key, kept in before.items())
+    before = copy.deepcopy(model.state_dict())
+    if isinstance(attempt(lambda: OPERATIONS[name](model, value)), REFUSED):
+        assert model.training
+        assert_unchanged(model, before)
 
 
 @pytest.fixture(scope="module")
@@ -296,5 +286,5 @@ def test_a_published_folder_with_other_values_is_refused_or_opened(data, publish
     folder = data.draw(st.sampled_from(published))
     path = folder / data.draw(st.sampled_from(["config.json"] * 4 + ["model.safetensors"]))
     with replaced(path, data.draw(altered(path, st.one_of(JSON, summed(ENCODINGS), VALUES), header=4000))):
-        result = outcome(lambda: graticule.from_pretrained(folder), names=str(folder))
-        assert isinstance(result, ValueError) or all(value.isfinite().all() for value in result.state_dict().values())
+        model = outcome(lambda: graticule.from_pretrained(folder), names=str(folder))
+        assert isinstance(model, ValueError) or check_finite(model.state_dict()) is None

@@ -254,7 +254,7 @@ def clone(tmp_path_factory, lape_run, forgotten):
         sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": 1}
         graticule.save_pretrained(graticule.create_segmenter("vit_tiny_patch16_224", 3, **sizes), "DETECTOR_RUN")
         Path("city_block.py").write_text(block("extending", "own"))
-        Path("my_study.py").write_text(block("studies", "study"))
+        Path("my_study.py").write_text(block("compare", "study"))
         Path("vit.py").write_text(
             "import timm\n\n\ndef build():\n    return timm.create_model('vit_tiny_patch16_224')\n"
         )
