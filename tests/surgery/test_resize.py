@@ -16,7 +16,7 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.folded import FoldedPosition
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import build_resampler
-from tiny import ENCODERS, SIZE, draw, images, tiny
+from tiny import ENCODERS, SIZE, assert_same, draw, images, tiny
 
 PYRAMID = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "num_heads": (3, 3), "window_size": 4}
 _STAGES = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "groups": (3, 3)}
@@ -24,10 +24,6 @@ POSMLP = {**_STAGES, "windows": (4, 4), "mlp_ratios": (2, 2)}
 MLP = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_blocks": 2, "num_classes": 5}
 #: The encodings of gated MLPs.
 MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
-
-
-def same(found, expected, atol=1e-10):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def positions(model, grid):
@@ -71,9 +67,9 @@ def test_a_resized_model_has_the_outputs_of_the_forward_pass_at_that_size(models
         assert resize(model, size) is model
         assert model.img_size == size and model.grid == grid
         if not model.grid.windows:  # windows may be larger on a larger grid
-            same(model(x), expected)
+            assert_same(model(x), expected)
             for found, value in zip(positions(model, grid), before, strict=True):
-                same(found, value)
+                assert_same(found, value)
 
 
 def test_at_its_own_size_a_model_is_unchanged(models):
@@ -95,7 +91,7 @@ def test_the_table_of_a_resized_model_is_the_resampled_one():
         found = resized.position.encodings[0].pos_embed[0]
         expected = build_resampler(resampler)(table[1:].T.unflatten(1, (4, 4)), (5, 3)).flatten(1).T
         assert torch.equal(found[0], table[0])  # the class token has no position on the grid
-        same(found[1:], expected)
+        assert_same(found[1:], expected)
         assert str(resized.position.encodings[0].resampler) == resampler
     assert str(model.position.encodings[0].resampler) == "bicubic"
 
@@ -187,8 +183,8 @@ def test_a_folded_model_is_folded_for_the_new_size():
         x = images(24, 40, dtype=torch.float64)
         expected = model(x)
         assert isinstance(resize(fold(model), (24, 40)).position, FoldedPosition)
-        same(model(x), expected)
-        same(graticule.unfold(model)(x), expected)
+        assert_same(model(x), expected)
+        assert_same(graticule.unfold(model)(x), expected)
 
 
 def test_a_model_that_holds_backbones_is_resized_with_all_of_them():
@@ -203,7 +199,7 @@ def test_a_resized_model_of_timm_equals_ours_with_the_same_weights():
     ours.load_state_dict(stock.state_dict())
     x = images(24, 40, dtype=torch.float64)
     with torch.no_grad():
-        same(resize(stock, (24, 40))(x), resize(ours, (24, 40))(x), 1e-8)  # timm resamples in float32
+        assert_same(resize(stock, (24, 40))(x), resize(ours, (24, 40))(x), 1e-8)  # timm resamples in float32
     again = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).eval()
     state = {name: value.clone() for name, value in again.state_dict().items()}
     resize(again, 32)
@@ -220,7 +216,7 @@ def test_a_stock_model_with_an_attached_position_is_resized_and_detached():
     )
     model.graticule.position.load_state_dict(ours.position.state_dict())
     with torch.no_grad():
-        same(resize(model, (24, 40), "bilinear")(x), resize(ours, (24, 40), "bilinear")(x))
+        assert_same(resize(model, (24, 40), "bilinear")(x), resize(ours, (24, 40), "bilinear")(x))
     assert model.graticule.grid.shape == (3, 5) and not model.pos_embed.any() and "pos_embed" not in model.state_dict()
     assert torch.equal(graticule.detach(model)(x), resize(stock, (24, 40))(x))
 
@@ -301,7 +297,7 @@ def test_a_failed_resize_of_a_folded_model_is_undone(monkeypatch):
         with pytest.raises(MemoryError):
             resize(model, (24, 40))
     assert torch.equal(model(x), before) and model.img_size == (32, 32)
-    same(graticule.unfold(model)(x), before)
+    assert_same(graticule.unfold(model)(x), before)
 
 
 # Patch embeddings, on models of this library, timm and transformers
