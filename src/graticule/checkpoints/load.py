@@ -82,7 +82,8 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
             (a class count that does not match is named as such), tensors that are sparse, quantized, without values
             or of another kind of number than the model's, values that are not finite. The model is then unchanged.
     """
-    return load_all(model, _state_for(model, path), path)
+    position_of(model)
+    return load_all(model, own_state(model, _read_usable(path)), path)
 
 
 @checked
@@ -113,14 +114,14 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
         FileNotFoundError: if there is no such file.
         ValueError: if the file cannot be read, or its position parameters do not fit. The model is then unchanged.
     """
-    state = _state_for(model, path)
     position = position_of(model)
-    found = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
-    complaints = misfits(position, found)
-    if complaints or not found:
+    state = own_state(model, _read_usable(path))
+    values = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
+    complaints = misfits(position, values)
+    if complaints or not values:
         what = "; ".join(complaints) or "neither has any"
         raise ValueError(f"the position parameters of {path} do not fit {type(model).__name__}: {what}.")
-    position.load_state_dict(found)
+    position.load_state_dict(values)
     return model
 
 
@@ -132,18 +133,12 @@ def load_all(model: nn.Module, state: Mapping[str, Tensor], source: object) -> n
     return model
 
 
-def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
-    """Read the checkpoint at `path` as a state dict with the names of `model` and resampled position parameters."""
-    position_of(model)
-    return own_state(model, _read_usable(path))
-
-
 def _read_usable(path: str | Path) -> dict[str, Tensor]:
     """Read the checkpoint at `path` as a state dict of plain tensors."""
     state = read_state(path)
     for name, value in state.items():
         if why := unusable(value):
-            raise ValueError(f"{path}: {_shown(name)} must be a plain tensor, got one that is {why}.")
+            raise ValueError(f"{path}: {_abbreviate(name)} must be a plain tensor, got one that is {why}.")
     return state
 
 
@@ -166,18 +161,14 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
             complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(own[name])}")
         elif count := int((~value.to(own[name].dtype).isfinite()).sum()):
             complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(own[name])}")
-    for what, names in (
-        ("lacks", own.keys() - state.keys()),
-        ("has, unlike the model,", state.keys() - own.keys()),
-    ):
+    for what, names in (("lacks", own.keys() - state.keys()), ("has, unlike the model,", state.keys() - own.keys())):
         if names:
-            shown = [_shown(name) for name in sorted(names)[:4]]
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            complaints.append(f"it {what} {', '.join(shown)}{more}")
+            first = ", ".join(_abbreviate(name) for name in sorted(names)[:4])
+            complaints.append(f"it {what} {first}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
     return complaints[:4]
 
 
-def _shown(name: str) -> str:
+def _abbreviate(name: str) -> str:
     """Return a name in a form that fits into a message of one line."""
     return printable(name if len(name) <= 100 else f"{name[:100]}...")
 
@@ -217,61 +208,54 @@ def rename_published(
     recorded = valid_metadata(local_metadata)
     _check_words(module, recorded.get(POSITION))
     grids = {module.own_name(name): shape for name, shape in recorded[GRIDS].items()}
-    given = {name.removeprefix(prefix): name for name in state_dict if name.startswith(prefix)}
-    for name, value in module.own_layout({name: state_dict.pop(key) for name, key in given.items()}).items():
-        state_dict[prefix + module.own_name(name)] = value
+    names = [name for name in state_dict if name.startswith(prefix)]
+    values = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
+    values = {module.own_name(name): value for name, value in module.own_layout(values).items()}
     position: Any = module.position
     # a parameter may have several published names, of which a checkpoint has one
-    published = position.published_names().items()
-    named = {f"position.{own}": theirs for theirs, own in published if prefix + theirs in state_dict}
-    for own, theirs in named.items():
-        state_dict[prefix + own] = state_dict.pop(prefix + theirs)
-    held, resampled = position.table_shapes(), Counter[str]()
+    published = {f"position.{own}": name for name, own in position.published_names().items() if name in values}
+    for own, name in published.items():
+        values[own] = values.pop(name)
+    own_grids, resampled = position.table_shapes(), Counter[str]()
     for name, parameter in position.named_parameters():
         own = f"position.{name}"
-        value, shape = state_dict.get(prefix + own), grids.get(named.get(own, own))
-        alike = isinstance(value, Tensor) and value.shape == parameter.shape and shape in (None, held.get(name))
+        value, grid, own_grid = values.get(own), grids.get(published.get(own, own)), own_grids.get(name)
         if not isinstance(value, Tensor):
             continue
-        if alike and own not in named:
-            taken = held.get(name)
-            if shape is None and taken and Grid(*taken).alike(math.prod(taken)) != Grid(*taken):
-                warnings.warn(
-                    f"{own} does not say what grid it is for: it is taken for {by(taken)}, that of the model.",
-                    stacklevel=2,
-                )
+        alike = value.shape == parameter.shape and grid in (None, own_grid)
+        if alike and own not in published:
+            if grid is None and own_grid and Grid(*own_grid).alike(math.prod(own_grid)) != Grid(*own_grid):
+                _warn(f"{own} does not say what grid it is for: it is taken for {by(own_grid)}, that of the model.")
             continue
-        fitted = position.fit(name, value, shape)
+        fitted = position.fit(name, value, grid)
         if alike and fitted is not None and not torch.equal(fitted, value):
-            warnings.warn(
-                f"{named[own]} does not say what grid it is for: it is taken for a square and resampled to "
-                f"{held[name][0]} x {held[name][1]}.",
-                stacklevel=2,
-            )
-        elif fitted is not None and fitted is not value and name in held:
-            known = shape or _square_of(value, parameter, held[name])
-            changed = value.numel() != fitted.numel() if known is None else tuple(known) != tuple(held[name])
-            if changed:
-                resampled[f"from {by(known) if known else tuple(value.shape)} to {by(held[name])} patches"] += 1
-        state_dict[prefix + own] = parameter.detach() if fitted is None else fitted
+            taken = f"it is taken for a square and resampled to {own_grid[0]} x {own_grid[1]}"
+            _warn(f"{published[own]} does not say what grid it is for: {taken}.")
+        elif fitted is not None and fitted is not value and own_grid is not None:
+            known = grid or _square_of(value, parameter, own_grid)
+            if value.numel() != fitted.numel() if known is None else tuple(known) != tuple(own_grid):
+                resampled[f"from {by(known) if known else tuple(value.shape)} to {by(own_grid)} patches"] += 1
+        values[own] = parameter.detach() if fitted is None else fitted
     if resampled:
         counts = ", ".join(f"{count} {change}" for change, count in resampled.items())
-        warnings.warn(f"the position tables of the checkpoint are resampled: {counts}.", stacklevel=2)
+        _warn(f"the position tables of the checkpoint are resampled: {counts}.")
     for name, buffer in position.named_buffers():
         if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
-            state_dict.setdefault(f"{prefix}position.{name}", buffer)
-    for name in [key for key in state_dict if key.startswith(prefix) and key.endswith(_COMPUTED)]:
-        del state_dict[name]
+            values.setdefault(f"position.{name}", buffer)
+    state_dict.update({prefix + name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 def _check_words(module: Any, recorded: Mapping[str, str] | None) -> None:
     """Warn if weights were trained with another encoding or joining than those of the model."""
-    own = _words(module)
-    if recorded is None or own is None:
+    words = _words(module)
+    if recorded is None or words is None or _compared(recorded) == _compared(words):
         return
-    if _compared(recorded) != _compared(own):
-        theirs, ours = (f"encoding {one['encoding']!r} and joining {one['joining']!r}" for one in (recorded, own))
-        warnings.warn(f"the weights are of a model with {theirs}, the model has {ours}.", stacklevel=4)
+    other, own = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (recorded, words))
+    warnings.warn(f"the weights are of a model with {other}, the model has {own}.", stacklevel=4)
 
 
 def _words(module: Any) -> dict[str, str] | None:
@@ -297,12 +281,14 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
     except ValueError:  # of a plugin that is not loaded
         return [text]
     plain = []
-    for one in specs:
-        known = registry.options(one.name)
-        kept = {
-            k: v for k, v in one.options.items() if k not in _LEFT_OUT and (k not in known or known[k].default != v)
+    for spec in specs:
+        known = {name: option.default for name, option in registry.options(spec.name).items()}
+        options = {
+            name: value
+            for name, value in spec.options.items()
+            if name not in _LEFT_OUT and (name not in known or known[name] != value)
         }
-        plain.append(str(Spec(one.name, kept)))
+        plain.append(str(Spec(spec.name, options)))
     return sorted(plain)
 
 

@@ -50,7 +50,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             # DeiT's and LaPE's code store the options of the run in checkpoints, as an argparse.Namespace: plain data
             with torch.serialization.safe_globals([argparse.Namespace]):
-                found = torch.load(path, map_location="cpu", weights_only=True)
+                contents = torch.load(path, map_location="cpu", weights_only=True)
     except (*_UNREADABLE, pickle.UnpicklingError, MemoryError) as error:
         if isinstance(error, MemoryError) and path.stat().st_size > _SMALL:
             raise
@@ -62,9 +62,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated; copy it again."
         ) from None
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} must hold a mapping of names to tensors, got {type(found).__name__}.")
-    return found if isinstance(found, dict) else dict(found)
+    if not isinstance(contents, Mapping):
+        raise ValueError(f"{path} must hold a mapping of names to tensors, got {type(contents).__name__}.")
+    return contents if isinstance(contents, dict) else dict(contents)
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
@@ -121,8 +121,6 @@ def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
     """
     if isinstance(source, Mapping):
         return unwrap_checkpoint(source)
-    if not isinstance(source, str | Path):
-        raise ValueError(f"`source` must be a path or a mapping of names to tensors, got {type(source).__name__}.")
     checkpoint = read_checkpoint(source)
     try:
         return unwrap_checkpoint(checkpoint)
@@ -155,9 +153,9 @@ def dtype_name(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, int]]:
+def read_grids(state: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Read (H, W) of the grid of each table of a state dict from its metadata, as far as it is recorded there."""
-    grids: dict[str, tuple[int, int]] = read_metadata(state, prefix)[GRIDS]
+    grids: dict[str, tuple[int, int]] = read_metadata(state)[GRIDS]
     return grids
 
 
@@ -167,23 +165,19 @@ def read_metadata(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return valid_metadata(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
 
 
-def valid_metadata(local_metadata: object) -> dict[str, Any]:
+def valid_metadata(metadata: object) -> dict[str, Any]:
     """Return the well-formed entries of the metadata of a checkpoint, whose author may be unknown."""
-    given = local_metadata.get(POSITION) if isinstance(local_metadata, Mapping) else None
-    words = given if isinstance(given, Mapping) else {}
-    named = set(words) == {"encoding", "joining"} and all(isinstance(word, str) for word in words.values())
-    return {GRIDS: valid_grids(local_metadata), **({POSITION: dict(words)} if named else {})}
-
-
-def valid_grids(local_metadata: object) -> dict[str, tuple[int, int]]:
-    """Return the well-formed grids in the metadata of a checkpoint, whose author may be unknown."""
-    given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
-    shapes = given.items() if isinstance(given, Mapping) else ()
-    return {name: tuple(shape) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
-
-
-def _is_shape(found: object) -> bool:
-    return isinstance(found, list | tuple) and len(found) > 0 and all(type(n) is int and n > 0 for n in found)
+    entries = metadata if isinstance(metadata, Mapping) else {}
+    grids, words = entries.get(GRIDS), entries.get(POSITION)
+    valid: dict[str, Any] = {GRIDS: {}}
+    for name, shape in grids.items() if isinstance(grids, Mapping) else ():
+        is_shape = isinstance(shape, list | tuple) and shape and all(type(side) is int and side > 0 for side in shape)
+        if isinstance(name, str) and is_shape:
+            valid[GRIDS][name] = tuple(shape)
+    named = isinstance(words, Mapping) and set(words) == {"encoding", "joining"}
+    if isinstance(words, Mapping) and named and all(isinstance(word, str) for word in words.values()):
+        valid[POSITION] = dict(words)
+    return valid
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -212,6 +206,6 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def with_metadata(tensors: Mapping[str, Tensor], recorded: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return a state dict of `tensors` with these entries in its metadata."""
-    found = OrderedDict(tensors)
-    found.__dict__["_metadata"] = {"": dict(recorded)}
-    return found
+    state = OrderedDict(tensors)
+    state.__dict__["_metadata"] = {"": dict(recorded)}
+    return state
