@@ -144,24 +144,27 @@ def _read_usable(path: str | Path) -> dict[str, Tensor]:
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     """Describe, in at most four items, why `state` cannot be loaded into `model`."""
-    own = model.state_dict()
+    wanted = model.state_dict()
     complaints = []
     for name, value in state.items():
-        if name not in own:
+        if name not in wanted:
             continue
-        if value.shape != own[name].shape:
-            if name.startswith("head") and value.shape[1:] == own[name].shape[1:] and value.ndim:
+        if value.shape != wanted[name].shape:
+            if name.startswith("head") and value.shape[1:] == wanted[name].shape[1:] and value.ndim:
                 complaints.append(
-                    f"it has {value.shape[0]} classes where the model has {own[name].shape[0]} ({name}); create the "
+                    f"it has {value.shape[0]} classes where the model has {wanted[name].shape[0]} ({name}); create the "
                     f"model with num_classes={value.shape[0]} and use reset_classifier afterwards"
                 )
                 break
-            complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(own[name].shape)}")
-        elif kind(value) != kind(own[name]):
-            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(own[name])}")
-        elif count := int((~value.to(own[name].dtype).isfinite()).sum()):
-            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(own[name])}")
-    for what, names in (("lacks", own.keys() - state.keys()), ("has, unlike the model,", state.keys() - own.keys())):
+            complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(wanted[name].shape)}")
+        elif kind(value) != kind(wanted[name]):
+            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(wanted[name])}")
+        elif count := int((~value.to(wanted[name].dtype).isfinite()).sum()):
+            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(wanted[name])}")
+    for what, names in (
+        ("lacks", wanted.keys() - state.keys()),
+        ("has, unlike the model,", state.keys() - wanted.keys()),
+    ):
         if names:
             first = ", ".join(_abbreviate(name) for name in sorted(names)[:4])
             complaints.append(f"it {what} {first}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
@@ -213,29 +216,29 @@ def rename_published(
     values = {module.own_name(name): value for name, value in module.own_layout(values).items()}
     position: Any = module.position
     # a parameter may have several published names, of which a checkpoint has one
-    published = {f"position.{own}": name for name, own in position.published_names().items() if name in values}
-    for own, name in published.items():
-        values[own] = values.pop(name)
+    published = {f"position.{target}": name for name, target in position.published_names().items() if name in values}
+    for target, name in published.items():
+        values[target] = values.pop(name)
     own_grids, resampled = position.table_shapes(), Counter[str]()
     for name, parameter in position.named_parameters():
-        own = f"position.{name}"
-        value, grid, own_grid = values.get(own), grids.get(published.get(own, own)), own_grids.get(name)
+        target = f"position.{name}"
+        value, grid, own_grid = values.get(target), grids.get(published.get(target, target)), own_grids.get(name)
         if not isinstance(value, Tensor):
             continue
         alike = value.shape == parameter.shape and grid in (None, own_grid)
-        if alike and own not in published:
+        if alike and target not in published:
             if grid is None and own_grid and Grid(*own_grid).alike(math.prod(own_grid)) != Grid(*own_grid):
-                _warn(f"{own} does not say what grid it is for: it is taken for {by(own_grid)}, that of the model.")
+                _warn(f"{target} does not say what grid it is for: it is taken for {by(own_grid)}, that of the model.")
             continue
         fitted = position.fit(name, value, grid)
         if alike and fitted is not None and not torch.equal(fitted, value):
             taken = f"it is taken for a square and resampled to {own_grid[0]} x {own_grid[1]}"
-            _warn(f"{published[own]} does not say what grid it is for: {taken}.")
+            _warn(f"{published[target]} does not say what grid it is for: {taken}.")
         elif fitted is not None and fitted is not value and own_grid is not None:
             known = grid or _square_of(value, parameter, own_grid)
             if value.numel() != fitted.numel() if known is None else tuple(known) != tuple(own_grid):
                 resampled[f"from {by(known) if known else tuple(value.shape)} to {by(own_grid)} patches"] += 1
-        values[own] = parameter.detach() if fitted is None else fitted
+        values[target] = parameter.detach() if fitted is None else fitted
     if resampled:
         counts = ", ".join(f"{count} {change}" for change, count in resampled.items())
         _warn(f"the position tables of the checkpoint are resampled: {counts}.")
@@ -254,8 +257,8 @@ def _check_words(module: Any, recorded: Mapping[str, str] | None) -> None:
     words = _words(module)
     if recorded is None or words is None or _compared(recorded) == _compared(words):
         return
-    other, own = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (recorded, words))
-    warnings.warn(f"the weights are of a model with {other}, the model has {own}.", stacklevel=4)
+    other, ours = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (recorded, words))
+    warnings.warn(f"the weights are of a model with {other}, the model has {ours}.", stacklevel=4)
 
 
 def _words(module: Any) -> dict[str, str] | None:
@@ -295,10 +298,10 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
 def _square_of(value: Tensor, parameter: Tensor, grid: Sequence[int]) -> tuple[int, ...] | None:
     """Infer the sides of the square that a published table is for, from the model's own table; None if it is none."""
     sizes = [pair for pair in zip(value.shape, parameter.shape, strict=False) if pair[0] != pair[1]]
-    for rows, own in sizes[:1]:
+    for rows, model_rows in sizes[:1]:
         for count, offsets in ((math.prod(grid), False), (math.prod(2 * side - 1 for side in grid), True)):
-            side = math.isqrt(max(rows - own + count, 0))  # without rows for prefix tokens
-            if own >= count and side and side * side == rows - own + count:
+            side = math.isqrt(max(rows - model_rows + count, 0))  # without rows for prefix tokens
+            if model_rows >= count and side and side * side == rows - model_rows + count:
                 return ((side + 1) // 2 if offsets else side,) * len(grid)
     return None
 
@@ -324,7 +327,7 @@ def published_state_dict(model: Any) -> dict[str, Tensor]:
 
 def renamed_state_dict(model: PublishedNames) -> dict[str, Tensor]:
     """Return the state dict of `model` under published names, in our layout."""
-    names = {f"position.{own}": theirs for theirs, own in model.position.published_names().items()}
+    names = {f"position.{name}": published_name for published_name, name in model.position.published_names().items()}
     rename = model.published_name
     state: Any = model.state_dict()
     published = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())

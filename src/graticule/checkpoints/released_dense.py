@@ -83,19 +83,19 @@ def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Te
         features: prefix of the names of the feature maps in the model.
         own: the state dict of the model.
     """
-    given = _region_heads(published)
-    for name in [name for name in given if re.search(r"\.gamma[12]$", name)]:
-        scale, block = given.pop(name), name.rpartition(".")[0]
+    values = _region_heads(published)
+    for name in [name for name in values if re.search(r"\.gamma[12]$", name)]:
+        scale, block = values.pop(name), name.rpartition(".")[0]
         if f"{features}backbone.blocks.0.ls1.gamma" in own:
-            given[f"{block}.ls{name[-1]}.gamma"] = scale
+            values[f"{block}.ls{name[-1]}.gamma"] = scale
             continue
         layer = f"{block}.attn.proj" if name.endswith("1") else f"{block}.mlp.fc2"
-        given[f"{layer}.weight"] = given[f"{layer}.weight"] * scale[:, None]
-        given[f"{layer}.bias"] = given[f"{layer}.bias"] * scale
+        values[f"{layer}.weight"] = values[f"{layer}.weight"] * scale[:, None]
+        values[f"{layer}.bias"] = values[f"{layer}.bias"] * scale
     adapter = f"{features}reader.level_embed" in own
     levels = sum(name.startswith(f"{features}necks.0.fpn.inner_blocks") and name.endswith(".0.weight") for name in own)
     state = {}
-    for name, value in given.items():
+    for name, value in values.items():
         target = _own_name(name, adapter, levels, features)
         if target is None or (target not in own and _unused(target, features)):
             continue
@@ -107,10 +107,10 @@ def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Te
 
 def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | None:
     """Return our name for a published parameter; None for one that is never used."""
-    if adapter and (found := re.match(r"^backbone\.norm([1-4])\.(.*)", name)):
-        return f"{features}reader.norms.{int(found[1]) - 1}.{found[2]}"
-    if (found := re.match(r"^neck\.fpn_convs\.(\d+)\.conv\.(.*)", name)) and int(found[1]) >= levels:
-        return f"{features}necks.0.more.convs.{int(found[1]) - levels}.{found[2]}"
+    if adapter and (match := re.match(r"^backbone\.norm([1-4])\.(.*)", name)):
+        return f"{features}reader.norms.{int(match[1]) - 1}.{match[2]}"
+    if (match := re.match(r"^neck\.fpn_convs\.(\d+)\.conv\.(.*)", name)) and int(match[1]) >= levels:
+        return f"{features}necks.0.more.convs.{int(match[1]) - levels}.{match[2]}"
     for pattern, ours in _NAMES:
         if re.match(pattern, name):
             return None if ours is None else re.sub(pattern, ours.replace("{features}", features), name)
@@ -142,8 +142,8 @@ def _region_heads(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state = {}
     for name, value in published.items():
         for pattern, ours, rows in _REGIONS:
-            if found := re.match(pattern, name):
-                name = found.expand(ours) + name[found.end() :]
+            if match := re.match(pattern, name):
+                name = match.expand(ours) + name[match.end() :]
                 if isinstance(rows, int):
                     value = torch.cat([value.new_zeros(rows, *value.shape[1:]), value])
                 elif rows is not None:

@@ -55,13 +55,13 @@ def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     if not is_released(state):
         return state
     known = {parameter.theirs: parameter for parameter in _parameters(model, lambda unit: _groups(state, unit))}
-    found = {}
+    converted = {}
     for name, value in state.items():
         if parameter := known.get(name):
             fits = parameter.ndim in (None, value.ndim)  # others are refused later, with name and shape
             name, value = parameter.own, parameter.to_own(value) if fits else value
-        found[name] = value
-    return with_metadata(found, read_metadata(state))
+        converted[name] = value
+    return with_metadata(converted, read_metadata(state))
 
 
 def to_released(model: nn.Module) -> dict[str, Tensor]:

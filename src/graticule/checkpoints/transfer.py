@@ -162,7 +162,7 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
-    for name, own in model.state_dict().items():
+    for name, target in model.state_dict().items():
         fitted, status, detail, source_name = None, "new", "not in the checkpoint", ""
         if name in heads and not classifier:
             detail = "as asked"
@@ -171,12 +171,12 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
             value, source_name = values[keys[origin]], released.get(keys[origin], keys[origin])
             fitted, status, detail = fitting(name, value, grids.get(source_name), published=origin != source_name)
             if fitted is None and name in heads:
-                detail = _classes(value, own) or detail
+                detail = _classes(value, target) or detail
             elif fitted is not None and _layer(name) != _layer(origin):
                 status, detail = "copied", ", ".join(filter(None, [f"from {source_name}", detail]))
         if fitted is not None:
             state[name] = fitted
-        rows[name] = Transferred(name, status, detail, own.numel(), "" if fitted is None else source_name)
+        rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else source_name)
     _leave_halves(rows, state, [name for name in origins if name not in state])
     _check_blocks(model, source, state, {name: values[keys[origin]] for name, origin in origins.items()})
     complete = model.state_dict()
@@ -266,11 +266,11 @@ def _classifier_names(model: Any) -> set[str]:
     return {name for name in model.state_dict() if name.rpartition(".")[0] in modules}
 
 
-def _classes(value: Tensor, own: Tensor) -> str:
+def _classes(value: Tensor, target: Tensor) -> str:
     """Describe a difference of the class counts; '' if something else differs."""
-    if value.ndim != own.ndim or value.shape[1:] != own.shape[1:]:
+    if value.ndim != target.ndim or value.shape[1:] != target.shape[1:]:
         return ""
-    return f"{value.shape[0]:,} -> {own.shape[0]:,} classes"
+    return f"{value.shape[0]:,} -> {target.shape[0]:,} classes"
 
 
 def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfits: Iterable[str]) -> None:
@@ -328,30 +328,30 @@ class Fitting:
             published: whether it has a published name there; its grid is then assumed to be square if it can be,
                 unless `shape` is given. Under our names, a tensor as large as the model's is for the same grid.
         """
-        own, value = self.state[name], value.detach()
-        if kind(value) != kind(own):
+        target, value = self.state[name], value.detach()
+        if kind(value) != kind(target):
             return None, "new", f"{dtype_name(value)} there"
         if why := unusable(value):
             return None, "new", f"{why} there"
-        if not value.to(own.dtype).isfinite().all():
+        if not value.to(target.dtype).isfinite().all():
             return None, "new", "not finite there"
         module = self.modules[name.rpartition(".")[0]]
         grid = self.grids.get(name)
-        if shape is None and not published and value.shape == own.shape:
+        if shape is None and not published and value.shape == target.shape:
             shape = grid
         fitted: tuple[Tensor | None, str, str] | None = None
         if isinstance(module, AbsoluteEncoding) and name.endswith(".pos_embed"):
             fitted = self._table(module, value, shape) if module.resampled else _formula(module, value)
         elif grid is not None and value.numel():
             resampled = self.model.position.fit(name.removeprefix("position."), value, shape)
-            if resampled is value and value.shape == own.shape:
+            if resampled is value and value.shape == target.shape:
                 fitted = value, "loaded", ""
-            elif resampled is not None and resampled.shape == own.shape:
-                fitted = resampled, "resized", f"{tuple(value.shape)} -> {tuple(own.shape)}"
-        elif value.shape == own.shape:
+            elif resampled is not None and resampled.shape == target.shape:
+                fitted = resampled, "resized", f"{tuple(value.shape)} -> {tuple(target.shape)}"
+        elif value.shape == target.shape:
             fitted = value, "loaded", ""
         elif value.numel() and isinstance(module, nn.Conv2d):
-            fitted = self._kernel(module, value, own)
+            fitted = self._kernel(module, value, target)
         return (None, "new", f"shape {tuple(value.shape)} there") if fitted is None else fitted
 
     def _table(
@@ -384,17 +384,17 @@ class Fitting:
         details += [f"{token} {'zero' if token in tokens else 'new'}" for token in wanted if token not in prefix]
         return table[None], "resized" if details else "loaded", ", ".join(details)
 
-    def _kernel(self, layer: nn.Conv2d, value: Tensor, own: Tensor) -> tuple[Tensor, str, str] | None:
+    def _kernel(self, layer: nn.Conv2d, value: Tensor, target: Tensor) -> tuple[Tensor, str, str] | None:
         """Adapt the first convolution to another number of channels, or a patch embedding to another patch size."""
-        if value.ndim != 4 or value.shape[0] != own.shape[0] or layer.groups != 1:
+        if value.ndim != 4 or value.shape[0] != target.shape[0] or layer.groups != 1:
             return None
         status, details = "resized", []
-        if value.shape[1] != own.shape[1]:
-            if own.shape[1] != self.model.in_chans:
+        if value.shape[1] != target.shape[1]:
+            if target.shape[1] != self.model.in_chans:
                 return None
-            status, details = "adapted", [f"{value.shape[1]} -> {own.shape[1]} channels"]
-            value = with_channels(value, own.shape[1])
-        old, new = tuple(value.shape[2:]), tuple(own.shape[2:])
+            status, details = "adapted", [f"{value.shape[1]} -> {target.shape[1]} channels"]
+            value = with_channels(value, target.shape[1])
+        old, new = tuple(value.shape[2:]), tuple(target.shape[2:])
         if old != new:
             if layer.kernel_size != layer.stride or layer.padding not in ((0, 0), "valid"):
                 return None  # its patches overlap or are padded
@@ -409,10 +409,10 @@ def _by(grid: Grid) -> str:
 
 def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:
     """Accept a table that equals the formula's up to rounding; any other is ignored, and the formula is used."""
-    own = encoding.pos_embed
-    if value.numel() == own.numel() and value.shape[-1:] == own.shape[-1:]:
-        value = value.reshape(own.shape)
-        if (value.to(own) - own).abs().max() < _FORMULA:
+    table = encoding.pos_embed
+    if value.numel() == table.numel() and value.shape[-1:] == table.shape[-1:]:
+        value = value.reshape(table.shape)
+        if (value.to(table) - table).abs().max() < _FORMULA:
             return value, "loaded", ""
     return None, "new", "given by its formula"
 

@@ -34,12 +34,12 @@ OF_TIMM = (
 )
 
 
-def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:
+def check_arguments(arguments: Iterable[str], known: Collection[str], name: str) -> None:
     """Check that model `name` has every argument that is given."""
-    for argument in given:
+    for argument in arguments:
         if argument not in known:
             near = difflib.get_close_matches(argument, known, n=2)
-            hint = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else "."
+            hint = f"; did you mean {' or '.join(f'`{close}`' for close in near)}?" if near else "."
             raise ValueError(
                 f"`{argument}` is not an argument of {name}{hint} The arguments are {', '.join(sorted(known))}."
             )
@@ -65,23 +65,23 @@ def take_position(
         encoding: the encoding if none is given.
         defaults: default options of the model's family, by the name of the encoding.
     """
-    given = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
+    choices = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
     if "position" in kwargs:
-        if given:
-            raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
+        if choices:
+            raise ValueError(f"`position` must be given alone, without {', '.join(choices)}.")
         builder: PositionBuilder = kwargs.pop("position")
         return builder
-    specs = ENCODINGS.specs(given.pop("encoding", encoding))
+    specs = ENCODINGS.specs(choices.pop("encoding", encoding))
     specs = tuple(Spec(spec.name, {**(defaults or {}).get(spec.name, {}), **spec.options}) for spec in specs)
-    return partial(build_position, encoding=specs, **given)
+    return partial(build_position, encoding=specs, **choices)
 
 
 def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
     """Return the encoding and joining of a builder made by `take_position`, as text; None for any other builder."""
     if not isinstance(builder, partial):
         return None
-    given = builder.keywords
-    encoding, joining = given.get("encoding", "learnable"), given.get("joining", "default")
+    keywords = builder.keywords
+    encoding, joining = keywords.get("encoding", "learnable"), keywords.get("joining", "default")
     specs = encoding if isinstance(encoding, tuple) else (encoding,)
     return {"encoding": " + ".join(map(str, specs)), "joining": str(joining) if isinstance(joining, Spec) else joining}
 
@@ -93,9 +93,13 @@ def argument_defaults(backbone: type) -> Mapping[str, Any]:
     first = next(iter(parameters.values()))[0]
     # the class itself gives its base class what that requires
     known = {
-        name: one for name, (function, one) in parameters.items() if function is first or one.default is not one.empty
+        name: parameter
+        for name, (function, parameter) in parameters.items()
+        if function is first or parameter.default is not parameter.empty
     }
-    return MappingProxyType({name: None if one.default is one.empty else one.default for name, one in known.items()})
+    return MappingProxyType(
+        {name: None if parameter.default is parameter.empty else parameter.default for name, parameter in known.items()}
+    )
 
 
 PREFIX = "graticule_"
@@ -132,21 +136,21 @@ def build_backbone(path: Path, described: Architecture) -> Any:
         raise ValueError(f"{path} describes no model that can be built: {error}") from error
 
 
-def prepare(model: Any, given: Preparation) -> None:
+def prepare(model: Any, preparation: Preparation) -> None:
     """Set the entries of a backbone's timm configuration that describe the preprocessing of its images."""
-    values = {key: value for key, value in vars(given).items() if value is not None}
+    values = {key: value for key, value in vars(preparation).items() if value is not None}
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
 
 
-def plain_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the arguments of a model in a config.json: plain values, none of which names a file or a class."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in (*OF_TIMM, *_FUNCTIONS):
             raise ValueError(f"`model_args` must not set `{name}`, which names files or classes.")
         if not _plain(value):
             raise ValueError(f"`model_args` must hold plain values, got {name} = {value!r}.")
-    return {name: tuples(value) for name, value in given.items()}
+    return {name: tuples(value) for name, value in arguments.items()}
 
 
 def _plain(value: object) -> bool:
@@ -201,9 +205,9 @@ def architecture_of(model: Any) -> Architecture:
 def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return timm's configuration of a model, without the locations of pretrained weights."""
     known = dict(getattr(backbone, "pretrained_cfg", None) or {})
-    given = check_value(Preparation, dict(preprocessing), "`preprocessing`")
+    checked_values = check_value(Preparation, dict(preprocessing), "`preprocessing`")
     for name, count in (("mean", backbone.in_chans), ("std", backbone.in_chans), ("label_names", num_classes)):
-        values = getattr(given, name)
+        values = getattr(checked_values, name)
         if values is not None and len(values) != count:
             raise ValueError(f"`preprocessing` must have {count} values of `{name}`, as the model, got {len(values)}.")
         if len(known.get(name) or ()) != count:  # of a stem or a classifier that was replaced
@@ -231,7 +235,7 @@ def used_by(modules: Iterable[nn.Module]) -> dict[str, Any]:
     """Return the resamplers of modules, and the plugins that define modules or resamplers."""
     modules = list(modules)
     return {
-        "resamplers": sorted({str(one) for one in _resamplers(modules)}),
+        "resamplers": sorted({str(resampler) for resampler in _resamplers(modules)}),
         "plugins": plugins_of(classes_within(modules)),
     }
 
@@ -243,5 +247,5 @@ def classes_within(modules: Iterable[nn.Module]) -> set[type]:
 
 
 def _resamplers(modules: Iterable[nn.Module]) -> list[Resampler]:
-    held = (getattr(module, "resampler", None) for module in modules)
-    return [one for one in held if isinstance(one, Resampler)]
+    resamplers = (getattr(module, "resampler", None) for module in modules)
+    return [resampler for resampler in resamplers if isinstance(resampler, Resampler)]

@@ -54,19 +54,19 @@ def can_connect(address: str) -> bool:
     if proxy and not proxy_bypass(url.hostname or ""):
         url = urlsplit(proxy if "//" in proxy else f"//{proxy}", url.scheme)
     port = url.port or (80 if url.scheme == "http" else 443)
-    found: list[bool] = []
+    connections: list[bool] = []
 
     def connect() -> None:
         try:
             socket.create_connection((url.hostname or "", port), timeout=_SECONDS).close()
         except OSError:
             return
-        found.append(True)
+        connections.append(True)
 
     thread = Thread(target=connect, daemon=True)  # a look-up of a host name has no timeout
     thread.start()
     thread.join(_SECONDS)
-    return bool(found)
+    return bool(connections)
 
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -176,7 +176,7 @@ def _within(folder: Path, name: str) -> Path:
     """Return a file in a folder."""
     path = folder / name
     if not path.is_file():
-        pickles = [one for one in _PICKLES if (folder / one).exists()]
+        pickles = [pickle for pickle in _PICKLES if (folder / pickle).exists()]
         why = f"; {pickles[0]}, which can hold code, is not read" if pickles and name == WEIGHTS else ""
         raise FileNotFoundError(f"`source` must be a folder with {CONFIG} and {WEIGHTS}, got {folder}, no {name}{why}.")
     return path
@@ -266,9 +266,9 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
 def _use(plugins: Sequence[str], in_timm: bool) -> str:
     """Return the section on opening the model."""
     named = [f'"{name}"' for name in plugins]
-    given = "" if not named else f", plugin={named[0] if len(named) == 1 else '[' + ', '.join(named) + ']'}"
+    argument = "" if not named else f", plugin={named[0] if len(named) == 1 else '[' + ', '.join(named) + ']'}"
     text = "\n## Use\n\n    import graticule\n\n"
-    text += f'    model = graticule.from_pretrained("OWNER/NAME"{given})  # or a folder\n'
+    text += f'    model = graticule.from_pretrained("OWNER/NAME"{argument})  # or a folder\n'
     if in_timm:
         text += "\nor by timm:\n\n    import graticule.backbones, timm  # registers the models\n\n"
         text += "".join(f"    graticule.load_plugin({name})\n" for name in named) + ("\n" if named else "")

@@ -148,10 +148,10 @@ class HubModel(nn.Module):
         Raises:
             ValueError: also if it is of another class.
         """
-        found = from_pretrained(source, **options)
-        if not isinstance(found, cls):
-            raise ValueError(f"`source` must be a {cls.__name__}, got {str(source)!r}, a {type(found).__name__}.")
-        return found
+        model = from_pretrained(source, **options)
+        if not isinstance(model, cls):
+            raise ValueError(f"`source` must be a {cls.__name__}, got {str(source)!r}, a {type(model).__name__}.")
+        return model
 
 
 @checked
@@ -186,8 +186,8 @@ def from_pretrained(
     load_plugins(plugin)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     if str(source).startswith(TIMM):
-        if given := [name for name, value in hub.items() if value]:
-            raise ValueError(f"`{given[0]}` must be left out with a model of timm, got {hub[given[0]]!r}.")
+        if names := [name for name, value in hub.items() if value]:
+            raise ValueError(f"`{names[0]}` must be left out with a model of timm, got {hub[names[0]]!r}.")
         return SOURCES["timm"](str(source).removeprefix(TIMM)).eval()
     source = str(source).removeprefix(HUB)
     config, weights = find_files(source, hub)

@@ -128,7 +128,7 @@ class Onnx(Format):
         (images,) = session.get_inputs()
 
         def run(x: Tensor) -> list[Tensor]:
-            return [torch.from_numpy(found) for found in session.run(None, {images.name: x.numpy()})]
+            return [torch.from_numpy(output) for output in session.run(None, {images.name: x.numpy()})]
 
         return run
 
@@ -201,11 +201,11 @@ def random_images(channels: int, batch: int, size: Size) -> Tensor:
     return torch.randn(batch, channels, *size, generator=generator)
 
 
-def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest difference of outputs, relative to the largest number of each; infinite for other shapes."""
-    if [one.shape for one in found] != [one.shape for one in expected]:
+    if [output.shape for output in outputs] != [output.shape for output in expected]:
         return float("inf")
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(outputs, expected, strict=True)
     worst = [float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-12)) for a, b in pairs]
     return float("inf") if any(value != value for value in worst) else max(worst)
 
@@ -242,7 +242,7 @@ class Exported:
     @property
     def error(self) -> float:
         """Return the largest difference from PyTorch."""
-        return max(one.error for one in self.compared)
+        return max(comparison.error for comparison in self.compared)
 
 
 @checked
@@ -339,9 +339,9 @@ def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[T
         with torch.no_grad():
             return list(run(images))
     except (AssertionError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         rule = "left out, or not both 'batch' and sides," if "batch" in sizes.free else "left out or 'batch'"
         raise ValueError(
             f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
-            f"images of {by(images.shape[2:])} are refused, where {sizes} is requested ({said[:200]})."
+            f"images of {by(images.shape[2:])} are refused, where {sizes} is requested ({reason[:200]})."
         ) from error

@@ -93,10 +93,10 @@ class Exportable:
             with torch.no_grad():
                 self.model(torch.zeros(1, self.channels, *larger))
         except (AssertionError, RuntimeError, ValueError) as error:
-            said = str(error).strip().partition("\n")[0][:200]
+            reason = str(error).strip().partition("\n")[0][:200]
             raise ValueError(
                 f"`dynamic` must be left out or 'batch' with {type(self.model).__name__}, which takes images of one "
-                f"size: {said}"
+                f"size: {reason}"
             ) from error
 
     @property
@@ -134,18 +134,18 @@ class Exportable:
             return []
         grid = model.grid
         if grid.windows:  # which are larger at sizes of more patches than a window has
-            given = getattr(model, "window_size", None) or model.windows
-            many = 2 * math.lcm(*tree_leaves(given))
+            size = getattr(model, "window_size", None) or model.windows
+            many = 2 * math.lcm(*tree_leaves(size))
             grid = model.grid_at(tuple(many * side for side in model.coarsest_patch))
         grids = model.position_grids(grid)
-        found: list[tuple[int, ...]] = []
+        windows: list[tuple[int, ...]] = []
         for stage in range(len(model.depths)):
-            seen = [each for places in model.where(stage, grids[stage]) for each in places]
-            shapes: list[tuple[int, ...]] = [each.window.shape for each in seen if isinstance(each, Windows)]
+            seen = [part for places in model.where(stage, grids[stage]) for part in places]
+            shapes: list[tuple[int, ...]] = [places.window.shape for places in seen if isinstance(places, Windows)]
             if grid.windows:
                 shapes.append(grid.windows[stage])
-            found.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(model.img_size))))
-        return found
+            windows.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(model.img_size))))
+        return windows
 
     @property
     def _attached(self) -> AttachedPosition:
@@ -158,11 +158,11 @@ class Exportable:
 
     def plain(self) -> Exportable:
         """Return a copy for inference on the CPU in float32, not folded, with only PyTorch's operators."""
-        found = unfold(copy.deepcopy(self.model)).cpu().float().eval()
-        for module in found.modules():
+        model = unfold(copy.deepcopy(self.model)).cpu().float().eval()
+        for module in model.modules():
             if isinstance(module, MixingPosition):
                 module.product = "matrix"  # a product over displacements is an operator of this library
-        return Exportable.of(found)
+        return Exportable.of(model)
 
     def at(self, size: Any, folded: bool) -> Exportable:
         """Return a copy for images of `size`, folded or not; this subject must be a plain one."""
@@ -196,25 +196,25 @@ class Sizes:
         known = ("batch", *sides, "sides")
         for name in free:
             known_name("dynamic", name, known)
-        free = [each for name in free for each in (sides if name == "sides" else (name,))]
+        free = [side for name in free for side in (sides if name == "sides" else (name,))]
         subject.check(fixed)
         step, patch = subject.step, subject.patch
         if set(free) - {"batch"}:
             subject.check_free()
-        most = tuple(_LONGEST * side // one for side, one in zip(patch, step, strict=True))
+        most = tuple(_LONGEST * side // stride for side, stride in zip(patch, step, strict=True))
         sizes = cls(fixed, frozenset(free), step, subject.least, most)
         return sizes._from_least(subject) if sizes.free - {"batch"} else sizes
 
     def _from_least(self, subject: Exportable) -> Sizes:
         """Find the smallest free side: a kernel or a reduction may need more than two patches."""
         for least in range(self.least, _STEPS):
-            found = Sizes(self.fixed, self.free, self.step, least, self.most)
+            sizes = Sizes(self.fixed, self.free, self.step, least, self.most)
             try:
                 with torch.no_grad():
-                    subject.model(torch.zeros(1, subject.channels, *found.side(*[least] * len(self.fixed))))
+                    subject.model(torch.zeros(1, subject.channels, *sizes.side(*[least] * len(self.fixed))))
             except (ValueError, AssertionError):  # timm's models raise the latter
                 continue
-            return found
+            return sizes
         refused = self.side(*[_STEPS] * len(self.fixed))
         raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {refused}.")
 
@@ -233,28 +233,28 @@ class Sizes:
     def example(self) -> tuple[int, Size]:
         """Return the batch and the sides of the images for tracing, small and all different."""
         more = (2, 1, 3)[-len(self.fixed) :]
-        return 2 if "batch" in self.free else 1, self.side(*(self.least + each for each in more))
+        return 2 if "batch" in self.free else 1, self.side(*(self.least + count for count in more))
 
     def checked(self) -> list[tuple[int, Size]]:
         """Return the batches and sizes that a program is compared at: the fixed one, or three."""
-        own = [
+        counts = [
             max(self.least, min(-(-side // step), most))
             for side, step, most in zip(self.fixed, self.step, self.most, strict=True)
         ]
-        least = [self.least] * (len(own) - 1)
-        all_sizes = [self.side(*own), self.side(*least, self.least + 1), self.side(own[0] + 1, *least)]
+        least = [self.least] * (len(counts) - 1)
+        all_sizes = [self.side(*counts), self.side(*least, self.least + 1), self.side(counts[0] + 1, *least)]
         batches = (1, 2, 3) if "batch" in self.free else (1, 1, 1)
         return list(dict.fromkeys(zip(batches, all_sizes, strict=True)))
 
     def dimensions(self) -> dict[int, Any]:
         """Return the free axes in the form of `torch.export`."""
-        found: dict[int, Any] = {}
+        dimensions: dict[int, Any] = {}
         if "batch" in self.free:
-            found[0] = torch.export.Dim("batch", min=1)
+            dimensions[0] = torch.export.Dim("batch", min=1)
         for axis, (name, step, most) in enumerate(zip(self.names, self.step, self.most, strict=True), start=2):
             if name in self.free:
-                found[axis] = step * torch.export.Dim(f"{name}_steps", min=self.least, max=most)
-        return found
+                dimensions[axis] = step * torch.export.Dim(f"{name}_steps", min=self.least, max=most)
+        return dimensions
 
     def __str__(self) -> str:
         sides = [
@@ -291,8 +291,8 @@ class Program(nn.Module):
         if self.features:
             tokens, maps = self.model.forward_intermediates(images, list(self.features))
             return (self.model.forward_head(tokens), *maps)
-        found = self.model(images)
-        return tuple(found.values()) if isinstance(found, dict) else (found,)
+        outputs = self.model(images)
+        return tuple(outputs.values()) if isinstance(outputs, dict) else (outputs,)
 
 
 def prepared(subject: Exportable, sizes: Sizes, folded: bool = True) -> Exportable:
@@ -324,8 +324,10 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
 
 def _refusal(sizes: Sizes, error: Exception) -> ValueError:
     free = ", ".join(sorted(sizes.free)) or "nothing"
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ValueError(f"`model` must be one that torch.export can trace with {free} free, got the error: {said[:300]}")
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ValueError(
+        f"`model` must be one that torch.export can trace with {free} free, got the error: {reason[:300]}"
+    )
 
 
 def _remove_unused(traced: torch.export.ExportedProgram) -> None:

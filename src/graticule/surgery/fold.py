@@ -86,8 +86,8 @@ def _fold_again(backbone: _Positioned, _: object) -> None:
 
 
 def _backbones(model: nn.Module) -> list[_Positioned]:
-    found = [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
-    return cast("list[_Positioned]", found)
+    modules = [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
+    return cast("list[_Positioned]", modules)
 
 
 def _original(backbone: _Positioned) -> Position:

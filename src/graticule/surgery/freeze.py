@@ -14,7 +14,7 @@ from graticule.registry.checks import checked, parse_freeze
 
 def check_floating(model: nn.Module, name: str = "model") -> None:
     """Check that no part of a model is quantized: its weights are then no parameters."""
-    quantized = [type(one).__name__ for one in model.modules() if "quantized" in type(one).__module__]
+    quantized = [type(module).__name__ for module in model.modules() if "quantized" in type(module).__module__]
     if quantized:
         raise ValueError(
             f"`{name}` must have weights in floating point, got a quantized one ({quantized[0]}); change or train it "
@@ -44,7 +44,7 @@ def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
         >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         ['position.encodings.0.pos_embed', 'head.weight', 'head.bias']
     """
-    kept = parse_freeze(parts)
+    trained_parts = parse_freeze(parts)
     check_floating(model)
     backbone: Any = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
     if not isinstance(backbone, Backbone):
@@ -52,14 +52,23 @@ def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
             f"`model` must be a backbone, a detector or a segmentation model of this library, got "
             f"{type(model).__name__}; graticule.convert makes a backbone of a model of timm or transformers."
         )
-    if "position" in kept and isinstance(backbone.position, Folded):
+    if "position" in trained_parts and isinstance(backbone.position, Folded):
         raise ValueError("`model` must not be folded, to train its position; call graticule.unfold(model) first.")
     # a table that is given by a formula stays fixed, also if the model was frozen before
-    fixed = vars(model).setdefault("_fixed", {name for name, one in model.named_parameters() if not one.requires_grad})
-    trained = {id(one) for part in kept for module in _modules(model, backbone, part) for one in module.parameters()}
-    if "head" in kept and model is not backbone:
-        trained |= {id(one) for one in model.parameters()} - {id(one) for one in backbone.parameters()}
-    trained -= {id(one) for name, one in model.named_parameters() if name in fixed}
+    fixed = vars(model).setdefault(
+        "_fixed", {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    )
+    trained = {
+        id(parameter)
+        for part in trained_parts
+        for module in _modules(model, backbone, part)
+        for parameter in module.parameters()
+    }
+    if "head" in trained_parts and model is not backbone:
+        trained |= {id(parameter) for parameter in model.parameters()} - {
+            id(parameter) for parameter in backbone.parameters()
+        }
+    trained -= {id(parameter) for name, parameter in model.named_parameters() if name in fixed}
     if not trained:
         raise ValueError(f"`freeze` must leave something to train, got {parts!r} of a model that has no such part.")
     for parameter in model.parameters():
@@ -73,21 +82,23 @@ def _modules(model: nn.Module, backbone: Backbone, part: str) -> Iterator[nn.Mod
     if part == "position":
         yield backbone.position
     elif part == "head" and model is backbone:
-        held = backbone.get_classifier()
-        yield from held if isinstance(held, tuple) else (held,)
+        head = backbone.get_classifier()
+        yield from head if isinstance(head, tuple) else (head,)
     elif part != "head":
         blocks = [backbone.block(stage, index) for stage, depth in enumerate(backbone.depths) for index in range(depth)]
         count = int(part.removeprefix("last-"))
         if count > len(blocks):
             raise ValueError(f"`freeze` must be of at most the {len(blocks)} blocks of the model, got {part!r}.")
         yield from blocks[-count:]
-        yield from (one for name in ("norm", "fc_norm") if isinstance(one := getattr(backbone, name, None), nn.Module))
+        yield from (
+            module for name in ("norm", "fc_norm") if isinstance(module := getattr(backbone, name, None), nn.Module)
+        )
 
 
 def _set_modes(module: nn.Module) -> None:
     """Put the modules that are frozen completely into evaluation mode."""
     parameters = list(module.parameters())
-    if parameters and not any(one.requires_grad for one in parameters):
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
         module.eval()
         return
     for child in module.children():

@@ -42,7 +42,7 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
     """
     if not isinstance(old.joining, Default):
         return False
-    return _project(new, before, [table_logits(one, before.grid) for one in before.contributions])
+    return _project(new, before, [table_logits(contribution, before.grid) for contribution in before.contributions])
 
 
 @register_fit(NoPosition, BiasPosition)
@@ -50,7 +50,7 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
 def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
     """Set tables of displacements to zero, so that they have no effect."""
     encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
-    tables = [bias for one in encodings if isinstance(bias := getattr(one, "bias", one), RelativeBias)]
+    tables = [bias for encoding in encodings if isinstance(bias := getattr(encoding, "bias", encoding), RelativeBias)]
     for encoding in tables:
         encoding.relative_position_bias_table.zero_()
     return len(tables) == len(encodings)
@@ -107,12 +107,12 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     if contribution is None or not isinstance(attention, Attention) or not is_plain(attention):
         return None
     weight = next(attention.qkv.parameters())
-    x, without = (each.to(weight.dtype) for each in (contribution.inputs, contribution.inputs - contribution.mean))
-    projected, less = (attention.qkv(each).double() for each in (x, without))
+    x, without = (values.to(weight.dtype) for values in (contribution.inputs, contribution.inputs - contribution.mean))
+    projected, less = (attention.qkv(values).double() for values in (x, without))
     queries = projected.chunk(3, -1)[0]
     keys = (projected - less).chunk(3, -1)[1]  # a bias of the projection cancels
     queries, keys = (
-        each[-grid.patches :].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for each in (queries, keys)
+        values[-grid.patches :].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for values in (queries, keys)
     )
     logits: Tensor = queries @ keys.mT * attention.scale
     return logits

@@ -27,9 +27,9 @@ def is_plain(attention: nn.Module) -> bool:
     return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
 
 
-def share_kept(whole: Tensor, lost: Tensor) -> float:
+def share_kept(total: Tensor, lost: Tensor) -> float:
     """Return 1 - lost / whole, of sums of squares; if the whole is zero, whether nothing is lost."""
-    return 1 - float(lost) / float(whole) if whole else float(not lost)
+    return 1 - float(lost) / float(total) if total else float(not lost)
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
         model: a model with the joining 'default'.
         images: (B, C, height, width), of the size that the model is built for.
     """
-    given = model.position(model.grid)
+    positions = model.position(model.grid)
     layers: list[tuple[Tensor, nn.Module, nn.Module] | None] = []
     for blocks in entered_blocks(model):
-        table = given[len(layers)].pre
+        table = positions[len(layers)].pre
         layers += [
             (table, block.norm1, getattr(block, "attn", block)) if table is not None and is_pre_norm(block) else None
             for block in blocks
@@ -100,16 +100,16 @@ def record_contributions(
     """
     sums = [None if layer is None else _Sums(layer[0], layer[2], batch_axis) for layer in layers]
     hooks = [
-        layer[1].register_forward_hook(partial(_record, one))
-        for layer, one in zip(layers, sums, strict=True)
-        if layer is not None and one is not None
+        layer[1].register_forward_hook(partial(_record, total))
+        for layer, total in zip(layers, sums, strict=True)
+        if layer is not None and total is not None
     ]
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
-    return [None if one is None else one.contribution() for one in sums]
+    return [None if total is None else total.contribution() for total in sums]
 
 
 def entered_blocks(model: Backbone) -> list[list[Any]]:
@@ -140,7 +140,7 @@ class _Sums:
 
 
 def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-    x, output = (each.transpose(0, sums.batch_axis) for each in (args[0], output))
+    x, output = (tokens.transpose(0, sums.batch_axis) for tokens in (args[0], output))
     prefix = x.shape[1] - len(sums.table)  # tokens that joined later and have no row
     without = norm.forward(x - F.pad(sums.table, (0, 0, prefix, 0)))  # not called, so that no hook sees it
     with_it = output[:, prefix:].double()

@@ -84,7 +84,7 @@ def fit_position(new: Position, old: Position, before: Sequence[Before]) -> list
         old: the old position.
         before: the state of each stage with the old position.
     """
-    found = []
+    fits = []
     for stage, was, now, state in _states(old, new, before):
         for part in _parts(now):
             former = _counterpart(part, _parts(was), _parts(now))
@@ -93,8 +93,8 @@ def fit_position(new: Position, old: Position, before: Sequence[Before]) -> list
             result: bool | str = False if function is None else function(former, part, state)
             fitted = result is True or (_same(former, part) and part.form != "table")
             why = result if isinstance(result, str) and not fitted else ""
-            found.append(Fit(stage, _name(former), _name(part), fitted, why))
-    return found
+            fits.append(Fit(stage, _name(former), _name(part), fitted, why))
+    return fits
 
 
 def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[tuple[int, Position, Position, Before]]:
@@ -112,8 +112,8 @@ def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[
 
 def _of_pairs(position: Position, grid: Grid) -> Before:
     """Return the state of layers with a position for pairs of tokens, without contributions of a table."""
-    given = position(grid)
-    return Before(grid, given, [None] * len(given))
+    positions = position(grid)
+    return Before(grid, positions, [None] * len(positions))
 
 
 def _parts(position: Position) -> list[Position]:

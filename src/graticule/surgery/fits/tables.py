@@ -108,10 +108,10 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
                 copy_table(encodings[0], encoding, replace(before, target=target))
         return False
     if wanted is not None:
-        found = wanted(was, now, replace(before, target=tables[0]))
-        if isinstance(found, str):
-            return found
-        tables = found
+        result = wanted(was, now, replace(before, target=tables[0]))
+        if isinstance(result, str):
+            return result
+        tables = result
     fitted = len(tables) == len(new.encodings)
     for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
         fit = find_fit(type(encodings[0]), type(encoding))
@@ -149,8 +149,10 @@ def start_without_effect(old: NoPosition, new: JoinedPosition, before: Before) -
         for encoding, table in zip(encodings, tables, strict=True):
             if (fit := find_fit(type(encoding), type(encoding))) is not None:
                 fit(encoding, encoding, replace(before, target=torch.zeros_like(table)))
-    given = new(before.grid) if tables else []
-    return bool(given) and not any(value is not None and value.any() for one in given for value in cast("Any", one))
+    positions = new(before.grid) if tables else []
+    return bool(positions) and not any(
+        value is not None and value.any() for layer in positions for value in cast("Any", layer)
+    )
 
 
 @register_fit(Default, Concatenation)
@@ -187,14 +189,22 @@ def first_alone(old: Default, new: Joining, before: Before) -> list[Tensor]:
 @register_fit(Default, QueriesKeys)
 def mean_contribution(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Return the mean of the table's contributions to the layers, the least squares for one table."""
-    table, found = target_of(before), contributions_of(new, before)
-    return [table if found is None else torch.stack([one.mean for one in found]).mean(0).to(table.dtype)]
+    table, contributions = target_of(before), contributions_of(new, before)
+    return [
+        table
+        if contributions is None
+        else torch.stack([contribution.mean for contribution in contributions]).mean(0).to(table.dtype)
+    ]
 
 
 def contributions_of(joining: Joining, before: Before) -> list[Contribution] | None:
     """Return the contributions of the table to the joined layers; None if they were not measured in all."""
-    found = [before.contributions[layer] for layer in joining.joined]
-    return None if any(one is None for one in found) else cast("list[Contribution]", found)
+    contributions = [before.contributions[layer] for layer in joining.joined]
+    return (
+        None
+        if any(contribution is None for contribution in contributions)
+        else cast("list[Contribution]", contributions)
+    )
 
 
 def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) -> bool:
@@ -204,12 +214,12 @@ def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) ->
     the norm of the layer, weight and bias of channel k are the regression of :math:`\bar d_{l,k}` on
     :math:`\hat w_{l,k}` over the tokens. In the progressive form the input of each norm is the output of the previous.
     """
-    found = contributions_of(joining, before)
-    if found is None:
+    contributions = contributions_of(joining, before)
+    if contributions is None:
         return False
     (encoding,) = position.encodings
     table: Tensor = cast("Any", encoding)(before.grid).double()
-    for norm, contribution in zip(joining.norms, found, strict=True):
+    for norm, contribution in zip(joining.norms, contributions, strict=True):
         wide = norm.double()
         fit_norm(wide, table, contribution.mean)
         if isinstance(joining, Lape):
