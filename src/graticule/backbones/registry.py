@@ -24,20 +24,26 @@ from graticule.hub.config import (
     CHOICES,
     OF_TIMM,
     PREFIX,
+    Architecture,
     EncodingChoice,
     JoiningChoice,
+    Preparation,
     argument_defaults,
+    build_backbone,
     check_arguments,
     given_choices,
+    prepare,
     take_position,
     tuples,
     written_words,
 )
 from graticule.hub.files import quick_hub
+from graticule.hub.kinds import Words, register_kind
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import check, checked, known_name, whole
+from graticule.registry.fields import read_typed
 from graticule.registry.plugins import Definition, check_class
 from graticule.registry.registry import Table
 from graticule.system.memory import build_within_memory
@@ -363,3 +369,29 @@ def create_model(
     with quick_hub() if pretrained else nullcontext():
         model: nn.Module = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
     return model if checkpoint_path is None else load_checkpoint(model, checkpoint_path)
+
+
+@dataclass(frozen=True)
+class _BackboneConfig(Architecture):
+    """Entries that are read from the config.json of a backbone; timm reads further ones."""
+
+    pretrained_cfg: Preparation
+    graticule: Words | None = None
+
+
+@register_kind("backbone")
+def open_backbone(config: Path, weights: Path) -> nn.Module:
+    """Open a backbone."""
+    described = read_typed(config, _BackboneConfig)
+    model = build_backbone(config, described)
+    for word in CHOICES:
+        there, here = getattr(described.graticule, word, None), described.model_args.get(word)
+        if there and here and there != here:
+            raise ValueError(
+                f"{config} must name one {word}, got {here!r} in `model_args` and {there!r} in `graticule`."
+            )
+    names = described.pretrained_cfg.label_names or ()
+    if names and model.num_classes not in (0, len(names)):
+        raise ValueError(f"{config} is damaged: it must name {model.num_classes} classes, got {len(names)} names.")
+    prepare(model, described.pretrained_cfg)
+    return load_checkpoint(model, weights)

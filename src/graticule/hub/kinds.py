@@ -7,14 +7,11 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
-from graticule.checkpoints.load import load_checkpoint
-from graticule.hub.config import CHOICES, Architecture, Preparation, build_backbone, prepare
 from graticule.hub.files import (
     POSITION,
     PREPROCESSOR,
@@ -36,7 +33,7 @@ from graticule.system.memory import sized_as
 
 
 @dataclass(frozen=True)
-class _Words:
+class Words:
     """Names of the model, its encoding and its joining, in our grammar."""
 
     kind: str = "backbone"
@@ -51,16 +48,8 @@ class _Words:
 class _Config:
     """Entries that are read from every config.json."""
 
-    graticule: _Words | None = None
+    graticule: Words | None = None
     model_type: str | None = None
-
-
-@dataclass(frozen=True)
-class _BackboneConfig(Architecture):
-    """Entries that are read from the config.json of a backbone; timm reads further ones."""
-
-    pretrained_cfg: Preparation
-    graticule: _Words | None = None
 
 
 #: The prefix of names on the hub, where other names are possible.
@@ -73,7 +62,7 @@ Opener = Callable[[Path, Path], nn.Module]
 SOURCES: Table[str, Callable[[str], nn.Module]] = Table("source", "graticule.external")
 Function = TypeVar("Function", bound=Opener)
 #: The kinds of published models; the modules that build a kind register it.
-KINDS: Table[str, Opener] = Table("kind", "graticule.dense", "graticule.external")
+KINDS: Table[str, Opener] = Table("kind", "graticule.backbones", "graticule.dense", "graticule.external")
 
 
 def register_kind(kind: str) -> Callable[[Function], Function]:
@@ -192,7 +181,7 @@ def from_pretrained(
     source = str(source).removeprefix(HUB)
     config, weights = find_files(source, hub)
     described = read_typed(config, _Config)
-    words = described.graticule or _Words("transformers")
+    words = described.graticule or Words("transformers")
     if described.graticule is None and described.model_type is None:
         raise ValueError(f"{config} describes no model of graticule or transformers.")
     if described.model_type is not None:
@@ -214,22 +203,3 @@ def from_pretrained(
         raise ValueError(f"{config} must be of a model whose weights are in {WEIGHTS}, got {weights}.")
     with sized_as(sum(file.stat().st_size for file in files)):
         return opener(config, weights).eval()
-
-
-@register_kind("backbone")
-def open_backbone(config: Path, weights: Path) -> nn.Module:
-    """Open a backbone."""
-    described = read_typed(config, _BackboneConfig)
-    import_module("graticule.backbones")  # which registers them with timm, if nothing has imported it yet
-    model = build_backbone(config, described)
-    for word in CHOICES:
-        there, here = getattr(described.graticule, word, None), described.model_args.get(word)
-        if there and here and there != here:
-            raise ValueError(
-                f"{config} must name one {word}, got {here!r} in `model_args` and {there!r} in `graticule`."
-            )
-    names = described.pretrained_cfg.label_names or ()
-    if names and model.num_classes not in (0, len(names)):
-        raise ValueError(f"{config} is damaged: it must name {model.num_classes} classes, got {len(names)} names.")
-    prepare(model, described.pretrained_cfg)
-    return load_checkpoint(model, weights)
