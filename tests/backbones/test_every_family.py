@@ -1,11 +1,7 @@
 """Every public function on every family: a correct result, or a refusal that is listed in one table."""
 
 import copy
-import dataclasses
-import inspect
-import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,34 +14,42 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import graticule
-from graticule import external
+from graticule import testing
 from graticule.analysis.attention import attention_maps
+from graticule.analysis.audit import audit, audit_json
 from graticule.analysis.correlation import norm_coefficients, position_correlations
 from graticule.analysis.equivariance import translation_error, whole_patches
 from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
-from graticule.analysis.position_maps import bias_maps
+from graticule.analysis.position_maps import bias_maps, rotary_similarity
+from graticule.analysis.probe import Probe
 from graticule.checkpoints.load import load_position
 from graticule.checkpoints.read import read_checkpoint, save_weights
 from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
-from graticule.lab import figures, pages
-from graticule.lab.figures.attention_sheet import attention_sheet
-from graticule.lab.figures.layers import non_locality_plot, reach_plot, translation_plot
-from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
-from graticule.lab.figures.position_sheets import bias_map_sheet, center_sheet, correlation_sheet
-from graticule.lab.pages.explorer import explored
 from graticule.lab.studies.matrix import build
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.training import cost
-from graticule.lab.training.task import build_model, read_recipe
 from graticule.layers.gating import mix_tokens
+from graticule.surgery.change import change_position
 from in_turn import in_turn
-from tiny import GATED, SMALL, count, draw, having, images_for, three_families, two_families
+from tiny import (
+    GATED,
+    SMALL,
+    assert_same,
+    count,
+    draw,
+    every_family,
+    having,
+    images_for,
+    shallow,
+    three_families,
+)
 
 CLASSES = 5
+#: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
+WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
+#: Measurements that an audit cannot make.
+UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
 
 #: Encoding (None: the family's default) and joining; together they use every field of `LayerPosition`.
 OF_ATTENTION = [
@@ -101,41 +105,6 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
 }
 
 
-#: Public functions that take numbers or names and no model, and those of other kinds of model.
-WITHOUT_A_MODEL = {
-    "load_published",
-    *("cosine_similarity", "reach", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
-    *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
-    *(
-        "list_decompositions",
-        "list_models",
-        "list_language_models",
-        "create_model",
-        "compare",
-    ),
-    *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
-    *("register_text", "score_plot"),
-    *("register_names", "own_state", "read_state", "renamed_state_dict"),
-    *("audit_page", "write_explorer", "attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
-    *("convert", "to_timm"),  # tests/external/test_convert.py has all models of each family
-    *("open_attached", "save_pretrained"),
-    "resize",  # tests/surgery/test_resize.py
-    # of models of other libraries, or with labeled images: tests/external and tests/analysis
-    *("open_attached_host", "to_transformers", "find_structure", "position_share", "debias", "certify"),
-    *("freeze", "pooled_features", "probe_classes"),  # tests/surgery/test_freeze.py, tests/analysis/test_classes.py
-}
-
-
-def test_every_public_function_of_a_model_is_called_here():
-    modules = (graticule, graticule.analysis, graticule.checkpoints, graticule.surgery, figures, pages, external)
-    public = {name for module in modules for name in module.__all__ if inspect.isfunction(getattr(module, name))}
-    here = Path(__file__)
-    files = (here.read_text("utf-8").partition("def refusal")[2], (here.parent / "test_families_whole.py").read_text())
-    called = {word for text in files for word in re.findall(r"\w+", text)}
-    assert public - WITHOUT_A_MODEL <= called, public - WITHOUT_A_MODEL - called
-    assert public >= WITHOUT_A_MODEL, WITHOUT_A_MODEL - public
-
-
 def refusal(function: str, *who: str | None) -> str | None:
     """Return the listed refusal of a function on a family, or with an encoding."""
     return next((why for (name, whom), why in REFUSED.items() if name == function and set(who) & set(whom)), None)
@@ -151,7 +120,7 @@ def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any
 
 
 @cache
-def held(family: str, encoding: str | None, joining: str) -> Any:
+def held(family: str, encoding: str | None = None, joining: str = "default") -> Any:
     """Return the shared model of a case, in float64, which tests must not change."""
     return draw(build(family, encoding, joining)).double().eval()
 
@@ -185,14 +154,14 @@ def unmixed(family: str, encoding: str | None) -> str | None:
 @three_families
 @torch.no_grad()
 def test_no_images_have_no_logits(family):
-    model = held(family, None, "default")
+    model = held(family)
     assert model(images_for(model, batch=0)).shape == (0, CLASSES)
 
 
 @three_families
 @torch.no_grad()
 def test_the_intermediates_are_those_that_the_model_goes_through(family):
-    model = held(family, None, "default")
+    model = held(family)
     x = images_for(model, wider=2)
     final, maps = model.forward_intermediates(x)
     torch.testing.assert_close(final, model.forward_features(x))
@@ -207,7 +176,7 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family):
 @three_families
 @torch.no_grad()
 def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a_dictionary(family):
-    model, x = held(family, None, "default"), images_for(held(family, None, "default"))
+    model, x = held(family), images_for(held(family))
     maps = model.forward_intermediates(x, intermediates_only=True)
     tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
     torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
@@ -237,13 +206,13 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     final, after = model.forward_intermediates(x)
     torch.testing.assert_close(after, first, rtol=0, atol=0)
     channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck is unchanged
-    assert final.shape[-1] == channels and count(model) < count(held(family, None, "default"))
+    assert final.shape[-1] == channels and count(model) < count(held(family))
 
 
 @three_families
 @torch.no_grad()
 def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
-    model = held(family, None, "default")
+    model = held(family)
     tracer = {"leaf_modules": get_notrace_modules(), "autowrap_functions": get_notrace_functions()}
     names = get_graph_node_names(model, {**tracer, "param_shapes_constant": True})[1]
     block = model.feature_info[-1]["module"]
@@ -291,18 +260,6 @@ def test_windows_are_changed_and_changed_back(family, encoding, joining, folded)
     assert model(x).isfinite().all()
     if family == "Swin" and not model.position.resampled_encodings():  # a formula is exact
         torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("family", ["Swin", "PosMLP"])
-def test_another_size_and_windows_change_nothing_of_the_blocks(family):
-    model = model_of(family)
-    layers = {name: module for name, module in model.named_modules() if name and not name.startswith("position")}
-    before = {name: dict(vars(layer)) for name, layer in layers.items()}
-    windows = {"windows": (4, 2)} if family == "PosMLP" else {"window_size": 2}
-    model.set_input_size((2 * model.img_size[0], 3 * model.img_size[1]), **windows)
-    for name, layer in layers.items():
-        assert vars(layer).keys() == before[name].keys()
-        assert [field for field, value in vars(layer).items() if value is not before[name][field]] == [], name
 
 
 @every
@@ -389,11 +346,6 @@ def test_the_parts_of_a_mixing_sum_up_to_its_maps(family, encoding, joining):
     for one, whole in zip(parts, mixing_maps(model) if parts else [], strict=True):
         query = whole.query[0] * whole.grid.width + whole.query[1]
         np.testing.assert_allclose(one.total[:, query], whole.weights.reshape(whole.groups, -1), atol=1e-12)
-    if parts:
-        assert parts_sheet(parts).axes
-    else:
-        with pytest.raises(ValueError, match="`parts`"):
-            parts_sheet(parts)
 
 
 @every
@@ -491,25 +443,10 @@ def test_checkpointing_changes_no_gradient(family):
 
 
 @three_families
-@torch.no_grad()
-def test_memory_layout_and_autocast_do_not_change_the_logits(family):
-    model = model_of(family)
-    x = images_for(model)
-    expected, last = model(x), x.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(model(last), expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(model.to(memory_format=torch.channels_last)(last), expected, rtol=0, atol=1e-10)
-    model = build(family).eval()
-    x = x.float()
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(x)
-    torch.testing.assert_close(logits.float(), model(x), rtol=0.05, atol=0.05)
-
-
-@three_families
 def test_a_model_without_memory_has_the_same_parameters(family):
     with torch.device("meta"):
         model = build(family, drop_path_rate=0.1)
-    shapes = {name: p.shape for name, p in held(family, None, "default").named_parameters()}
+    shapes = {name: p.shape for name, p in held(family).named_parameters()}
     assert {name: p.shape for name, p in model.named_parameters()} == shapes
     assert {p.device.type for p in model.parameters()} == {"meta"}
 
@@ -517,7 +454,7 @@ def test_a_model_without_memory_has_the_same_parameters(family):
 @three_families
 def test_dropout_is_where_its_argument_says_and_in_training_alone(family):
     rates = ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
-    own = argument_defaults(type(held(family, None, "default")))
+    own = argument_defaults(type(held(family)))
     assert own.keys() >= set(rates) - {"attn_drop_rate"}
     for rate in [rate for rate in rates if rate in own]:
         model = draw(build(family, **{rate: 0.5}))
@@ -549,45 +486,92 @@ def test_the_classifier_is_replaced_and_removed(family):
     assert features.shape == (2, model.num_features)
 
 
-@two_families
-def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
-    monkeypatch.setattr(cost, "_SECONDS", 0.0)
-    model = held(family, None, "default")
-    found = cost.inference_cost(model, images_for(model))
-    assert found.batch == 2 and 0 < found.images_per_second < float("inf") and found.memory > 0
+# Operations on a whole model
 
 
-@two_families
-def test_results_are_drawn(family):
-    model = held(family, None, "default")
-    figures: list[Any] = [translation_plot({family: translation_error(model, images_for(model, taller=2, wider=2))})]
-    if unmixed(family, None) is None:
-        maps = mixing_maps(model)
-        figures += [mixing_sheet(maps), non_locality_plot({family: maps})]
-        if family != "GFNet":  # whose filters have no bias
-            figures.append(bias_sheet(maps))
-    elif family not in GATED:
-        figures.append(attention_sheet({family: attention_maps(model, images_for(model, batch=1))}))
-    if (biases := bias_maps(model)) is not None:
-        figures.append(bias_map_sheet(biases, family))
-    if own(family, None) is None:
-        found = position_correlations(model)
-        figures += [correlation_sheet(found, family), reach_plot({family: found}), center_sheet({family: found})]
-    assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
+@three_families
+@torch.no_grad()
+def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_changes(family):
+    mixed = {"lrpe_m", "sinusoidal_2d + sgu"}
+    for encoding in ("none", "learnable", "rope", "lrpe_m", "sinusoidal_2d + sgu"):
+        model = model_of(family)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        x = images_for(model)
+        expected = model(x)
+        if (encoding in mixed) != (family in GATED) or (encoding == "rope" and family in WITHOUT_PAIRS):
+            with pytest.raises(ValueError, match=r"`(encoding|grid)` must"):
+                change_position(model, encoding)
+            torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+            continue
+        change_position(model, encoding, images=x)
+        assert model(x).isfinite().all()
+        assert [one.layer for one in model.certificate.drift] == list(range(sum(model.depths)))
+        others = [{k: v for k, v in state.items() if k[:8] != "position"} for state in (before, model.state_dict())]
+        assert_same(*others, atol=0)
 
 
-@two_families
-def test_the_explorer_shows_every_layer(family):
-    model = held(family, None, "default")
-    given = ([images_for(model, batch=1)], (0.5,) * 3, (0.2,) * 3, family)
-    if family == "MLP-Mixer":
-        with pytest.raises(ValueError, match="must have maps of position or attention"):
-            explored(model, *given)
+@three_families
+@torch.no_grad()
+def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family):
+    model = model_of(family).float()
+    again = graticule.from_pretrained(model.save_pretrained(tmp_path / "saved"))
+    x = images_for(model)
+    assert type(again) is type(model) and again.img_size == model.img_size and not again.training
+    torch.testing.assert_close(again(x), model(x))
+    assert_same(again.state_dict(), model.state_dict(), atol=0)
+
+
+@three_families
+@torch.no_grad()
+def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
+    model = model_of(family)
+    height, width = model.img_size
+    given = {(height, width): images_for(model, 5), (2 * height, width): images_for(model, 5, taller=2)}
+    found = audit(model, given, timed=False)
+    assert len(found.probes) == len(found.grids) == sum(model.depths) and not found.unknown
+    for probe, grid in zip(found.probes, found.grids, strict=True):
+        assert isinstance(probe, Probe) and probe.examples == 5 * grid.patches
+        assert probe.r2.shape == (5, 2) and np.isfinite(probe.mean[[side > 1 for side in grid.shape]]).all()
+    effects = {effect.name for effect in found.effects}
+    assert effects >= {"position zeroed", "position shuffled", "probe's directions removed"} - set(found.unavailable)
+    assert set(found.unavailable) - {"position maps"} == UNAVAILABLE.get(family, set()), found.unavailable
+    assert audit_json(found, {})
+
+
+@three_families
+@torch.no_grad()
+def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(family):
+    assert rotary_similarity(held(family)) is None
+    if family in WITHOUT_PAIRS:
         return
-    (found,) = explored(model, *given).sizes
-    assert {one.layer for one in found.maps} == set(range(layers(model)))
-    for one in found.maps:  # the queries are the tokens of the layer, or those of a window
-        assert all(side <= whole for side, whole in zip(one.queries, found.grids[one.layer], strict=True))
+    model = held(family, "rope")
+    for stage, depth in enumerate(model.depths):
+        found = rotary_similarity(model, stage=stage)
+        assert len(found.similarity) == depth
+        for source, one in zip(found.sources, found.similarity, strict=True):
+            if source is None:  # no rotation, or windows in a layer where another one has the whole grid
+                assert np.isnan(one).all()
+            else:
+                np.testing.assert_allclose(one, one.T, atol=1e-6)
+                np.testing.assert_allclose(np.diagonal(one), 1.0, atol=1e-6)
+        assert any(found.sources)
+
+
+@every_family
+@torch.no_grad()
+def test_the_position_code_passes_every_check(family):
+    model = draw(build(family, **shallow(family))).eval()
+    found = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
+    assert {one.outcome for one in found} <= {"passed", "not applicable"}
+    assert "batch" in {one.check for one in found if one.outcome == "passed"}
+
+
+@three_families
+@torch.no_grad()
+def test_segmentation_gives_a_class_per_pixel(family):
+    model = graticule.create_segmenter(model_of(family).float(), 3, decoder="segmenter_linear").eval()
+    x = images_for(held(family), taller=2).float()
+    assert model(x).shape == (2, 3, *x.shape[-2:])
 
 
 # Options of every family by name
@@ -614,17 +598,13 @@ def test_the_standard_deviation_of_the_table_scales_the_drawn_values(family, joi
     assert default.std().item() == pytest.approx(expected, rel=0.25)  # estimated from a few hundred numbers
 
 
-def test_a_language_model_draws_its_table_of_the_chosen_deviation():
-    torch.manual_seed(2)
-    model = graticule.create_language_model("lm_nano", 11, context=64, encoding="learnable(std=0.5)")
-    assert tables(model)[0].std().item() == pytest.approx(0.5, rel=0.05)
-
-
 @in_turn(
     ("family", "misspelt", "meant"),
     [
-        *[(family, "encodings", "encoding") for family in SMALL],
-        *[("ViT, DeiT", "image_size", "img_size"), ("Swin", "join", "joining"), ("gMLP", "num_class", "num_classes")],
+        ("PVT", "encodings", "encoding"),
+        ("ViT, DeiT", "image_size", "img_size"),
+        ("Swin", "join", "joining"),
+        ("gMLP", "num_class", "num_classes"),
     ],
 )
 def test_a_misspelt_argument_is_refused_with_the_nearest_name(family, misspelt, meant):
@@ -632,18 +612,6 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_name(family, misspelt, 
     for create, known in ((graticule.create_model, name), (timm.create_model, f"graticule_{name}")):
         with pytest.raises(ValueError, match=f"`{misspelt}` is not an argument of {name}; did you mean .*`{meant}`"):
             create(known, **sizes, **{misspelt: 1})
-
-
-def test_a_misspelt_argument_of_a_language_model_is_refused_too():
-    with pytest.raises(ValueError, match=r"`contexts` is not an argument of lm_nano; did you mean `context`\?"):
-        graticule.create_language_model("lm_nano", 11, contexts=8)
-
-
-def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
-    with pytest.raises(
-        ValueError, match=r"`xyz` is not an argument of vit_nano_patch4_28\. The arguments are act_layer, "
-    ):
-        graticule.create_model("vit_nano_patch4_28", xyz=1)
 
 
 # Language models, which are not backbones for images
@@ -705,16 +673,3 @@ def test_a_module_that_is_no_backbone_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=r"`model` must .*got Linear|refused by Linear"):
             function(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize(
-    ("recipe", "num_classes"),
-    [
-        (Recipe(model="vit_nano_patch4_28", encoding="learnable(std=0.5)"), 10),
-        (TextRecipe(model="lm_nano", encoding="learnable(std=0.5)"), 65),
-    ],
-)
-def test_a_recipe_passes_the_standard_deviation_of_the_table_on(recipe, num_classes):
-    assert tables(build_model(recipe, num_classes=num_classes))[0].std().item() == pytest.approx(0.5, rel=0.1)
-    assert recipe.differences(dataclasses.replace(recipe, encoding="learnable")) == ["encoding"]
-    assert read_recipe(recipe.to_dict()) == recipe

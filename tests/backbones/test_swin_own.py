@@ -1,7 +1,6 @@
 """Swin: equality with timm's at any size, masks of windows, and tables that reach later stages by merging."""
 
 import copy
-import math
 from collections import Counter
 from functools import partial
 
@@ -11,19 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import graticule
-from graticule import Grid, create_model, published_state_dict
-from graticule.analysis.attention import attention_maps
+from graticule import Grid, published_state_dict
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.build import build_position
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
 from in_turn import in_turn
-from tiny import assert_same, count, draw, images
+from tiny import assert_same, draw, images
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
 THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
@@ -98,22 +94,6 @@ def resampled(table, old, new):
     return maps.flatten(1).T
 
 
-@torch.no_grad()
-def test_tables_of_window_7_are_resampled_for_window_12_as_in_microsofts_code():
-    sizes = {"depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16}
-    small = draw(create_model("swin_tiny_patch4_window7_224", img_size=56, **sizes))
-    large = create_model("swin_tiny_patch4_window7_224", img_size=96, window_size=12, **sizes)
-    state = published_state_dict(small)
-    large.load_state_dict(state)
-    small.set_input_size(96, 12)
-    for model in (small, large):
-        for name, table in published_state_dict(model).items():
-            if name.endswith("relative_position_bias_table"):
-                maps = state[name].T.reshape(1, -1, 13, 13)
-                expected = F.interpolate(maps, (23, 23), mode="bicubic").view(-1, 23 * 23).T
-                torch.testing.assert_close(table, expected, rtol=0, atol=1e-6)
-
-
 @in_turn(
     ("size", "window", "windows"),
     [
@@ -165,14 +145,6 @@ def test_microsofts_windows_are_squares_of_the_shorter_side():
         swin(shift="released")
 
 
-@torch.no_grad()
-def test_a_swin_without_a_norm_of_the_patches_is_timms_without_it():
-    theirs, ours, x = timms(), swin(patch_norm=False), wide()
-    theirs.patch_embed.norm = nn.Identity()
-    ours.load_state_dict(theirs.state_dict(), strict=True)
-    assert_same(ours(x), theirs(x))
-
-
 # Any image
 
 
@@ -201,30 +173,6 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.seen[func] += 1
         return func(*args, **(kwargs or {}))
-
-
-class Shapes(TorchDispatchMode):
-    """Records the shape of the result of every operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.seen += [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        return result
-
-
-@torch.no_grad()
-def test_masks_are_not_repeated_for_each_sample():
-    model = swin(embed_dim=12).float()
-    sizes = []
-    for samples in (1, 3):
-        with Shapes() as shapes:
-            model(images(80, 112, samples))
-        sizes.append(max(math.prod(shape) for shape in shapes.seen if shape[-2:] == (16, 16)))
-    assert sizes[0] == sizes[1]
 
 
 @torch.no_grad()
@@ -305,19 +253,6 @@ def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
 
 @TILED
 @torch.no_grad()
-def test_the_weights_of_the_windows_are_those_that_mix_the_values(grid, window, shift):
-    """Attention among all tokens has the weights of the windows, and zeros elsewhere."""
-    attention, x, position, windows = window_attention(grid, window, shift)
-    weights = attention.weights(x, position, windows).unflatten(0, (2, -1))
-    dense = torch.zeros(2, 2, grid.patches, grid.patches, dtype=torch.float64)
-    for index, places in enumerate(windows_of(grid, window, shift)):
-        dense[:, :, places[:, None], places] = weights[:, index]
-    v = attention.qkv(x).chunk(3, -1)[2].unflatten(-1, (2, 4)).transpose(1, 2)
-    assert_same(attention(x, position, windows), attention.proj((dense @ v).transpose(1, 2).flatten(2)))
-
-
-@TILED
-@torch.no_grad()
 def test_the_weights_are_a_softmax_of_products_and_bias_within_a_window(grid, window, shift):
     attention, x, position, windows = window_attention(grid, window, shift)
     found = attention.weights(x, position, windows).unflatten(0, (2, -1))
@@ -326,18 +261,6 @@ def test_the_weights_are_a_softmax_of_products_and_bias_within_a_window(grid, wi
         seen = found[:, index] > 0
         logits = q[:, :, places] @ k[:, :, places].transpose(-2, -1) / 2 + position.bias
         assert_same(found[:, index], logits.masked_fill(~seen, -torch.inf).softmax(-1))
-
-
-@pytest.mark.parametrize("size", [(64, 64), (80, 112), (52, 60)])
-def test_attention_maps_are_looked_at_by_window(size):
-    model = swin("learnable+relative_bias", "lape")
-    maps = attention_maps(model, wide(*size))
-    assert [one.layer for one in maps] == [0, 1, 2, 3]
-    for one, heads, step in zip(maps, (2, 2, 4, 4), (16, 16, 32, 32), strict=True):
-        windows = math.prod(-(-side // step) for side in size)
-        assert one.weights.shape == (2 * windows, heads, 16, 16)
-        assert abs(one.weights.sum(-1) - 1).max() < 1e-12
-    assert (maps[0].weights > 0).all() and (maps[1].weights == 0).any()
 
 
 def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():
@@ -352,16 +275,6 @@ def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_sh
         for stage, shape in enumerate([(7 * 13, 2), (3 * 11, 4)])
         for block in range(2)
     }
-
-
-@torch.no_grad()
-def test_one_window_is_attention_among_all():
-    """Without a bias a stage of one window ignores positions: permuted patches give permuted tokens."""
-    model = swin("none", img_size=16, window_size=4, depths=(2,), num_heads=(2,))
-    x = wide(16, 16)
-    tokens = model.forward_features(x)
-    turned = model.forward_features(x.roll((4, 8), (2, 3)))
-    assert_same(turned, tokens.unflatten(1, (4, 4)).roll((1, 2), (1, 2)).flatten(1, 2))
 
 
 def test_windows_of_no_patch_are_refused_and_nothing_is_changed():
@@ -422,17 +335,6 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
 
 
 @merged
-def test_a_gradient_reaches_the_first_table_through_the_last_stage_alone(encoding, joining):
-    model = swin(encoding, joining, **THREE)
-    last = given_to(model, model.grid)[-1]
-    (last * torch.randn_like(last)).sum().backward()
-    first = next(p for name, p in model.named_parameters() if name.endswith("pos_embed"))
-    assert first.grad is not None and (first.grad.abs().sum(-1) > 0).all()
-    for stage in (1, 2):
-        assert model.layers[stage].downsample.reduction.weight.grad.abs().sum() > 0
-
-
-@merged
 @torch.no_grad()
 def test_a_copy_merges_with_its_own_merging(encoding, joining):
     model = swin(encoding, joining)
@@ -449,46 +351,6 @@ def test_a_copy_merges_with_its_own_merging(encoding, joining):
     # and equals that with the table of the first stage
     next(p for name, p in model.named_parameters() if name.endswith("pos_embed")).mul_(3)
     assert all(torch.equal(a, b) for a, b in zip(given_to(other, other.grid), moved, strict=True))
-
-
-@merged
-def test_the_merging_stands_once_in_the_state_dict(encoding, joining):
-    model = swin(encoding, joining, **THREE)
-    state = model.state_dict()
-    assert len({value.data_ptr() for value in state.values()}) == len(state)
-    assert [name for name in state if name.endswith("pos_embed")] == [
-        f"position.stages.0.{'parts.0.' if '+' in encoding else ''}encodings.0.pos_embed"
-    ]
-    assert {name for name in state if "downsample" in name} == {
-        f"layers.{stage}.downsample.{leaf}"
-        for stage in (1, 2)
-        for leaf in ("norm.weight", "norm.bias", "reduction.weight")
-    }
-    assert len(list(model.named_parameters(remove_duplicate=False))) == len(list(model.parameters()))
-    other = swin(encoding, joining, **THREE)
-    other.load_state_dict(state)
-    x = wide(52, 60)
-    assert_same(other(x), model(x), atol=0)
-
-
-def test_a_table_on_the_residual_stream_stands_before_the_first_stage_alone():
-    model = swin("learnable")
-    given = model.position(model.grid)
-    assert given[0].pre.shape == (256, 8)
-    assert all(value is None for one in given[1:] for value in one)
-    assert count(model.position) == 256 * 8
-
-
-def test_tables_of_their_own_stand_before_every_block():
-    model = swin("learnable", "unshared", **THREE)
-    assert [p.pre.shape for p in model.position(model.grid)] == [
-        (n, dim) for n, dim in ((384, 8), (96, 16), (24, 32)) for _ in range(2)
-    ]
-    assert count(model.position) == 2 * (384 * 8 + 96 * 16 + 24 * 32)
-    assert all(isinstance(parameter, nn.Parameter) for parameter in model.position.parameters())
-
-
-# Folding
 
 
 # With a PEG
@@ -511,15 +373,3 @@ def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_
         if name in pegs:
             value.zero_()
     assert_same(model(x), plain(x))
-
-
-@torch.no_grad()
-def test_what_windows_mixed_goes_through_the_norm_before_the_projection():
-    attention = WindowAttention(8, 2, inner_norm=nn.LayerNorm).double()
-    x, windows = torch.randn(2, 24, 8, dtype=torch.float64), Windows(Grid(4, 6), Grid(2, 3), (1, 1))
-    normed = []
-    attention.norm.register_forward_hook(lambda module, args, output: normed.append((args[0], output)))
-    y = attention(x, LayerPosition(), windows)
-    ((mixed, output),) = normed
-    torch.testing.assert_close(output, F.layer_norm(mixed, (8,)))
-    torch.testing.assert_close(y, attention.proj(output))

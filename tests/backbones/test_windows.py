@@ -13,7 +13,7 @@ from graticule.layers.gating import mix_tokens
 from graticule.position.folded import FoldedPosition
 from graticule.position.resampling import BICUBIC
 from in_turn import in_turn
-from tiny import count, draw, spec, without_memory
+from tiny import draw, spec
 
 SIZES = {
     "img_size": 64,  # grids of 16, 8, 4 and 2 patches per side
@@ -24,7 +24,6 @@ SIZES = {
     "num_classes": 5,
 }
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
-RESAMPLED = ["sgu", "lrpe", "glrpe", "lrpe_m", "learnable+lrpe", "ggqpe"]  # the last has a bias per position
 NO_BIAS = "ggqpe(bias=False)"
 LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
 
@@ -80,38 +79,6 @@ def test_a_quadratic_model_loses_nothing_on_the_way_there_and_back(form):
     assert torch.equal(model(x), before)
 
 
-def test_image_size_and_windows_change_together():
-    model, other = posmlp(NO_BIAS), posmlp(NO_BIAS, img_size=(96, 64), windows=(6, 4, 3, 2))
-    other.load_state_dict(model.state_dict(), strict=True)
-    model.set_input_size((96, 64), windows=(6, 4, 3, 2))
-    assert model.img_size == (96, 64) and model.grid == Grid(24, 16)
-    assert mixing_of(model)[3].grid == Grid(2, 2)
-    x = image(96, 64)
-    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
-
-
-def test_what_is_left_out_stays():
-    model = posmlp()
-    model.set_input_size(windows=LARGER)
-    assert model.img_size == (64, 64) and model.windows == LARGER
-    model.set_input_size(96)
-    assert model.img_size == (96, 96) and model.windows == LARGER
-    assert_windows(model, LARGER, (24, 12, 6, 3))
-    x, state = image(96, 96), state_of(model)
-    before = model(x)
-    model.set_input_size()
-    assert model.img_size == (96, 96) and model.windows == LARGER
-    assert_same_state(model, state)
-    assert torch.equal(model(x), before)
-
-
-def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
-    model = posmlp(NO_BIAS)
-    model.set_input_size(windows=LARGER)
-    moved = reached(model, 0, 0, place=(0, 0))
-    assert moved[:8, :8].all() and moved.count_nonzero() == 64
-
-
 # Shifted windows
 
 
@@ -139,16 +106,6 @@ def test_shifted_windows_are_shifted_by_half_the_new_side(window):
     assert unshifted[:window, :window].all() and unshifted.count_nonzero() == window**2
 
 
-@in_turn("encoding", MIXING)
-def test_shifted_windows_follow_with_every_encoding(encoding):
-    model = posmlp(encoding, shift="swin")
-    model.set_input_size(windows=LARGER)
-    other = posmlp(encoding, shift="swin", windows=LARGER)
-    other.load_state_dict(model.state_dict(), strict=True)
-    x = image()
-    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
-
-
 # The border of the image
 
 BORDERS = [
@@ -157,7 +114,6 @@ BORDERS = [
     ((6, 3, 3, 2), None),
     ((6, 3, 3, 2), "swin"),
 ]
-borders = in_turn(("windows", "shift"), BORDERS)
 
 
 def cut(grid, window, index, shift):
@@ -204,54 +160,7 @@ def test_no_token_receives_from_outside_its_window_or_the_image(encoding, produc
             layer += 1
 
 
-@borders
-def test_a_token_of_a_part_of_a_window_has_the_bias_of_its_place(windows, shift):
-    model = posmlp("glrpe", windows=windows, shift=shift)
-    with torch.no_grad():
-        for part in mixing_of(model):
-            for encoding in part.encodings:
-                encoding.relative_position_table.zero_()
-    grid, given, (shifted,) = model.grid, model.position(model.grid)[1], model.where(0, model.grid)[1]
-    _, place = cut(grid, grid.window(windows[0]), 1, shift)
-    x = torch.randn(1, grid.patches, 32, dtype=torch.float64)
-    expected = given.spatial_bias[place][None, :, None].expand_as(x)
-    torch.testing.assert_close(mix_tokens(x, given.mixing, given.spatial_bias, shifted), expected)
-
-
-@in_turn("encoding", MIXING)
-def test_layers_work_on_the_tokens_of_the_image_alone(encoding):
-    """If windows do not tile the grid, no padding token passes through a linear layer."""
-    model = posmlp(encoding, windows=(6, 3, 3, 2), shift="swin")
-    seen = []
-    for blocks in model.blocks:
-        for block in blocks:
-            block.mlp_channels.fc1.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[:2]))
-    model(image())
-    assert seen == [(2, 256), (2, 256), (2, 64), (2, 16), (2, 16), (2, 4)]
-
-
-def test_stochastic_depth_drops_samples_and_not_windows():
-    model = posmlp(drop_path_rate=0.5).train()
-    whole = model.grid_at((128, 128))
-    block, grid = model.block(2, 1), whole.pyramid(4)[2]
-    x = torch.randn(64, 64, 64, dtype=torch.float64)
-    kept = (block(x, model.position(whole)[4], *model.where(2, grid)[1]) != x).flatten(1)
-    assert torch.equal(kept.any(1), kept.all(1)) and 0 < kept.any(1).sum() < 64
-
-
 # Tables, matrices and biases
-
-
-@in_turn(("encoding", "windows"), [*((one, UNTILED) for one in RESAMPLED), ("lrpe_m", LARGER), ("lrpe_m", SMALLER)])
-def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_windows(encoding, windows, tmp_path):
-    """In both directions: from the windows of training to others, and back."""
-    model, x = posmlp(encoding), image()
-    for given in (windows, SIZES["windows"]):
-        torch.save(model.state_dict(), tmp_path / "model.pth")
-        loaded = load_checkpoint(posmlp(encoding, windows=given), tmp_path / "model.pth")
-        model.set_input_size(windows=given)
-        assert_same_state(loaded, model.state_dict())
-        assert torch.equal(loaded(x), model(x))
 
 
 @in_turn(("encoding", "windows"), [*((one, UNTILED) for one in MIXING), ("lrpe_m", LARGER), ("lrpe_m", SMALLER)])
@@ -284,32 +193,6 @@ def test_tables_matrices_and_biases_are_resampled_as_maps():
     assert [name for name in unchanged if not torch.equal(found[name], before[name])] == []
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m"])
-def test_rows_that_sum_to_one_do_so_in_windows_larger_than_trained_and_the_bias_stays(encoding):
-    model = posmlp(encoding)
-    with torch.no_grad():
-        for part in mixing_of(model):
-            for name, parameter in part.named_parameters():
-                share = 2 if "second" in name or "first" in name else 1
-                parameter.fill_(0.25 if "biases" in name else 1 / (share * part.grid.patches))
-    model.set_input_size(128, windows=(16, 16, 8, 4))
-    for part, side in zip(mixing_of(model), (16, 16, 8, 4), strict=True):
-        for layer, bias in zip(part.encodings, part.biases, strict=True):
-            rows = layer(part.grid).sum(-1)
-            torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=1e-12)
-            torch.testing.assert_close(bias, torch.full_like(bias, 0.25), rtol=0, atol=1e-12)
-            assert rows.shape[1] == side * side
-
-
-def test_what_is_not_trained_stays_so():
-    model = posmlp("lrpe_m")
-    for part in mixing_of(model)[:2]:
-        part.requires_grad_(False)
-    model.set_input_size(windows=UNTILED)
-    learned = [{p.requires_grad for p in part.parameters()} for part in mixing_of(model)]
-    assert learned == [{False}, {False}, {True}, {True}]
-
-
 # Windows larger than the grid
 
 
@@ -319,26 +202,6 @@ def test_windows_larger_than_the_grid_shrink_to_it(encoding):
     model.set_input_size(windows=(100, 9, 14, 7))
     assert_windows(model, (100, 9, 14, 7))
     other.load_state_dict(model.state_dict(), strict=True)
-    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
-
-
-def test_windows_larger_than_the_grid_have_its_shape_if_it_is_no_square():
-    model = posmlp("lrpe")
-    model.set_input_size((64, 96), windows=(20, 20, 5, 5))
-    assert [part.grid for part in mixing_of(model)] == [Grid(16, 20), Grid(8, 12), Grid(4, 5), Grid(2, 3)]
-    table = mixing_of(model)[1].encodings[0].relative_position_table
-    assert table.shape == (1, 15 * 23)
-    assert model(image(64, 96)).shape == (2, 5)
-
-
-def test_a_window_that_was_larger_than_the_grid_grows_with_it():
-    model = posmlp(NO_BIAS, windows=(4, 4, 4, 7))
-    assert mixing_of(model)[3].grid == Grid(2, 2)
-    model.set_input_size(256)
-    assert mixing_of(model)[3].grid == Grid(7, 7)
-    other = posmlp(NO_BIAS, windows=(4, 4, 4, 7), img_size=256)
-    other.load_state_dict(model.state_dict(), strict=True)
-    x = image(256, 256)
     torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
 
 
@@ -356,13 +219,6 @@ def test_a_checkpoint_of_other_windows_is_resampled_as_set_input_size_does_it(en
     other.set_input_size(windows=SIZES["windows"])
     assert_same_state(model, other.state_dict())
     torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
-
-
-def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tmp_path):
-    source = posmlp(NO_BIAS, windows=LARGER)
-    torch.save(source.state_dict(), tmp_path / "model.pth")
-    model = load_checkpoint(posmlp(NO_BIAS), tmp_path / "model.pth")
-    assert_same_state(model, source.state_dict())
 
 
 # Folded models
@@ -383,62 +239,35 @@ def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding, produc
     assert torch.equal(twin(x), model(x))
 
 
-def test_a_folded_position_is_refused_for_other_windows():
-    model = fold(posmlp())
-    with pytest.raises(ValueError, match=r"folded for windows of \(\(4, 4\), .* got \(\)"):
-        model.position(Grid(16, 16))
-
-
 # Refusals
 
 
 @in_turn(
-    ("img_size", "windows", "said"),
+    ("change", "message"),
     [
-        (None, (4, 4, 4), r"`windows` must be a side of at least 1 for each of the 4 stages, got \[4, 4, 4\]"),
-        (None, (4, 4, 4, 2, 2), r"`windows` must be .* got \[4, 4, 4, 2, 2\]"),
-        (None, (), r"`windows` must be .* got \[\]"),
-        (None, (8, 0, 4, 2), r"`windows` must be .* got \[8, 0, 4, 2\]"),
-        (None, (8, 8, 8, -1), r"`windows` must be .* got \[8, 8, 8, -1\]"),
-        *((None, windows, "`windows` must be a side") for windows in ((4.5, 4, 4, 2), 7, ("a", 2, 2, 2))),
-        (96, (8, 8, 8), "`windows` must be"),
-        (80, (8, 8, 8, 4), "`img_size` must be a positive multiple .* the nearest sizes are 64 and 96"),
-        ((64, 80), (8, 8, 8, 4), "`img_size` must be a positive multiple .* got width 80"),
-        (0, (8, 8, 8, 4), "`img_size` must be a positive multiple"),
-        (80, None, "`img_size` must be a positive multiple"),
+        (lambda model: model.set_input_size(windows=(4, 4, 4)), "`windows` must be a side of at least 1 for each of"),
+        (lambda model: model.set_input_size(windows=(8, 0, 4, 2)), r"`windows` must be .* got \[8, 0, 4, 2\]"),
+        (lambda model: model.set_input_size(windows=7), "`windows` must be a side"),
+        (lambda model: model.set_input_size(80, (8, 8, 8, 4)), "must be a positive multiple .* sizes are 64 and 96"),
+        (lambda model: model.set_input_size((64, 80)), "`img_size` must be a positive multiple .* got width 80"),
+        (lambda model: posmlp(shift="released", windows=(5, 8, 4, 2)), "`windows` must tile the grid of each stage"),
+        (lambda model: posmlp(shift="released")(image(96, 64)), "`windows` must tile"),
+        (lambda model: posmlp(embed_dim=(16, 24, 48, 48)), "`embed_dim` must be multiples of those of the previous"),
+        (lambda model: posmlp(embed_dim=(16, 32)), "several `embed_dim` must have a value for each of the 4 stages"),
+        (lambda model: fold(model).position(Grid(16, 16)), r"folded for windows of \(\(4, 4\), .* got \(\)"),
     ],
 )
-@in_turn(("encoding", "folded"), [("lrpe_m", False), ("learnable+ggqpe", True)])
-def test_invalid_arguments_are_refused_before_anything_is_changed(encoding, folded, img_size, windows, said):
-    model, x = posmlp(encoding), image()
-    model = fold(model) if folded else model
+def test_invalid_arguments_are_refused_before_anything_is_changed(change, message):
+    model, x = posmlp("lrpe_m"), image()
     before, state = model(x), state_of(model)
-    with pytest.raises(ValueError, match=said):
-        model.set_input_size(img_size, windows)
-    assert model.img_size == (64, 64) and model.grid == Grid(16, 16)
-    assert_windows(model, SIZES["windows"])
+    with pytest.raises(ValueError, match=message):
+        change(model)
+    assert model.img_size == (64, 64) and model.windows == SIZES["windows"]
     assert_same_state(model, state)
-    assert torch.equal(model(x), before)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
 
 
 # With an absolute encoding
-
-
-@pytest.mark.parametrize("absolute", ["learnable", "sinusoidal_2d"])
-def test_an_absolute_encoding_stands_before_the_first_stage_alone(absolute):
-    """PosMLP, Table 7."""
-    model = posmlp(f"{absolute}+ggqpe")
-    given = model.position(model.grid)
-    assert given[0].pre.shape == (256, 16)
-    assert [layer.pre for layer in given[1:]] == [None] * 5
-    assert all(layer.mixing is not None for layer in given)
-
-
-def test_a_learnable_absolute_encoding_has_a_parameter_a_patch_and_channel_of_the_first_stage():
-    assert count(posmlp("learnable+ggqpe")) - count(posmlp()) == 16 * 16 * 16
-    with without_memory():
-        plain, more = (graticule.create_model("posmlp_tiny_224", encoding=e) for e in ("ggqpe", "learnable+ggqpe"))
-    assert count(more) - count(plain) == 56 * 56 * 96
 
 
 def test_an_absolute_encoding_is_added_to_the_tokens_of_the_first_stage():
@@ -451,33 +280,6 @@ def test_an_absolute_encoding_is_added_to_the_tokens_of_the_first_stage():
     embed = plain.embed
     plain.embed = lambda x, stage: embed(x, stage) + (table[0] if stage == 0 else 0)
     torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-12)
-
-
-def test_an_absolute_encoding_does_not_depend_on_the_windows_and_follows_the_image():
-    model = posmlp(f"learnable+{NO_BIAS}")
-    state = state_of(model)
-    model.set_input_size(windows=LARGER)
-    assert_same_state(model, state)
-    name = "position.stages.0.parts.0.encodings.0.pos_embed"
-    model.set_input_size((64, 96), windows=SMALLER)
-    table = Grid(16, 16).resize(state[name][0], Grid(16, 24))
-    torch.testing.assert_close(model.state_dict()[name][0], table, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_an_axis_that_one_window_covers_is_not_shifted():
-    sizes = {"img_size": (16, 32), "windows": (4, 4)}
-    model = (
-        draw(graticule.create_model("posmlp_nano_32", encoding="lrpe(bias=False)", shift="swin", **sizes))
-        .double()
-        .eval()
-    )
-    block, given = model.block(0, 1), (model.position(model.grid)[1], *model.where(0, model.grid)[1])
-    x = torch.randn(1, 32, 32, dtype=torch.float64)
-    changed = x.clone()
-    changed[:, 0] += torch.randn(32)  # the token at (0, 0) of 4 x 8, one window high and two wide
-    moved = (block(changed, *given) - block(x, *given)).norm(dim=-1).view(4, 8)
-    assert moved[:, :2].all() and moved.count_nonzero() == 8
 
 
 def rolled(x, grid, window, mask):
@@ -520,38 +322,6 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
     torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-10)
     hard = rolled(x, grid, grid.within, lambda mask: (pairs + 1e6 * mask).softmax(-1))
     assert not torch.allclose(hard, expected)
-
-
-@in_turn("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
-@torch.no_grad()
-def test_released_windows_without_a_softmax_mix_opposite_borders(encoding):
-    options = {"softmax": False} if encoding == "ggqpe" else {}
-    model = posmlp(spec(encoding, bias=False, **options), shift="released")
-    given = model.position(model.grid)[1]
-    weights = given.mixing if isinstance(given.mixing, torch.Tensor) else given.mixing.matrix()
-    x = torch.randn(2, 256, 32, dtype=torch.float64)
-    mixed = mix_tokens(x, given.mixing, None, *model.where(0, model.grid)[1])
-    torch.testing.assert_close(mixed, rolled(x, model.grid, Grid(4, 4), lambda _: weights), rtol=0, atol=1e-10)
-
-
-def test_released_windows_that_do_not_tile_a_grid_are_refused():
-    with pytest.raises(ValueError, match="`windows` must tile the grid of each stage with `shift='released'`"):
-        posmlp(shift="released", windows=(5, 8, 4, 2))
-    with pytest.raises(ValueError, match="`windows` must tile"):
-        posmlp(shift="released")(image(96, 64))
-
-
-@torch.no_grad()
-def test_channels_of_every_stage_can_be_given():
-    sizes = {"embed_dim": (8, 16, 16, 48), "groups": (2, 4, 4, 8)}
-    model = posmlp(**sizes)
-    assert [module.conv.out_channels for module in model.downsamples[1:]] == [16, 16, 48]
-    assert model(image()).shape == (2, 5)
-    assert posmlp(embed_dim=(16, 24, 32, 16), patch_merging="dense_conv")(image()).shape == (2, 5)
-    with pytest.raises(ValueError, match="`embed_dim` must be multiples of those of the previous stage"):
-        posmlp(embed_dim=(16, 24, 48, 48))
-    with pytest.raises(ValueError, match="several `embed_dim` must have a value for each of the 4 stages"):
-        posmlp(embed_dim=(16, 32))
 
 
 def test_the_released_code_counts_shifted_blocks_through_the_whole_network():
