@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import graticule
 from graticule.backbones.language import draw as draw_token
@@ -57,26 +56,12 @@ def test_with_and_without_the_cache_the_tokens_are_the_same(encoding, joining, k
     assert torch.equal(with_cache, without)
 
 
-@pytest.mark.parametrize(("encoding", "joining"), CHOICES)
-def test_a_folded_model_writes_the_same_text(encoding, joining):
-    model, tokens = small(encoding, joining), prompt()
-    before = run(model, tokens, generator=seeded())
-    assert torch.equal(run(graticule.fold(model), tokens, generator=seeded()), before)
-
-
 def test_at_temperature_zero_every_token_is_the_likeliest():
     model, tokens = small("rope_1d"), prompt()
     for token in graticule.generate(model, tokens, 6, temperature=0):
         with torch.no_grad():
             assert torch.equal(model(tokens)[:, -1].argmax(-1), token)
         tokens = torch.cat([tokens, token[:, None]], 1)
-
-
-def test_a_seed_is_a_text():
-    model, tokens = small(), prompt()
-    first, again, other = (run(model, tokens, 12, generator=seeded(seed)) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def test_tokens_are_drawn_as_often_as_the_softmax_says():
@@ -105,20 +90,6 @@ def test_it_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards(training):
     assert model.training == training
     run(model, prompt(), 3)
     assert model.training == training
-
-
-def test_no_gradient_is_kept_and_a_model_can_be_trained_afterwards():
-    model = small().train()
-    run(model, prompt(), 3)
-    model(prompt()).sum().backward()
-    assert model.embed.weight.grad is not None
-
-
-def test_a_text_fills_the_table_but_for_its_last_token_which_is_not_read():
-    model = small()
-    assert run(model, prompt(4), CONTEXT - 3).shape == (3, CONTEXT - 3)
-    with pytest.raises(ValueError, match="`tokens` must be at most 16 long, as the table of Learnable is, got 17"):
-        graticule.generate(model, prompt(4), CONTEXT - 2)
 
 
 @in_turn("length", [17, 5])
@@ -151,22 +122,6 @@ def test_the_work_a_token_does_not_grow_with_the_text():
     assert len(asked) == 1
 
 
-def test_the_memory_of_a_cache_is_linear_in_the_length_of_the_text():
-    model = small("bucketed_bias")
-    held = []
-    for length in (20, 40, 80):
-        cache = model.eval().new_cache(length)
-        with torch.no_grad():
-            model(prompt(1, batch=2), cache)
-        held.append(cache.bytes)
-    numbers = 2 * 2 * 2 * 24  # keys and values of two samples in two layers of 24 channels
-    assert held == [numbers * length * 8 for length in (20, 40, 80)]
-
-
-def test_no_new_tokens_are_none():
-    assert list(graticule.generate(small(), prompt(), 0)) == []
-
-
 @in_turn(
     ("kwargs", "message"),
     [
@@ -182,10 +137,3 @@ def test_no_new_tokens_are_none():
 def test_bad_arguments_are_refused_at_once(kwargs, message):
     with pytest.raises(ValueError, match=message):
         graticule.generate(small(), **{"tokens": prompt(), "new_tokens": 3, **kwargs})
-
-
-def test_dropout_is_off():
-    model = graticule.create_language_model("lm_nano", vocab_size=WORDS, context=CONTEXT, proj_drop_rate=0.5)
-    nn.init.normal_(model.embed.weight)
-    tokens = prompt()
-    assert torch.equal(run(model, tokens, temperature=0), run(model, tokens, temperature=0))

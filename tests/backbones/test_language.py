@@ -5,21 +5,17 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.optim import param_groups_layer_decay
 
 import graticule
-from graticule import LayerPosition, build_position
+from graticule import LayerPosition
 from graticule.backbones.language import LanguageModel
-from graticule.encodings.forms.mixing import TokenMixing
-from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields, without_memory
+from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
 #: Encodings that use the tokens around a token, and those of gated MLPs.
 CONDITIONAL = [name for name in ENCODERS if not fields(name) <= LanguageModel.takes]
-MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
 #: Every encoding with every joining that supports texts, and some combinations.
 TEXTS = [
     *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
@@ -57,14 +53,6 @@ def test_every_encoding_that_does_not_look_ahead_is_taken_with_every_joining(enc
             with pytest.raises(ValueError, match=r"`(encoding|joining)` must|`grid` must have 2 axes"):
                 small(encoding, joining)
                 pytest.fail(f"{joining} is taken")
-
-
-@in_turn("encoding", [*CONDITIONAL, *MIXING, "learnable+peg"])
-def test_what_looks_ahead_is_refused_with_the_reason(encoding):
-    with pytest.raises(
-        ValueError, match=r"`encoding` must be one that LanguageModel can use, .* would use later tokens"
-    ):
-        small(encoding)
 
 
 @every
@@ -169,29 +157,6 @@ def test_it_is_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
             torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
-@every
-def test_a_gradient_reaches_every_parameter(encoding, joining):
-    model, tokens = draw(small(encoding, joining)), texts()
-    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
-
-
-@in_turn("encoding", ["none", "learnable", "relative_bias", "rope_1d", "bucketed_bias", "shaw"])
-def test_bfloat16_agrees(encoding):
-    model, tokens = small(encoding).eval().requires_grad_(False), texts()
-    exact = model(tokens)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = model(tokens)
-        cache = model.new_cache(CONTEXT)
-        steps = torch.cat([model(tokens[:, n : n + 1], cache) for n in range(CONTEXT)], 1)
-    assert cache.layers[0]._keys.dtype == torch.bfloat16
-    rounded = copy.deepcopy(model).bfloat16()(tokens)
-    assert rounded.dtype == torch.bfloat16
-    for found in (mixed, steps, rounded):
-        torch.testing.assert_close(found.float(), exact, rtol=0, atol=0.02)
-
-
 def test_without_an_encoding_the_mask_alone_tells_the_order():
     model, tokens = drawn("none"), texts()
     assert all(given == LayerPosition() for given in model.position(model.grid))
@@ -200,13 +165,6 @@ def test_without_an_encoding_the_mask_alone_tells_the_order():
     assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, one token later
     one_layer = drawn("none", depth=1)  # in which later tokens attend to the words before them as a set
     torch.testing.assert_close(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], rtol=0, atol=1e-12)
-
-
-def test_the_causal_form_of_the_buckets_is_the_one_that_a_text_has():
-    assert small("bucketed_bias").position.encoding.causal
-    assert not build_position(
-        graticule.Grid(1, 9), dim=12, depth=1, num_heads=3, encoding="bucketed_bias"
-    ).encoding.causal
 
 
 def test_a_scale_is_that_of_the_embedding_alone():
@@ -231,88 +189,6 @@ def test_tied_weights_are_one_parameter_and_untied_ones_two():
     tokens = torch.zeros(1, 3, dtype=torch.long)
     tied(tokens)[..., 5].sum().backward()
     assert tied.embed.weight.grad[5].any()  # through the head only: it is not in the text
-
-
-def test_the_parameters_are_counted():
-    block = 12 * DIM**2 + 13 * DIM
-    assert count(small("none")) == WORDS * DIM + DEPTH * block + 2 * DIM
-    assert count(small("learnable", "lape")) - count(small("none")) == CONTEXT * DIM + DEPTH * 2 * DIM
-    assert count(small("relative_bias")) - count(small("none")) == DEPTH * (2 * CONTEXT - 1) * HEADS
-    assert count(small("bucketed_bias")) - count(small("none")) == 32 * HEADS
-    assert count(small("rope_1d")) == count(small("none"))
-
-
-def test_the_sizes_by_name():
-    assert graticule.list_language_models() == ["lm_nano", "lm_tiny", "lm_small", "lm_base"]
-    expected = {"lm_nano": (64, 4, 4), "lm_tiny": (128, 6, 4), "lm_small": (384, 8, 6), "lm_base": (768, 12, 12)}
-    for name, (dim, depth, heads) in expected.items():
-        with without_memory():
-            model = graticule.create_language_model(name, vocab_size=100)
-        assert (model.embed_dim, len(model.blocks), model.blocks[0].attn.num_heads) == (dim, depth, heads)
-        assert model.context == 256
-
-
-def test_it_starts_as_uncertain_as_there_are_words():
-    model, tokens = small(), texts(batch=50)
-    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    assert abs(loss.item() - torch.tensor(float(WORDS)).log().item()) < 0.05
-
-
-def test_it_learns_a_text_by_heart():
-    model, tokens = small("rope_1d"), torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2, 5, 1]])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for _ in range(150):
-        optimizer.zero_grad()
-        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-    assert torch.equal(model(tokens[:, :-1]).argmax(-1), tokens[:, 1:])
-
-
-def test_checkpointed_blocks_have_the_same_gradients():
-    first = draw(small("learnable+relative_bias", "lape")).double()
-    second = copy.deepcopy(first)
-    second.set_grad_checkpointing()
-    tokens = texts()
-    for model in (first, second):
-        model(tokens).square().sum().backward()
-    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-10, atol=1e-10)
-
-
-def test_dropout_is_for_training():
-    tokens = texts()
-    for rate in ("pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"):
-        model = small(**{rate: 0.5})
-        model.requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-        assert not torch.equal(model(tokens), model(tokens)), rate
-        model.eval()
-        assert torch.equal(model(tokens), model(tokens)), rate
-
-
-def test_position_has_no_weight_decay_and_what_a_layer_has_alone_goes_with_the_layer():
-    model = small("learnable", "lape")
-    own = {name for name, _ in model.named_parameters()}
-    assert model.no_weight_decay() & own == {name for name in own if name.startswith("position.")}
-    groups = param_groups_layer_decay(model, 0.1, model.no_weight_decay(), layer_decay=0.5)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    scale = {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
-    assert scale["position.joining.norms.1.weight"] == scale["blocks.1.attn.qkv.weight"]
-    assert scale["embed.weight"] == scale["position.encodings.0.pos_embed"] < scale["blocks.0.attn.qkv.weight"]
-    assert scale["norm.weight"] == 1
-
-
-def test_a_position_of_ones_own_knows_that_it_is_causal():
-    site = {}
-
-    def builder(grid, *, dim, depth, num_heads, **within):
-        site.update(within, grid=grid)
-        return build_position(grid, dim=dim, depth=depth, num_heads=num_heads, encoding="bucketed_bias")
-
-    model = LanguageModel(builder, WORDS, context=CONTEXT, embed_dim=DIM, depth=2, num_heads=HEADS)
-    assert site == {"causal": True, "grid": graticule.Grid(CONTEXT)}
-    assert model(texts()).shape == (2, CONTEXT, WORDS)
 
 
 @in_turn(
@@ -347,21 +223,6 @@ def test_what_is_no_text_is_refused(tokens, message):
 def test_what_is_no_model_is_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         small(**kwargs)
-
-
-def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"`name` must be one of lm_nano.*got 'lm_nono'; did you mean 'lm_nano'"):
-        graticule.create_language_model("lm_nono", vocab_size=5)
-    with pytest.raises(ValueError, match=r"`context` must be (a whole number of )?at least 1, got 0"):
-        small().set_context(0)
-
-
-def test_more_tokens_than_the_cache_is_for_are_refused():
-    model = small()
-    cache = model.new_cache(4)
-    model.eval().requires_grad_(False)(texts(3), cache)
-    with pytest.raises(ValueError, match="`tokens` must leave the text at 4 tokens at most, its cache's, got 5"):
-        model(texts(2), cache)
 
 
 def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it():

@@ -56,32 +56,12 @@ def write(state, folder, kind):
 
 
 @recorded
-def test_published_names_are_exactly_those_of_the_public_code(case):
-    state, _, _ = reference(case)
-    published = graticule.published_state_dict(pvt(RECORDED[case]))
-    assert {name: value.shape for name, value in published.items()} == {name: v.shape for name, v in state.items()}
-
-
-@recorded
 @in_turn("kind", ["plain", "model", "safetensors"])
 def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, kind, tmp_path):
     state, x, output = reference(case)
     model = pvt(RECORDED[case]).double().eval()
     assert load_checkpoint(model, write(state, tmp_path, kind)) is model
     torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
-
-
-@recorded
-def test_the_published_state_dict_gives_back_what_was_loaded(case):
-    state, x, _ = reference(case)
-    model = pvt(RECORDED[case]).double().eval()
-    model.load_state_dict(dict(state), strict=True)
-    published = graticule.published_state_dict(model)
-    assert published.keys() == state.keys()
-    assert all(torch.equal(value, state[name].double()) for name, value in published.items())
-    again = pvt(RECORDED[case]).double().eval()
-    again.load_state_dict(published, strict=True)
-    assert torch.equal(again(x), model(x))
 
 
 # Twins' published weights, on timm's hub
@@ -118,75 +98,7 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path)
 # Save and load
 
 
-def test_several_pegs_a_stage_round_trip_under_published_names():
-    kwargs = {"depths": [2, 2, 2, 2], "encoding": "peg(places=[0, 1])"}
-    first, second = draw(pvt("pvt_tiny_peg_gap", **kwargs)).eval(), pvt("pvt_tiny_peg_gap", **kwargs).eval()
-    published = graticule.published_state_dict(first)
-    assert len(published) == len(first.state_dict())
-    second.load_state_dict(published, strict=True)
-    x = images(64, 96)
-    assert torch.equal(second(x), first(x))
-
-
-@in_turn(
-    ("name", "kwargs"),
-    [
-        ("pvt_tiny", {"joining": "unshared"}),
-        ("pvt_tiny", {"joining": "lape"}),
-        ("pvt_tiny", {"encoding": "peg+learnable"}),
-        ("pvt_tiny_peg_gap", {"encoding": "peg(places=[0, 1])"}),
-        ("pvt_tiny_peg_gap", {"encoding": "peg(places=[-1, 0])"}),
-    ],
-)
-def test_a_name_of_the_public_codes_stands_for_the_stage_that_it_has_there(name, kwargs):
-    """`pos_embed1` belongs to the first stage in PVT's code, `pos_block.0` to the first stage in Twins'."""
-    known = pvt(name, depths=[2, 2, 2, 2], **kwargs).position.published_names()
-    for theirs, own in known.items():
-        stage = int(own.split(".")[1])
-        if theirs.startswith("pos_embed") and theirs.removeprefix("pos_embed").isdigit():
-            assert theirs == f"pos_embed{stage + 1}", own
-        if theirs.startswith("pos_block."):
-            assert theirs.split(".")[1] == str(stage), own
-    assert len(set(known.values())) == len(known)
-
-
 # Tables of another size
-
-
-def test_the_tables_of_another_square_size_are_resampled_and_the_row_of_the_class_token_kept(tmp_path):
-    large = draw(pvt(img_size=128)).double().eval()
-    state = graticule.published_state_dict(large)
-    small = pvt().double().eval()
-    load_checkpoint(small, write(state, tmp_path, "model"))
-    for stage, (was, now) in enumerate(zip(large.position.stages, small.position.stages, strict=True)):
-        side, prefix = 16 >> stage, int(stage == 3)
-        old, new = was.encodings[0].pos_embed[0], now.encodings[0].pos_embed[0]
-        assert new.shape == (side * side + prefix, SIZE["embed_dims"][stage])
-        assert torch.equal(new[:prefix], old[:prefix])
-        image = old[prefix:].T.reshape(1, -1, 2 * side, 2 * side)
-        expected = torch.nn.functional.interpolate(image, size=(side, side), mode="bilinear")
-        torch.testing.assert_close(new[prefix:].T.reshape_as(expected), expected, rtol=0, atol=1e-12)
-    x = wide(64, 64)
-    torch.testing.assert_close(small(x), large(x), rtol=0, atol=1e-11)
-
-
-@in_turn("name", ["pvt_tiny", "pvt_tiny_gap"])
-@in_turn("joining", ["default", "shared", "lape"])
-@in_turn("size", [32, (64, 96)])
-def test_a_model_of_another_size_loads_them_through_load_state_dict(name, joining, size):
-    first = draw(pvt(name, joining=joining)).double().eval()
-    second = pvt(name, joining=joining, img_size=size).double().eval()
-    second.load_state_dict(graticule.published_state_dict(first), strict=True)
-    x = wide(*second.img_size)
-    torch.testing.assert_close(second(x), first(x), rtol=0, atol=1e-11)
-
-
-def test_a_model_with_pegs_takes_a_checkpoint_of_any_size_as_it_is(tmp_path):
-    first = draw(pvt("pvt_tiny_peg_gap", img_size=128)).double().eval()
-    path = write(graticule.published_state_dict(first), tmp_path, "safetensors")
-    second = load_checkpoint(pvt("pvt_tiny_peg_gap").double().eval(), path)
-    x = wide(64, 96)
-    assert torch.equal(second(x), first(x))
 
 
 # Checkpoints that do not fit
@@ -208,12 +120,6 @@ def test_a_checkpoint_of_the_other_code_is_refused_by_what_it_lacks(tmp_path):
     message = refusal(pvt("pvt_tiny"), state, tmp_path)
     assert "lacks cls_token, position.stages.0.encodings.0.pos_embed" in message
     assert "pos_block.0.proj.0.bias" in message
-
-
-def test_a_checkpoint_with_a_class_token_does_not_go_into_a_model_without(tmp_path):
-    state, _, _ = reference("pvt")
-    message = refusal(pvt("pvt_tiny_gap"), state, tmp_path)
-    assert "cls_token" in message
 
 
 @pytest.mark.parametrize("size", [(64, 96), (32, 64)])
