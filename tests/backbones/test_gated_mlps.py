@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from in_turn import in_turn
-from tiny import count, draw
+from tiny import count
 
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
 GMLP = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
@@ -75,56 +75,11 @@ def test_gmlp_starts_as_timms_does():
     assert not state["head.weight"].any()
 
 
-def test_weights_from_a_product_are_one_graph_in_bfloat16():  # the families' own encodings are in test_compile.py
-    model = graticule.create_model("gmlp_s16_224", encoding="lrpe_m", **{**GMLP, "num_blocks": 1}).eval().bfloat16()
-    x = torch.randn(2, 3, *model.img_size, dtype=torch.bfloat16)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-
-
-@models
-def test_position_is_computed_once_a_forward_pass(name, sizes, step):
-    model = graticule.create_model(name, encoding="ggqpe", **sizes).eval()
-    calls = []
-    model.position.register_forward_hook(lambda *_: calls.append(1))
-    model(torch.randn(5, 3, *model.img_size))
-    assert len(calls) == 1
-
-
-def test_tokens_mix_within_their_window_and_no_further():
-    model = draw(graticule.create_model("posmlp_tiny_224", **POSMLP)).double().eval()
-    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    tokens = model.embed(x)
-    changed = tokens.clone()
-    changed[:, 0] += torch.randn(16, dtype=torch.float64)  # the first patch of a 16 x 16 grid in windows of 4 x 4
-    given = model.position(model.grid)[0], *model.where(0, model.grid)[0]
-    moved = (model.block(0, 0)(changed, *given) - model.block(0, 0)(tokens, *given)).abs().sum(-1)
-    assert set(moved[0].view(16, 16).nonzero().amax(0).tolist()) <= {0, 1, 2, 3}
-    assert moved[0].view(16, 16)[:4, :4].all()
-
-
-def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
-    model = draw(graticule.create_model("posmlp_tiny_224", shift="swin", **POSMLP)).double().eval()
-    tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64))
-    changed = tokens.clone()
-    changed[:, 3 * 16 + 3] += torch.randn(16, dtype=torch.float64)  # the corner of the first window
-    given = model.position(model.grid)[1], *model.where(0, model.grid)[1]
-    moved = (model.block(0, 1)(changed, *given) - model.block(0, 1)(tokens, *given)).abs().sum(-1)[0]
-    assert moved.view(16, 16)[2:6, 2:6].all()
-    assert moved.count_nonzero() == 16
-
-
 @in_turn("encoding", ["none", "learnable", "peg"])
 @models
 def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
     with pytest.raises(ValueError, match=r"give every layer of .* `mixing`"):
         graticule.create_model(name, encoding=encoding, **sizes)
-
-
-@models
-def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
-    model = graticule.create_model(name, encoding="ggqpe+peg+learnable", **sizes)
-    assert model(torch.randn(1, 3, *model.img_size)).shape == (1, 5)
 
 
 @in_turn(

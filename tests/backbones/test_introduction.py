@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 import graticule
-from graticule import LayerPosition
 from graticule.layers.attention import Attention, CausalAttention
 from graticule.layers.block import Block
 from in_turn import in_turn
@@ -175,31 +174,6 @@ def test_section_4_2_the_classifier_is_a_softmax_of_the_pooled_tokens_or_of_toke
     torch.testing.assert_close(model(image)[0].softmax(0), p / p.sum(), rtol=0, atol=1e-12)
 
 
-def test_the_layer_norm_that_is_printed_is_not_the_one_that_is_meant(X):
-    def printed(X):
-        return (X - X.mean(1, keepdim=True)) / X.var(1, keepdim=True, correction=0).sqrt()
-
-    meant = nn.LayerNorm(D, elementwise_affine=False, dtype=NUMBER)
-    torch.testing.assert_close(ours(meant, X), naive_layer_norm(X, 1, 0, meant.eps), rtol=0, atol=1e-13)
-    later = X.clone()
-    later[:, -1] += 1
-    assert not torch.equal(printed(later)[:, 0], printed(X)[:, 0])  # the first token would depend on the last
-    assert torch.equal(ours(meant, later)[:, :-1], ours(meant, X)[:, :-1])
-
-
-def test_footnote_16_appending_a_position_embedding_and_projecting_is_adding_one():
-    """V [W p_n; e_n] = W' p_n + e'_n, column by column."""
-    patch, E = 5, 4
-    W, V = torch.randn(D, patch, dtype=NUMBER), torch.randn(D + E, D + E, dtype=NUMBER)
-    p, e = torch.randn(patch, N, dtype=NUMBER), torch.randn(E, N, dtype=NUMBER)
-    appended = V @ torch.cat([W @ p, e])
-    V_1, V_2 = V[:, :D], V[:, D:]
-    torch.testing.assert_close(appended, (V_1 @ W) @ p + V_2 @ e, rtol=0, atol=1e-12)
-    # so it equals adding `pre` to the tokens W' p_n
-    added = LayerPosition(pre=(V_2 @ e).T).enter(((V_1 @ W) @ p).T[None])[0].T
-    torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
-
-
 @torch.no_grad()
 def test_footnote_16_the_joining_concatenation_is_the_projection_of_tokens_and_table():
     model = drawn(vit(encoding="sinusoidal_2d", joining="concatenation"))
@@ -213,14 +187,6 @@ def test_footnote_16_the_joining_concatenation_is_the_projection_of_tokens_and_t
     model.cls_token.copy_(model.cls_token @ V_1.T)
     added = model.position(model.grid)[0].enter(model.embed(image))[0].T
     torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
-def test_a_model_with_concatenation_starts_as_with_the_default_joining():
-    models = [vit(joining=joining).eval() for joining in ("default", "concatenation")]
-    models[1].load_state_dict(models[0].state_dict(), strict=False)
-    images = torch.randn(2, 3, 8, 12)
-    torch.testing.assert_close(models[1](images), models[0](images), rtol=0, atol=1e-6)
 
 
 def test_section_3_without_position_permuting_the_columns_permutes_the_representations(X):

@@ -7,11 +7,9 @@ import pytest
 import timm
 import torch
 from timm.data import resolve_data_config, resolve_model_data_config
-from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import graticule
-from graticule import fold
 from graticule.backbones import registry
 from graticule.backbones.registry import MODELS
 from in_turn import in_turn
@@ -38,23 +36,9 @@ def test_timm_creates_the_model_that_we_create(name):
     assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
-def test_a_name_goes_with_and_without_the_prefix():
-    assert type(graticule.create_model("graticule_vit_tiny_patch16_224", **SIZE)) is type(tiny())
-
-
 def test_an_unknown_model_is_refused_with_the_nearest_names():
     with pytest.raises(ValueError, match=r"`name` must be .*got 'deit_tiny_patch16_244'; did you mean 'deit_tiny"):
         graticule.create_model("deit_tiny_patch16_244")
-
-
-def test_models_are_listed_by_pattern():
-    assert set(graticule.list_models("*distilled*")) == {
-        "deit_tiny_distilled_patch16_224",
-        "deit_small_distilled_patch16_224",
-        "deit_base_distilled_patch16_224",
-        "deit_base_distilled_patch16_384",
-    }
-    assert graticule.list_models("nothing") == []
 
 
 @pytest.mark.parametrize(
@@ -68,30 +52,6 @@ def test_the_data_configuration_is_that_of_timms_model_of_the_name(named):
         theirs = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
         assert ours["input_size"] == (3, *MODELS[name].img_size), name
         assert ours == theirs, name
-
-
-@pytest.mark.parametrize("name", graticule.list_models("*_28"))
-def test_the_models_for_small_images_take_gray_ones_of_28_pixels(name):
-    model = graticule.create_model(name).eval()
-    assert resolve_model_data_config(model)["input_size"] == (1, 28, 28)
-    assert model(torch.randn(2, 1, 28, 28)).shape == (2, 10)
-
-
-def test_a_fresh_classifier_can_pool_otherwise():
-    model = tiny().eval()
-    x = images()
-    features = model.forward_features(x)
-    model.reset_classifier(7, "avg")
-    torch.testing.assert_close(model.forward_head(features), model.head(features[:, 1:].mean(1)))
-    with pytest.raises(ValueError, match="`global_pool` must be one of"):
-        model.reset_classifier(7, "mean")
-    assert (model.global_pool, model.num_classes) == ("avg", 7)
-
-
-def test_a_model_without_a_class_token_cannot_be_pooled_by_it():
-    model = tiny(global_pool="avg", class_token=False)
-    with pytest.raises(ValueError, match="`class_token` must be True"):
-        model.reset_classifier(7, "token")
 
 
 def test_fresh_classifiers_of_a_distilled_model():
@@ -140,34 +100,6 @@ def test_nothing_that_says_where_tokens_are_decays(name, encoding, joining):
     assert {"patch_embed.proj.weight", "head.weight", "blocks.0.attn.qkv.weight"} <= decaying(model)
 
 
-def test_the_names_that_do_not_decay_hold_fixed_tables_lapes_norms_and_published_names():
-    excluded = tiny("sinusoidal_2d", "lape").no_weight_decay()
-    assert {"position.encodings.0.pos_embed", "pos_embed", "cls_token"} <= excluded
-    assert {"pos_block.0.proj.0.weight", "pos_block.1.proj.0.bias"} <= tiny("peg(places=(0, 2))").no_weight_decay()
-    for layer in range(DEPTH):
-        assert f"position.joining.norms.{layer}.weight" in excluded
-        assert f"position.joining.norms.{layer}.bias" in excluded
-        assert f"blocks.{layer}.pe_norm.weight" in excluded
-
-
-def test_a_folded_model_excludes_the_same_parameters_from_decay():
-    model = tiny("learnable", "lape")
-    before = decaying(model)
-    assert decaying(fold(model)) == before
-
-
-@choices
-def test_every_parameter_has_a_layer(encoding, joining):
-    model = tiny(encoding, joining)
-    layers = group_parameters(model, model.group_matcher(), reverse=True)
-    assert layers.keys() == dict(model.named_parameters()).keys()
-    assert layers["patch_embed.proj.weight"] == 0
-    assert [layers[f"blocks.{layer}.norm1.weight"] for layer in range(DEPTH)] == [1, 2, 3]
-    assert layers["head.weight"] >= layers["norm.weight"] >= 3
-    if "position.encodings.0.pos_embed" in layers and joining != "unshared":
-        assert layers["position.encodings.0.pos_embed"] == 0
-
-
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
 @pytest.mark.parametrize("options", [{}, {"decomposition": "scalar_norm"}], ids=str)
 def test_layer_decay_gives_the_norm_of_layer_l_the_rate_of_block_l(joining, options):
@@ -187,15 +119,6 @@ def test_layer_decay_gives_the_norm_of_layer_l_the_rate_of_block_l(joining, opti
     assert scale["position.encodings.0.pos_embed"] == scale["patch_embed.proj.weight"]
 
 
-@pytest.mark.parametrize(("encoding", "joining"), [("relative_bias", "default"), ("learnable", "unshared")])
-def test_a_table_of_layer_l_has_the_rate_of_block_l(encoding, joining):
-    model = tiny(encoding, joining)
-    layers = group_parameters(model, model.group_matcher(), reverse=True)
-    for layer in range(DEPTH):
-        own = {value for key, value in layers.items() if key.startswith(f"position.encodings.{layer}.")}
-        assert own == {layers[f"blocks.{layer}.mlp.fc1.weight"]}
-
-
 def test_setting_the_patch_size_resamples_kernel_and_table():
     model, theirs = tiny().eval(), timm.create_model("deit_tiny_patch16_224", **SIZE).eval()
     theirs.load_state_dict(graticule.published_state_dict(model))
@@ -204,22 +127,6 @@ def test_setting_the_patch_size_resamples_kernel_and_table():
     assert model.grid.shape == (3, 3)
     x = images(48, 48)
     torch.testing.assert_close(model(x), theirs(x), rtol=0, atol=1e-5)
-
-
-def test_stopping_early_runs_no_block_after_the_last_one_wanted():
-    model = tiny()
-    runs = []
-    for layer, block in enumerate(model.blocks):
-        block.register_forward_hook(lambda *_, layer=layer: runs.append(layer))
-    model.forward_intermediates(images(), indices=[0, 1], stop_early=True)
-    assert runs == [0, 1]
-
-
-def test_one_initialisation_is_taken_by_timms_name():
-    model = tiny()
-    model.init_weights("")
-    with pytest.raises(ValueError, match=r"`mode` must be ''.*got 'jax'"):
-        model.init_weights("jax")
 
 
 def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):

@@ -48,22 +48,6 @@ def test_attention_is_its_formula(attention, x):
     assert_same(y, naive(attention, x))
 
 
-def test_attention_does_not_see_the_order_of_its_tokens(attention, x):
-    order = torch.randperm(N)
-    assert_same(attention(x[:, order]), attention(x)[:, order])
-
-
-def test_a_bias_is_added_to_the_scaled_logits_of_its_head(attention, x):
-    bias = torch.randn(HEADS, N, N, dtype=torch.float64)
-    assert_same(attention(x, LayerPosition(bias=bias)), naive(attention, x, bias))
-
-
-def test_a_bias_of_zero_and_one_constant_over_the_keys_change_nothing(attention, x):
-    row = torch.randn(HEADS, N, 1, dtype=torch.float64).expand(-1, -1, N)
-    for bias in (torch.zeros(HEADS, N, N, dtype=torch.float64), row):
-        assert_same(attention(x, LayerPosition(bias=bias)), attention(x))
-
-
 def test_a_bias_in_another_dtype_is_taken(attention, x):
     bias = torch.randn(HEADS, N, N)
     assert_same(attention(x, LayerPosition(bias=bias)), naive(attention, x, bias.double()))
@@ -105,27 +89,11 @@ def by_complex_numbers(angle):
     return turn
 
 
-def test_a_rotation_by_nothing_changes_nothing(attention, x):
-    angle = torch.zeros(N, HEAD // 2, dtype=torch.float64)
-    assert_same(attention(x, LayerPosition(rotary=rotation(angle))), attention(x))
-
-
-def test_turning_every_query_and_key_by_the_same_angle_changes_nothing(attention, x):
-    angle = torch.randn(1, HEAD // 2, dtype=torch.float64).expand(N, -1)
-    assert_same(attention(x, LayerPosition(rotary=rotation(angle))), attention(x))
-
-
 def test_a_rotation_depends_on_the_difference_of_angles_alone(attention, x):
     angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
     turned = attention(x, LayerPosition(rotary=rotation(angle)))
     assert_same(turned, attention(x, LayerPosition(rotary=rotation(angle + 0.7))))
     assert not torch.allclose(turned, attention(x))
-
-
-def test_a_rotation_turns_queries_and_keys_and_not_values(attention, x):
-    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
-    ours = attention(x, LayerPosition(rotary=rotation(angle)))
-    assert_same(ours, naive(attention, x, turn=by_complex_numbers(angle)))
 
 
 def test_every_head_can_turn_by_angles_of_its_own(attention, x):
@@ -142,23 +110,6 @@ def test_bias_and_rotation_go_together(attention, x):
     bias = torch.randn(HEADS, N, N, dtype=torch.float64)
     ours = attention(x, LayerPosition(bias=bias, rotary=rotation(angle)))
     assert_same(ours, naive(attention, x, bias, by_complex_numbers(angle)))
-
-
-def test_what_is_added_outside_attention_is_left_to_the_block(attention, x):
-    outside = LayerPosition(pre=torch.randn(N, D), inner=torch.randn(N, D))
-    assert torch.equal(attention(x, outside), attention(x))
-
-
-def test_attention_weights_are_dropped_in_training_alone(x):
-    attention = Attention(D, HEADS, attn_drop=0.5).double()
-    assert not torch.equal(attention.train()(x), attention(x))
-    assert torch.equal(attention.eval()(x), attention(x))
-
-
-def test_without_qkv_bias_zero_tokens_stay_at_the_bias_of_the_projection():
-    attention = Attention(D, HEADS, qkv_bias=False)
-    assert attention.qkv.bias is None
-    assert torch.equal(attention(torch.zeros(B, N, D)), attention.proj.bias.expand(B, N, D))
 
 
 @in_turn("heads", [0, 5])
@@ -193,11 +144,6 @@ def test_weights_times_values_are_what_forward_returns(form, attention, x):
     assert weights.shape == (B, HEADS, N, N)
     assert_same(weights.sum(-1), torch.ones(B, HEADS, N, dtype=torch.float64))
     assert_same(attention.proj((weights @ v).transpose(1, 2).flatten(2)), attention(x, position))
-
-
-@pytest.mark.parametrize("form", ["bias", "function", "rotary", "inputs"])
-def test_weights_see_every_form_of_position(form, attention, x):
-    assert (attention.weights(x, positions()[form]) - attention.weights(x)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("qkv_bias", [False, True])

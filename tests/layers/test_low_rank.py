@@ -83,12 +83,6 @@ def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
     torch.testing.assert_close(Bias.of(total).table(queries), one.table() + queries @ queries.mT, rtol=0, atol=1e-12)
 
 
-def test_a_part_of_the_factors_is_that_of_the_table():
-    bias = random_factors()
-    part = LayerPosition(bias=bias).part(3, 7).bias
-    torch.testing.assert_close(part.table(), bias.table()[:, 3:7, :7], rtol=0, atol=1e-12)
-
-
 def test_large_grids_of_few_channels_get_factors_and_others_a_table():
     def kind(encoding, side):
         grid = Grid(side, side)
@@ -131,13 +125,6 @@ def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(ev
     assert torch.equal(attention(tokens, LayerPosition(bias=factors)), with_table)
     with torch.autocast("cpu", torch.bfloat16):
         assert factors.table().dtype == torch.float32
-
-
-def test_a_model_with_factors_compiles_as_one_graph(everywhere):
-    model = draw(tiny("sandwich(channels=2)")).eval()
-    x = images()
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), model(x))
 
 
 def test_attention_with_factors_runs_in_the_fused_kernel():

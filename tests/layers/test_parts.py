@@ -129,18 +129,6 @@ def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid()
     torch.testing.assert_close(table(graticule.Grid(3, 5, prefix=3))[3:], plain.position.encodings[0](grid))
 
 
-@pytest.mark.parametrize("encoding", ["learnable(prefix_rows=False)"])
-def test_a_table_without_prefix_rows_compiles_and_loads_what_another_grid_saved(encoding):
-    model, other = tiny(encoding), tiny(encoding, img_size=(24, 40))
-    other.load_state_dict(model.state_dict())
-    torch.testing.assert_close(
-        other.position.encodings[0].pos_embed[0], model.position.encodings[0](graticule.Grid(3, 5, prefix=1))[1:]
-    )
-    x = images()
-    model.eval()
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-
-
 def test_unknown_parts_are_refused_by_name():
     for given, message in [
         ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),

@@ -38,7 +38,7 @@ from graticule.hub.config import (
     written_words,
 )
 from graticule.hub.files import quick_hub
-from graticule.hub.kinds import Words, register_kind
+from graticule.hub.kinds import ModelWords, register_kind
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
@@ -376,7 +376,7 @@ class _BackboneConfig(Architecture):
     """Entries that are read from the config.json of a backbone; timm reads further ones."""
 
     pretrained_cfg: Preparation
-    graticule: Words | None = None
+    graticule: ModelWords | None = None
 
 
 @register_kind("backbone")

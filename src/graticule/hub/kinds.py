@@ -33,7 +33,7 @@ from graticule.system.memory import sized_as
 
 
 @dataclass(frozen=True)
-class Words:
+class ModelWords:
     """Names of the model, its encoding and its joining, in our grammar."""
 
     kind: str = "backbone"
@@ -48,7 +48,7 @@ class Words:
 class _Config:
     """Entries that are read from every config.json."""
 
-    graticule: Words | None = None
+    graticule: ModelWords | None = None
     model_type: str | None = None
 
 
@@ -181,7 +181,7 @@ def from_pretrained(
     source = str(source).removeprefix(HUB)
     config, weights = find_files(source, hub)
     described = read_typed(config, _Config)
-    words = described.graticule or Words("transformers")
+    words = described.graticule or ModelWords("transformers")
     if described.graticule is None and described.model_type is None:
         raise ValueError(f"{config} describes no model of graticule or transformers.")
     if described.model_type is not None:
