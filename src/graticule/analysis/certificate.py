@@ -21,6 +21,7 @@ from graticule.external.open_view import view_of
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.system.tables import PrintedTable
 
 #: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
 _NEIGHBORS, _PATCHES = 10, 400
@@ -31,7 +32,7 @@ _CROP = 0.75
 
 
 @dataclass(frozen=True, eq=False)
-class DebiasCertificate:
+class DebiasCertificate(PrintedTable):
     """Report of a removal, measured on images that it was not fitted on; pairs are (before, after).
 
     Intervals are of 95 % over images. All numbers are of the model's features.
@@ -67,7 +68,13 @@ class DebiasCertificate:
         """True if there was nothing to remove."""
         return self.components is None
 
-    def rows(self) -> list[tuple[str, ...]]:
+    @property
+    def heading(self) -> str:
+        """The method, and the number of images."""
+        what = "nothing to remove" if self.nothing else f"{self.method}, {self.components} components"
+        return f"{what}; {self.images} images, intervals of 95 %"
+
+    def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: a header, then every measure."""
         pairs = [
             ("share of position (%)", self.share, 100, "0"),
@@ -83,14 +90,6 @@ class DebiasCertificate:
         if self.content is not None:
             rows.append(("content kept (%)", "100", self.content.text(), ""))
         return rows
-
-    def __str__(self) -> str:
-        """Return the report as a table of text."""
-        what = "nothing to remove" if self.nothing else f"{self.method}, {self.components} components"
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{what}; {self.images} images, intervals of 95 %", *lines])
 
     def to_json(self) -> str:
         """Return the report as JSON."""

@@ -18,6 +18,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.registry.checks import checked
 from graticule.system.files import write_arrays
+from graticule.system.tables import PrintedTable
 
 Shift = tuple[int, ...]
 
@@ -26,7 +27,7 @@ COLUMNS = ("layer", "grid", "inside", "border", "all patches", "prefix tokens")
 
 
 @dataclass(frozen=True, eq=False)
-class Translation:
+class Translation(PrintedTable):
     r"""The translation error of the features of every layer, when the image is shifted by whole patches.
 
     .. math:: e_l = \sqrt{\frac{E\, \|F_l(T x) - T F_l(x)\|^2}{E\, \|F_l(x) - E F_l(x)\|^2}}
@@ -92,6 +93,11 @@ class Translation:
             numbers = (self.inside[layer], self.at_border[layer], self.all_patches[layer], self.prefix[layer])
             rows.append((str(layer), "x".join(map(str, grid.shape)), *map(_format, numbers)))
         return rows
+
+    @property
+    def heading(self) -> str:
+        """The sentence about the logits."""
+        return self.verdict()
 
     def verdict(self) -> str:
         """Return one sentence about the logits."""

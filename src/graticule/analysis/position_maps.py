@@ -26,13 +26,14 @@ from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 from graticule.system.files import write_arrays
+from graticule.system.tables import PrintedTable
 
 #: Columns of `BiasMaps.summary()`.
 COLUMNS = ("layers", "spread", "reach (patches)", "of uniform")
 
 
 @dataclass(frozen=True, eq=False)
-class BiasMaps:
+class BiasMaps(PrintedTable):
     """The biases that the layers of a model, or of one stage, add to their attention logits.
 
     Args:

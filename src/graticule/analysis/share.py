@@ -29,6 +29,7 @@ from graticule.external.open_view import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.system.tables import PrintedTable
 
 #: The largest number of groups of images that are left out one at a time for the intervals.
 GROUPS = 16
@@ -64,7 +65,7 @@ def mean_estimate(values: Array) -> Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class PositionShare:
+class PositionShare(PrintedTable):
     """Shares of the variance of the tokens of patches; an entry per layer, and the last for the features, if known.
 
     Intervals are of 95 %: for `total`, `linear`, `additive` and `rest` by the jackknife over (groups of) images, with
@@ -99,6 +100,11 @@ class PositionShare:
         """The names of the entries: layers from 0, and 'features'."""
         layers = len(self.outliers) - self.features
         return [*map(str, range(layers)), *(["features"] if self.features else [])]
+
+    @property
+    def heading(self) -> str:
+        """The number and the size of the images."""
+        return f"{self.images} images of {' x '.join(map(str, self.img_size))}; shares in %, with intervals of 95 %"
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: a header, then every entry; shares in percent with intervals."""

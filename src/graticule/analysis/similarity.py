@@ -12,6 +12,7 @@ from scipy import stats
 
 from graticule.position.grid import Grid
 from graticule.system.files import write_arrays
+from graticule.system.tables import PrintedTable
 
 Array = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ _LEVEL = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Correlations:
+class Correlations(PrintedTable):
     """The position correlations of every layer; layers count from 0.
 
     Args:
@@ -194,6 +195,11 @@ class Correlations:
             numbers = self.reach[layer], self.two_dimensionality[layer]
             rows.append(self._row(str(layer), source or "nothing", *numbers))
         return [*rows, self._row("uniform", "-", self.uniform_distance, float("nan"))]
+
+    @property
+    def heading(self) -> str:
+        """The sentence about the range over the layers."""
+        return self.verdict
 
     def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:
         share = 100 * local / self.uniform_distance if self.uniform_distance else float("nan")

@@ -94,7 +94,7 @@ def test_an_option_that_swallowed_the_target_is_named(capsys, arguments, message
 )
 def test_any_other_order_finds_the_run(capsys, arguments):
     err = refused(capsys, *arguments.replace("RUN", "./RUN").split())
-    assert "`run` must be the folder of a run, got 'RUN', which does not exist" in err
+    assert "`run` must be the folder of a run, got './RUN', which does not exist" in err
 
 
 def test_none_resets_a_value_of_a_recipe(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from graticule.lab.commands.options import (
     choose_device,
     output_folder,
     parse,
-    parse_numbers,
     parse_size,
 )
 from graticule.registry.checks import Range, known_name, printable
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from graticule.lab.commands.opening import Opened
 
 #: The forms of a query and of a shift.
-_QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2, or FRAMESxDOWNxRIGHT"
+_QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2"
 
 
 @dataclass
-class Found:
+class Drawings:
     """The result of a look, which is computed before a file is written.
 
     tables: for --json.
@@ -62,11 +62,8 @@ class Look(NamedModels, Figures, JsonOutput, ABC):
     output: Path | None = None
     """folder for the figures and the numbers (default: the first run's, or runs/NAME)"""
 
-    def check(self) -> None:
-        """Check the options, before PyTorch is imported."""
-
     @abstractmethod
-    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
         """Look into models, label -> model, and print the tables."""
 
 
@@ -81,25 +78,22 @@ class Correlations(ScaledFigures, Look):
     untrained: Rare[Annotated[int, Range(0)]] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
 
-    def check(self) -> None:
-        """Check the number of models."""
-        if len(self.models) > 1:
-            raise ValueError(f"`models` must be one, got {len(self.models)}.")
-
-    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
         """Compute the maps of position of each stage."""
         from graticule.analysis.position_maps import position_maps
         from graticule.analysis.similarity import Correlations as Similarities
         from graticule.lab.figures.position_sheets import position_sheets
 
+        if len(models) > 1:
+            raise ValueError(f"`models` must be one, got {len(models)}.")
         limits = self.limits
         (opened,) = models.values()
         size = parse_size(self.img_size, len(opened.img_size or (1, 1)))
         stages = position_maps(opened.model, size, self.untrained)
         title = opened.title if opened.run is not None else printable(opened.target)
-        found = Found([{"stage": stage} for stage in range(len(stages))])
+        drawings = Drawings([{"stage": stage} for stage in range(len(stages))])
         for sheet in position_sheets(stages, title, limits):
-            maps, table = sheet.maps, found.tables[sheet.stage]
+            maps, table = sheet.maps, drawings.tables[sheet.stage]
             where = f"{maps.grid.height} x {maps.grid.width}"
             if sheet.kind == "correlations":
                 if sheet.of:
@@ -114,8 +108,8 @@ class Correlations(ScaledFigures, Look):
                 assert isinstance(maps, Similarities)
                 table["verdict"] = maps.verdict
                 output.say(maps.verdict)
-            found.figures[sheet.name], found.arrays[sheet.name] = sheet.figure, maps.save
-        return found
+            drawings.figures[sheet.name], drawings.arrays[sheet.name] = sheet.figure, maps.save
+        return drawings
 
 
 @dataclass
@@ -131,48 +125,40 @@ class Translation(NamedData, OnDevice, Look):
     count: Annotated[int | None, Range(2)] = None
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = field(default_factory=list)
-    """DOWNxRIGHT, in patches of the coarsest grid (default: 1x0 0x1 1x1; for films one frame later too)"""
+    """DOWNxRIGHT, in patches of the coarsest grid (default: 1x0 0x1 1x1)"""
     border: Rare[int] = 1
     """tokens closer to an edge than this many patches are reported separately"""
 
-    def check(self) -> None:
-        """Check the shifts."""
-        self._shifts()
-
-    def _shifts(self) -> list[tuple[int, ...]] | None:
-        return [parse_numbers(text, "shifts", _SHIFT, 3) for text in self.shifts] or None
-
-    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
         """Measure the error of each layer."""
         from graticule.analysis.equivariance import translation_error, whole_patches
         from graticule.external.open_view import view_of
         from graticule.lab.commands.opening import test_data
         from graticule.lab.figures.layers import translation_plot
 
-        sized = []
-        for opened in models.values():
-            size = parse_size(self.img_size, len(opened.size)) or opened.size
-            model = view_of(opened.model).sized(size).model
-            whole_patches(model, size)
-            sized.append((opened, test_data(opened, self), model, size))
+        shifts = [_parse_pair(text, "shifts", _SHIFT) for text in self.shifts] or None
+        sizes = {label: parse_size(self.img_size) or opened.size for label, opened in models.items()}
+        views = {label: view_of(opened.model).sized(sizes[label]).model for label, opened in models.items()}
+        for label, model in views.items():
+            whole_patches(model, sizes[label])
         device = choose_device(self.device)
-        found, measured = Found(), {}
-        for index, (label, (opened, data, model, size)) in enumerate(zip(models, sized, strict=True)):
+        drawings, errors = Drawings(), {}
+        for index, (label, opened) in enumerate(models.items()):
+            data, size = test_data(opened, self), sizes[label]
             images = data.spread_test_images(size, self.count or min(128, data.num_test))[0].to(device)
-            one = translation_error(model.to(device), images, self._shifts(), self.border)
-            shown = printable(opened.target)
-            of, shifts = ("x".join(map(str, size)), ", ".join("x".join(map(str, shift)) for shift in one.shifts))
-            output.say(f"{shown}: {one.images} images of {of}, shifts {shifts}")
-            columns, *rows = one.summary()
-            found.tables[label] = output.table(columns, rows)
-            output.say(f"{one.verdict()}\n")
-            found.arrays[_numbered("translation", index, models)] = one.save
-            measured[label] = one
+            error = errors[label] = translation_error(views[label].to(device), images, shifts, self.border)
+            shifted = ", ".join("x".join(map(str, shift)) for shift in error.shifts)
+            sides = "x".join(map(str, size))
+            output.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
+            columns, *rows = error.summary()
+            drawings.tables[label] = output.table(columns, rows)
+            output.say(f"{error.verdict()}\n")
+            drawings.arrays[_numbered("translation", index, models)] = error.save
         output.say(
             "0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token"
         )
-        found.figures["translation"] = translation_plot(measured, "Distance from translation equivariance")
-        return found
+        drawings.figures["translation"] = translation_plot(errors, "Distance from translation equivariance")
+        return drawings
 
 
 @dataclass
@@ -194,17 +180,7 @@ class Attention(ScaledFigures, NamedData, Look):
     without_position: bool = False
     """also draw each model with its position information removed"""
 
-    def check(self) -> None:
-        """Check the layers, the heads and the query."""
-        if not self.layers:
-            raise ValueError("`layers` must be one layer or more, got none.")
-        self._query()
-
-    def _query(self) -> tuple[int, int] | None:
-        """Return the query; None for the center or the class token."""
-        return None if self.query in (None, "cls") else parse_numbers(self.query, "query", _QUERY)
-
-    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
         """Compute the attention on the test image, which is that of the first model."""
         from graticule.analysis.attention import attention_maps
         from graticule.external.attention_map import save_attention
@@ -213,19 +189,16 @@ class Attention(ScaledFigures, NamedData, Look):
         from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
         from graticule.lab.pages.explorer import pixels_of
 
+        if not self.layers:
+            raise ValueError("`layers` must be one layer or more, got none.")
+        patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)
         limits, heads = self.limits, self.heads or None
         maps: dict[str, list[AttentionMap]] = {}
         for label, opened in models.items():
-            data = test_data(opened, self)
-            size = parse_size(self.img_size) or opened.size
-            if len(size) > 2:
-                raise ValueError(
-                    f"`models` must take images, got {opened.target!r}, which takes films: graticule explore shows "
-                    "their attention."
-                )
+            data, size = test_data(opened, self), parse_size(self.img_size) or opened.size
             view = view_of(opened.model).sized(size)
             grid = view.grids(size)[0]
-            at = self._query() or divmod(grid.center, grid.width)
+            at = patch or divmod(grid.center, grid.width)
             if not all(0 <= place < side for place, side in zip(at, grid.shape, strict=True)):
                 raise ValueError(
                     f"`query` must be inside the {grid.height} x {grid.width} patches of {opened.target}, got "
@@ -243,16 +216,16 @@ class Attention(ScaledFigures, NamedData, Look):
         query = None if self.query == "cls" else share
         sheet = attention_sheet(maps, heads, title=title, limits=limits)
         on_image = attention_on_image(maps, picture, query, heads, title=title, limits=limits)
-        found = Found(figures={"attention": sheet, "attention-image": on_image})
+        drawings = Drawings(figures={"attention": sheet, "attention-image": on_image})
         columns = sheet_heads(maps, heads)
-        for index, (label, each) in enumerate(maps.items()):
-            rows = [(str(one.layer), *[f"{one.distance(head):.2f}" for head in columns]) for one in each]
+        for index, (label, layers) in enumerate(maps.items()):
+            rows = [(str(layer.layer), *[f"{layer.distance(head):.2f}" for head in columns]) for layer in layers]
             name = label.replace("\n", ", ")
             output.say(name)
-            found.tables[name] = output.table(("layer", *[f"head {head}" for head in columns]), rows)
-            found.arrays[_numbered("attention", index, maps)] = partial(save_attention, each)
+            drawings.tables[name] = output.table(("layer", *[f"head {head}" for head in columns]), rows)
+            drawings.arrays[_numbered("attention", index, maps)] = partial(save_attention, layers)
         output.say("mean attention distance, in patches")
-        return found
+        return drawings
 
 
 @dataclass
@@ -274,44 +247,38 @@ class Mixing(ScaledFigures, Look):
     values: Literal["weights", "logits"] = "weights"
     """weights, or the logits before their softmax"""
 
-    def check(self) -> None:
-        """Check the query."""
-        self._query()
-
-    def _query(self) -> tuple[int, int] | None:
-        return None if self.query is None else parse_numbers(self.query, "query", _QUERY)
-
-    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
         """Compute the mixing weights of each layer."""
         from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
         from graticule.lab.figures.layers import non_locality_plot
         from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
 
         limits, size = self.limits, parse_size(self.img_size)
-        query = self._query()
-        found, maps = Found(), {}
+        query = None if self.query is None else _parse_pair(self.query, "query", _QUERY)
+        drawings, maps = Drawings(), {}
         for index, (label, opened) in enumerate(models.items()):
             model: Any = opened.model
-            each = maps[label] = mixing_maps(model, size, query, self.layers or None)
-            drawn = each if self.layers else [each[layer] for layer in sheet_layers(len(each))]
-            title = opened.title
-            sheets = {"mixing": mixing_sheet(drawn, self.groups, self.values, f"Mixing {self.values}, {title}", limits)}
-            if any(one.bias is not None for one in each):
-                sheets["mixing-bias"] = bias_sheet(each, f"Bias, {title}")
-            if parts := mixing_parts(model, size, query, [one.layer for one in drawn]):
-                sheets["mixing-parts"] = parts_sheet(parts, (self.groups or [0])[0], f"Parts of the weights, {title}")
-            found.figures |= {_numbered(name, index, models): sheet for name, sheet in sheets.items()}
-            found.arrays[_numbered("mixing", index, models)] = partial(save_mixing, each, parts=parts)
+            layers = maps[label] = mixing_maps(model, size, query, self.layers or None)
+            chosen = layers if self.layers else [layers[layer] for layer in sheet_layers(len(layers))]
+            title = f"Mixing {self.values}, {opened.title}"
+            sheets = {"mixing": mixing_sheet(chosen, self.groups, self.values, title, limits)}
+            if any(layer.bias is not None for layer in layers):
+                sheets["mixing-bias"] = bias_sheet(layers, f"Bias, {opened.title}")
+            if parts := mixing_parts(model, size, query, [layer.layer for layer in chosen]):
+                title = f"Parts of the weights, {opened.title}"
+                sheets["mixing-parts"] = parts_sheet(parts, (self.groups or [0])[0], title)
+            drawings.figures |= {_numbered(name, index, models): sheet for name, sheet in sheets.items()}
+            drawings.arrays[_numbered("mixing", index, models)] = partial(save_mixing, layers, parts=parts)
         columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
-        for label, each in maps.items():
+        for label, layers in maps.items():
             output.say(label)
-            found.tables[label] = output.table(columns, list(map(_mixing_row, each)))
-        found.figures["mixing-reach"] = non_locality_plot(maps)
+            drawings.tables[label] = output.table(columns, list(map(_mixing_row, layers)))
+        drawings.figures["mixing-reach"] = non_locality_plot(maps)
         token = "the center token" if query is None else f"token {self.query}"
         output.say(
             f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"
         )
-        return found
+        return drawings
 
 
 _Kind = Literal["correlations", "translation", "attention", "mixing"]
@@ -328,9 +295,7 @@ class Kinds:
     """Draw what position does in the layers of a model, and print a table.
 
         graticule look correlations RUN
-        graticule look attention RUN RUN --layers 0 5 --without-position
-        graticule look translation RUN RUN --shifts 1x0 0x2
-        graticule look mixing RUN --groups 0 3 --query 0x3
+        graticule look attention RUN RUN
 
     correlations: position correlations of every layer, rotations, and the bias of every head.
 
@@ -350,17 +315,9 @@ class Kinds:
     """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
 
 
-@dataclass(kw_only=True)
-class AnyKind(Kinds, Mixing, Attention, Translation, Correlations):
-    __doc__ = Kinds.__doc__  # of the help
-
-    kind: Positional[_Kind]
-    """kind of look"""
-
-
 def options_class() -> type:
-    """Return the options of all kinds."""
-    return AnyKind
+    """Return the options of the page of help."""
+    return Kinds
 
 
 def run(arguments: list[str]) -> int:
@@ -370,19 +327,26 @@ def run(arguments: list[str]) -> int:
     kind = known_name("KIND", arguments[0], KINDS)
     options = parse(KINDS[kind], f"look {kind}", arguments[1:])
     output = Output(options.json)
-    options.check()
     from graticule.lab.commands.opening import label_models, open_models
 
     opened = open_models(options.models, options, f"look {kind}", images=kind != "correlations")
     from graticule.lab.figures.save import save_figure
 
     folder = output_folder(options.output, opened[0].folder)
-    found = options.find(dict(zip(label_models(opened), opened, strict=True)), output)
-    written = [save(folder / f"{name}.npz") for name, save in found.arrays.items()]
-    written += [save_figure(one, folder / f"{name}.{options.format}") for name, one in found.figures.items()]
-    output.give(found.tables)
+    drawings = options.draw(dict(zip(label_models(opened), opened, strict=True)), output)
+    written = [save(folder / f"{name}.npz") for name, save in drawings.arrays.items()]
+    written += [save_figure(sheet, folder / f"{name}.{options.format}") for name, sheet in drawings.figures.items()]
+    output.give(drawings.tables)
     output.wrote(*written)
     return 0
+
+
+def _parse_pair(text: str, name: str, form: str) -> tuple[int, int]:
+    """Parse two whole numbers with an x between them; `form` describes them in errors."""
+    numbers = re.fullmatch(r"(-?\d+)x(-?\d+)", text.lower())
+    if numbers is None:
+        raise ValueError(f"`{name}` must be {form}, got {text!r}.")
+    return int(numbers[1]), int(numbers[2])
 
 
 def _numbered(name: str, index: int, several: Collection[object]) -> str:
@@ -390,10 +354,9 @@ def _numbered(name: str, index: int, several: Collection[object]) -> str:
     return name if len(several) == 1 else f"{name}-{index + 1}"
 
 
-def _mixing_row(one: MixingMap) -> tuple[str, ...]:
+def _mixing_row(layer: MixingMap) -> tuple[str, ...]:
     """Return the row of a layer."""
-    g, kept = one.non_locality()
-    shown = f"{g:.3f}" if kept else "-"
-    counted = "-" if one.matrices is None else f"{kept} of {one.groups}"
-    grid = f"{one.grid.height}x{one.grid.width}"
-    return str(one.layer), grid, str(one.groups), f"{one.distance():.2f}", shown, counted
+    g, groups = layer.non_locality()
+    counted = "-" if layer.matrices is None else f"{groups} of {layer.groups}"
+    grid, distance = f"{layer.grid.height}x{layer.grid.width}", f"{layer.distance():.2f}"
+    return str(layer.layer), grid, str(layer.groups), distance, f"{g:.3f}" if groups else "-", counted

@@ -11,9 +11,6 @@ from typing import Any
 
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import JsonOutput, Output, parse
-from graticule.lab.recipes.load import list_recipes
-from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.tasks.parts.image_scores import show_multiply_adds
 
 
 @dataclass
@@ -71,6 +68,7 @@ def list_names() -> dict[str, Any]:
     from graticule.dense.segmentation import DECODERS
     from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
     from graticule.lab.data.registry import list_datasets, list_texts
+    from graticule.lab.recipes.load import list_recipes
     from graticule.lab.training.task import list_tasks
     from graticule.position.resampling import RESAMPLERS
 
@@ -95,6 +93,7 @@ def _print_sizes(patterns: Sequence[str], output: Output) -> int:
     """Print the sizes of the models of these names, which are built without memory for their weights."""
     from graticule.backbones.language import list_language_models
     from graticule.backbones.registry import list_models
+    from graticule.lab.tasks.parts.image_scores import show_multiply_adds
 
     backbones, language_models = list_models(), list_language_models()
     names = match_names(patterns, [*backbones, *language_models])
@@ -163,6 +162,7 @@ def measure_language_model(name: str) -> dict[str, int]:
 
     from graticule.backbones.language import create_language_model
     from graticule.lab.data.text_module import ByteTokenizer
+    from graticule.lab.tasks.language import TextRecipe
 
     tokens = ByteTokenizer().vocab_size
     with torch.device("meta"):

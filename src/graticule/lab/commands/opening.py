@@ -134,7 +134,7 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
         return _open_by_name(target, options)
     path = Path(target)
     if kind == "run" and not path.exists():
-        RunFolder.open(path)  # an error that names the nearest runs
+        RunFolder.open(target)  # an error that names the nearest runs
     model = open_module(target, checkpoint=options.checkpoint if kind == "run" and path.is_dir() else "best")
     run = run_of(path) if kind == "run" else None
     if run is None:

@@ -17,6 +17,7 @@ from graticule.lab.arguments import FieldPath, Rare, change, options_of, parse_a
 from graticule.lab.commands.help import help_page
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.plugins import named_plugins
+from graticule.system.tables import format_table
 
 T = TypeVar("T")
 
@@ -188,17 +189,6 @@ def parse_size(given: str | None, axes: int = 2) -> Any:
     return parse_sizes([given], "img_size", axes)[0] if given else None
 
 
-def parse_numbers(text: str, name: str, form: str, most: int = 2) -> Any:
-    """Parse two, or up to `most`, whole numbers with an x between them; `form` describes them in errors."""
-    try:
-        numbers = tuple(int(part) for part in text.lower().split("x"))
-    except ValueError:
-        numbers = ()
-    if not 2 <= len(numbers) <= most:
-        raise ValueError(f"`{name}` must be {form}, got {text!r}.")
-    return numbers
-
-
 def read_picture(path: Path, read: Any) -> Any:
     """Read an image; one that cannot be read is a ValueError."""
     from PIL import Image
@@ -267,17 +257,6 @@ def print_written(*paths: Path, file: TextIO | None = None) -> None:
     print(f"wrote {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}", file=file)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with the first column left-aligned and the others right-aligned."""
-    columns, *rows = ([printable(cell) for cell in row] for row in (columns, *rows))
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-    for row in [columns, ["-" * width for width in widths], *rows]:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
-
-
 @dataclass(frozen=True)
 class Output:
     """Output of a command: text for people, or with --json only one value for programs on stdout."""
@@ -292,7 +271,7 @@ class Output:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """Print a table for people; returns its rows as records, with numeric cells as numbers."""
         if not self.json:
-            print_table(columns, rows)
+            print(format_table([[printable(cell) for cell in row] for row in (columns, *rows)]))
         return [dict(zip(columns, map(_value, row), strict=True)) for row in rows]
 
     def wrote(self, *paths: Path) -> None:

@@ -1,0 +1,38 @@
+"""Tables of text: the one form in which results and commands print rows."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, of which the first is the header, with all columns but the first right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    header, *body = rows
+    lines = []
+    for first, *others in (header, ["-" * width for width in widths], *body):
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+class PrintedTable:
+    """A result that prints itself as a line and a table, also in notebooks; its arrays are attributes."""
+
+    @property
+    def heading(self) -> str:
+        """A line above the table; empty for none."""
+        return ""
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Return the rows of the table, of which the first is the header."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return f"{self.heading}\n{format_table(self.summary())}".lstrip("\n")
+
+    def _repr_html_(self) -> str:
+        header, *rows = [[html.escape(cell) for cell in row] for row in self.summary()]
+        cells = [f"<th>{'</th><th>'.join(header)}</th>", *(f"<td>{'</td><td>'.join(row)}</td>" for row in rows)]
+        return f"<p>{html.escape(self.heading)}</p><table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
