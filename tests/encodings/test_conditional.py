@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import prune
 
 from graticule import Grid
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
@@ -79,31 +78,32 @@ def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-@grids
-@paddings
-@forms
-@in_turn("bias", [True, False])
+@in_turn(
+    ("grid", "padding", "convolution", "bias"),
+    [
+        *((grid, "zeros", "depthwise", True) for grid in GRIDS),
+        *((GRIDS[1], padding, "separable", False) for padding in PADDINGS),
+        *((GRIDS[2], "circular", convolution, True) for convolution in ("depthwise", "separable", "dense")),
+    ],
+)
 def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convolution, bias):
     peg = drawn(Peg(DIM, 3, convolution, padding=padding, bias=bias)).double()
     x = tokens(grid)
     assert_near(peg(x, grid), naive(peg, x, grid, padding))
+    other = x.clone()
+    other[:, : grid.prefix] = 1e6  # prefix tokens are seen by no patch
+    assert torch.equal(peg(other, grid)[:, grid.prefix :], peg(x, grid)[:, grid.prefix :])
 
 
 @paddings
 @pytest.mark.parametrize(
-    ("kernel", "grid"), [(1, Grid(2, 3, prefix=1)), (7, Grid(7, 9, prefix=1)), (27, Grid(27, 28, prefix=1))], ids=str
+    ("kernel", "grid"), [(1, Grid(2, 3, prefix=1)), (7, Grid(7, 9, prefix=1)), (27, Grid(2, 3, prefix=1))], ids=str
 )
-def test_it_is_so_for_kernels_from_one_patch_to_the_whole_grid(kernel, grid, padding):
+def test_it_is_so_for_kernels_from_one_patch_to_more_than_the_grid(kernel, grid, padding):
+    if kernel > 7 and padding not in ("zeros", "replicate"):
+        return
     peg = drawn(Peg(2, kernel, padding=padding), scale=0.1).double()
     x = tokens(grid, dim=2)
-    assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
-
-
-@pytest.mark.parametrize("padding", ["zeros", "replicate"])
-@pytest.mark.parametrize("kernel", [7, 27])
-def test_a_kernel_may_be_larger_than_the_grid(kernel, padding):
-    peg, grid = drawn(Peg(DIM, kernel, padding=padding)).double(), Grid(2, 3, prefix=1)
-    x = tokens(grid)
     assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
 
 
@@ -116,14 +116,6 @@ def test_around_a_stack_the_tokens_are_added_once(layers, grid, padding, convolu
     assert [type(step).__name__ for step in peg.proj].count("ReLU") == layers
     assert (peg(x, grid) != x)[:, grid.prefix :].any()
     assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-10)
-
-
-def test_a_stack_ends_with_a_relu_so_that_it_only_adds():
-    peg, grid = drawn(Peg(DIM, layers=4)).double(), Grid(4, 5, prefix=1)
-    x = tokens(grid)
-    change = peg(x, grid) - x
-    assert change.min() >= 0
-    assert change.max() > 0
 
 
 def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
@@ -147,30 +139,6 @@ def test_a_grid_of_two_by_three_by_hand():
     assert peg(x, Grid(2, 3, prefix=1)).flatten().tolist() == by_hand
 
 
-def test_what_stands_around_a_row_of_three_by_hand():
-    around = {"zeros": (0, 0), "circular": (3, 1), "replicate": (1, 3), "reflect": (2, 2)}
-    x = torch.tensor([1.0, 2, 3], dtype=torch.float64)
-    for padding, (left, right) in around.items():
-        peg, grid = Peg(1, padding=padding, bias=False).double(), Grid(3, 3)
-        with torch.no_grad():
-            peg.proj[0].weight.copy_(torch.tensor([[0.0, 0, 0], [10, 0, 100], [0, 0, 0]]))
-        rows = peg(x.repeat(3).view(1, 9, 1), grid).view(3, 3)
-        assert rows[1].tolist() == [1 + 10 * left + 200, 2 + 10 + 300, 3 + 20 + 100 * right], padding
-
-
-def test_without_padding_the_border_gets_no_encoding_and_the_inside_does():
-    for kernel, layers, margin in ((3, 1, 1), (5, 1, 2), (3, 2, 2)):
-        peg, grid = (
-            drawn(Peg(DIM, kernel, layers=layers, padding="none"), scale=1.0).double().eval(),
-            Grid(6, 7, prefix=1),
-        )
-        x = tokens(grid)
-        changed = (as_map(peg(x, grid), grid) != as_map(x, grid)).any(1).any(0)  # (H, W)
-        inside = torch.zeros(6, 7, dtype=torch.bool)
-        inside[margin:-margin, margin:-margin] = True
-        assert torch.equal(changed, inside)
-
-
 @grids
 @paddings
 @in_turn("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -180,15 +148,6 @@ def test_prefix_tokens_pass_bit_for_bit(grid, padding, dtype):
     assert y.dtype == dtype
     assert y.shape == (BATCH, grid.tokens, DIM)
     assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
-
-
-@grids
-@paddings
-def test_prefix_tokens_are_seen_by_no_patch(grid, padding):
-    peg, x = drawn(Peg(DIM, padding=padding)).double(), tokens(grid)
-    other = x.clone()
-    other[:, : grid.prefix] = 1e6
-    assert torch.equal(peg(other, grid)[:, grid.prefix :], peg(x, grid)[:, grid.prefix :])
 
 
 @paddings
@@ -213,21 +172,6 @@ def test_with_circular_padding_a_shift_of_the_grid_is_a_shift_of_the_encoding(sh
     assert_near(as_map(peg(moved, grid), grid), as_map(peg(still, grid), grid).roll(shift, (2, 3)), atol=1e-10)
 
 
-@in_turn("padding", ["zeros", "replicate", "reflect", "none"])
-@in_turn("kernel", [3, 5])
-def test_with_a_border_it_is_so_inside_and_not_at_the_border(kernel, padding):
-    peg, grid = drawn(Peg(DIM, kernel, padding=padding)).double(), Grid(9, 11)
-    x, margin = tokens(grid), kernel // 2
-    moved = as_tokens(as_map(x, grid).roll((1, 2), (2, 3)), x, grid)
-    off = (as_map(peg(moved, grid), grid) - as_map(peg(x, grid), grid).roll((1, 2), (2, 3))).abs().amax((0, 1))
-    inside = torch.zeros(9, 11, dtype=torch.bool)
-    inside[margin + 1 : -margin, margin + 2 : -margin] = True  # whole neighborhood before and after
-    assert off[inside].max() < 1e-12
-    first = margin if padding == "none" else 0  # the first row and column that get an encoding
-    assert off[first, margin:-margin].min() > 1e-3
-    assert off[margin:-margin, first].min() > 1e-3
-
-
 def test_a_constant_map_is_told_where_it_is_by_zeros_alone():
     grid = Grid(4, 5)
     x = torch.ones(1, 20, DIM, dtype=torch.float64)
@@ -235,52 +179,6 @@ def test_a_constant_map_is_told_where_it_is_by_zeros_alone():
         y = as_map(drawn(Peg(DIM, padding=padding)).double()(x, grid), grid)
         constant = torch.allclose(y, y[..., :1, :1].expand_as(y), rtol=0, atol=1e-12)
         assert constant == (padding != "zeros"), padding
-
-
-def test_an_encoding_reaches_as_far_as_its_kernels_and_no_farther():
-    for kernel, layers, reach in ((1, 1, 0), (3, 1, 1), (5, 1, 2), (3, 2, 2)):
-        peg, grid = Peg(1, kernel, layers=layers).double().eval(), Grid(7, 9)
-        for parameter in peg.parameters():
-            nn.init.ones_(parameter)
-        x = torch.zeros(1, 63, 1, dtype=torch.float64)
-        spot = x.clone()
-        spot[0, 3 * 9 + 4] = 1  # (3, 4)
-        seen = as_map(peg(spot, grid) - peg(x, grid), grid)[0, 0] != 0
-        expected = torch.zeros(7, 9, dtype=torch.bool)
-        expected[3 - reach : 4 + reach, 4 - reach : 5 + reach] = True
-        assert torch.equal(seen, expected), (kernel, layers)
-
-
-def test_only_a_depthwise_convolution_keeps_channels_apart():
-    grid = Grid(3, 4)
-    x = tokens(grid)
-    other = x.clone()
-    other[..., 0] += 1
-    for convolution, mixes in (("depthwise", False), ("separable", True), ("dense", True)):
-        peg = drawn(Peg(DIM, 3, convolution)).double()
-        change = (peg(other, grid) - peg(x, grid)).abs().amax((0, 1))
-        assert change[0] > 1e-3
-        assert bool((change[1:] > 1e-6).all()) == mixes
-        assert bool((change[1:] == 0).all()) != mixes
-
-
-@in_turn("kernel", [1, 3, 27])
-@in_turn(
-    ("convolution", "weights", "biases"),
-    [
-        ("depthwise", lambda d, k: d * k * k, 1),
-        ("separable", lambda d, k: d * d + d * k * k, 2),
-        ("dense", lambda d, k: d * d * k * k, 1),
-    ],
-)
-def test_parameters_are_those_of_the_formula(convolution, weights, biases, kernel):
-    def count(**kwargs):
-        return sum(p.numel() for p in Peg(DIM, kernel, convolution, **kwargs).parameters())
-
-    assert count(bias=False) == weights(DIM, kernel)
-    assert count(bias=True) == weights(DIM, kernel) + biases * DIM
-    assert count(bias=False, layers=4) == 4 * (weights(DIM, kernel) + 2 * DIM)  # batch norm: scale and shift
-    assert count(bias=True, layers=4) == 4 * (weights(DIM, kernel) + (2 + biases) * DIM)
 
 
 def test_parameters_of_the_paper():
@@ -330,18 +228,6 @@ def test_in_bfloat16_a_tiny_weight_is_not_lost_beside_the_one_of_the_identity():
     assert y.flatten().tolist() == [1.5] + [1.5 + 2**-7] * 6
 
 
-@pytest.mark.parametrize("weight", [1e-3, 3e-3])
-@pytest.mark.parametrize("padding", ["zeros", "circular"])
-def test_in_bfloat16_the_convolution_is_rounded_alone_and_then_added(padding, weight):
-    peg, grid = drawn(Peg(DIM, padding=padding), scale=weight).bfloat16(), Grid(6, 7, prefix=1)
-    x = tokens(grid, torch.bfloat16)
-    y = peg(x, grid)
-    assert torch.equal(y, naive(peg, x, grid, padding))
-    with torch.no_grad():
-        peg.proj[0].weight[..., 1, 1] += 1  # the form that would lose it
-    assert not torch.equal(y, as_tokens(convolve(as_map(x, grid), peg.proj[0], padding), x, grid))
-
-
 def test_under_autocast_tokens_of_float32_are_not_rounded():
     peg, grid = drawn(Peg(DIM), scale=1e-3), Grid(4, 5, prefix=1)
     x = tokens(grid, torch.float32)
@@ -356,24 +242,6 @@ def test_under_autocast_tokens_of_float32_are_not_rounded():
         nn.init.zeros_(parameter)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(peg(x, grid), x)
-
-
-@paddings
-def test_tokens_need_not_lie_one_after_another(padding):
-    peg, grid = drawn(Peg(DIM, padding=padding)).double(), Grid(3, 5, prefix=1)
-    x = torch.randn(DIM, grid.tokens, BATCH, dtype=torch.float64).permute(2, 1, 0)
-    every_other = torch.randn(BATCH, 2 * grid.tokens, DIM, dtype=torch.float64)[:, ::2]
-    for y in (x, every_other):
-        assert not y.is_contiguous()
-        assert_near(peg(y, grid), peg(y.contiguous(), grid))
-
-
-@forms
-def test_a_hook_on_the_convolution_fires_and_its_output_is_what_is_added(convolution):
-    peg, grid = drawn(Peg(DIM, 3, convolution)).double(), Grid(3, 5, prefix=1)
-    x = tokens(grid)
-    peg.proj[-1].register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert_near(peg(x, grid) - x, 2 * (naive(peg, x, grid, "zeros") - x))
 
 
 def test_a_module_that_replaces_the_convolution_takes_effect():
@@ -395,15 +263,6 @@ def test_a_module_that_replaces_the_convolution_takes_effect():
     assert_near(peg(x, grid) - plain, as_tokens(adapter.up(adapter.down(as_map(x, grid))), x * 0, grid))
 
 
-def test_a_pruned_convolution_adds_what_is_left_of_it():
-    peg, grid = drawn(Peg(DIM)).double(), Grid(3, 5)
-    x = tokens(grid)
-    prune.custom_from_mask(peg.proj[0], "weight", torch.zeros_like(peg.proj[0].weight))
-    with torch.no_grad():
-        peg.proj[0].weight_orig.add_(1)  # like an optimizer step, after which the mask has to be applied again
-    assert_near(peg(x, grid), x + peg.proj[0].bias)
-
-
 def test_without_prefix_tokens_nothing_is_moved_to_become_a_map_and_tokens_again():
     peg, grid = Peg(DIM), Grid(4, 6)
     x = tokens(grid, torch.float32)
@@ -412,30 +271,6 @@ def test_without_prefix_tokens_nothing_is_moved_to_become_a_map_and_tokens_again
     y = peg(x, grid)
     assert seen[0].data_ptr() == x.data_ptr() and seen[0].is_contiguous(memory_format=torch.channels_last)
     assert y.is_contiguous()
-
-
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"kernel": 2}, "`kernel` must be odd, so that it has a center, got 2"),
-        ({"kernel": 0}, "`kernel` must be odd.*got 0"),
-        ({"kernel": -1}, "`kernel` must be odd.*got -1"),
-        ({"convolution": "depth"}, "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
-        ({"padding": "same"}, "`padding` must be one of zeros, circular, replicate, reflect, none; got 'same'"),
-        ({"layers": 0}, "`layers` must be at least 1, got 0"),
-    ],
-)
-def test_invalid_arguments_are_refused_by_name(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        Peg(DIM, **kwargs)
-
-
-@in_turn("build", [Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim))])
-@in_turn("count", [14, 15, 17])
-def test_tokens_that_are_not_the_grids_are_refused(build, count):
-    module = build(DIM)
-    with pytest.raises(ValueError, match=rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}"):
-        module(torch.randn(2, count, DIM), Grid(3, 5, prefix=1))
 
 
 @in_turn(
@@ -480,50 +315,31 @@ def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid
     assert not any(torch.equal(made[a], made[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
-def test_a_convolutional_projection_of_zeros_leaves_nothing_of_the_patches():
-    projection, grid = ConvolutionalProjection(DIM), Grid(3, 5, prefix=1)
-    for parameter in projection.parameters():
-        nn.init.zeros_(parameter)
-    x = tokens(grid, torch.float32)
-    for y in projection(x, grid):
-        assert torch.equal(y[:, :1], x[:, :1])
-        assert not y[:, 1:].any()
-
-
-@pytest.mark.parametrize("which", ["q", "k", "v"])
-def test_the_three_convolutions_are_independent(which):
-    projection, grid = drawn_projection(), Grid(3, 5, prefix=1)
-    x = tokens(grid)
-    before = dict(zip("qkv", projection(x, grid), strict=True))
-    with torch.no_grad():
-        getattr(projection, which).weight.add_(1)
-    after = dict(zip("qkv", projection(x, grid), strict=True))
-    assert {name for name in "qkv" if not torch.equal(before[name], after[name])} == {which}
-
-
-@pytest.mark.parametrize("kernel", [1, 3, 7])
-def test_a_convolutional_projection_has_three_depthwise_convolutions_of_parameters(kernel):
-    projection = ConvolutionalProjection(DIM, kernel)
-    assert sum(p.numel() for p in projection.parameters()) == 3 * (kernel * kernel * DIM + DIM)
-    assert sum(p.numel() for p in ConvolutionalProjection(DIM, kernel, bias=False).parameters()) == (
-        3 * kernel * kernel * DIM
-    )
-    assert list(projection.state_dict()) == [f"{name}.{leaf}" for name in "qkv" for leaf in ("weight", "bias")]
-
-
 @in_turn(
-    ("kwargs", "message"),
+    ("call", "message"),
     [
-        ({"padding": "none"}, "`padding` must keep the grid's size to convolve queries, got 'none'"),
-        ({"padding": "same"}, "`padding` must be one of .*got 'same'"),
-        ({"kernel": 4}, "`kernel` must be odd.*got 4"),
+        (lambda: Peg(DIM, 2), "`kernel` must be odd, so that it has a center, got 2"),
+        (lambda: Peg(DIM, -1), "`kernel` must be odd.*got -1"),
+        (lambda: Peg(DIM, 3, "depth"), "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
+        (lambda: Peg(DIM, padding="same"), "`padding` must be one of zeros, circular, replicate, reflect, none; got"),
+        (lambda: Peg(DIM, layers=0), "`layers` must be at least 1, got 0"),
+        (lambda: ConvolutionalProjection(DIM, padding="none"), "`padding` must keep the grid's size to convolve"),
+        (lambda: ConvolutionalProjection(DIM, padding="same"), "`padding` must be one of .*got 'same'"),
+        (lambda: ConvolutionalProjection(DIM, 4), "`kernel` must be odd.*got 4"),
+        (
+            lambda: ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5)),
+            r"`grid` must have sides of at least 4 patches .*got 3 x 5",
+        ),
+        *(
+            (
+                lambda build=build, count=count: build(DIM)(torch.randn(2, count, DIM), Grid(3, 5, prefix=1)),
+                rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}",
+            )
+            for build in (Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim)))
+            for count in (14, 17)
+        ),
     ],
 )
-def test_an_invalid_convolutional_projection_is_refused(kwargs, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        ConvolutionalProjection(DIM, **kwargs)
-
-
-def test_a_grid_too_small_for_a_convolutional_projection_is_refused():
-    with pytest.raises(ValueError, match=r"`grid` must have sides of at least 4 patches .*got 3 x 5"):
-        ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5))
+        call()

@@ -8,12 +8,8 @@ import torch
 
 import graticule
 from graticule import Crop, Grid
-from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.mixing import TokenMixing
-from graticule.encodings.forms.rotary import RotaryEncoding
-from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
-from graticule.position.rotation import PairRotation, PolarRotation
 from graticule.position.tokens import Subset
 from graticule.testing.places import DIM, HEADS, built, check_layers, check_places
 from in_turn import in_turn
@@ -58,21 +54,6 @@ def test_a_crop_between_patches_is_evaluated_there():
     for row, (y, x) in zip(table, grid.coordinates().tolist(), strict=True):
         expected = torch.cat([torch.stack([(t * rate).sin(), (t * rate).cos()], -1).flatten() for t in (x, y)])
         torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
-
-
-@in_turn("encoding", [name for name in CROPPED if not name.endswith("1d")])
-def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
-    if issubclass(ENCODINGS[encoding], AbsoluteEncoding):
-        return
-    position = built(BUILT, encoding)
-    here, there = (Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (y, x, 3, 4))) for y, x in ((0, 0), (2.5, 3.25)))
-    q, k = torch.randn(2, 1, HEADS, here.tokens, DIM // HEADS, dtype=torch.float64)
-    for one, other in zip(position(here), position(there), strict=True):
-        if one.bias is not None:
-            torch.testing.assert_close(Bias.of(other.bias).table(q), Bias.of(one.bias).table(q), rtol=0, atol=1e-12)
-        if isinstance(one.rotary, PairRotation | PolarRotation):
-            first, second = (torch.einsum("bhid,bhjd->bhij", *each.rotary(q, k)) for each in (one, other))
-            torch.testing.assert_close(first[..., 1:, 1:], second[..., 1:, 1:], rtol=0, atol=1e-9)
 
 
 def test_patches_of_twice_the_size_are_twice_as_far_apart():
@@ -234,12 +215,6 @@ def test_a_crop_that_is_not_within_the_whole_image_is_refused():
             Crop(whole, box)
     with pytest.raises(TypeError, match="`shape` must be a whole number"):
         Crop((4.5, 4), (0, 0, 1, 1))
-
-
-def test_rotary_encodings_and_absolute_formulas_take_crops():
-    for name, kind in ENCODINGS.items():
-        if issubclass(kind, RotaryEncoding):
-            assert kind.crops, name
 
 
 def test_the_example_of_the_docs_runs():

@@ -10,15 +10,12 @@ from torch import nn
 from graticule import Grid, LayerPosition, build_position
 from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
-from graticule.encodings.forms.bias import BiasPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable
-from graticule.encodings.relative_bias import RelativeBias
-from graticule.encodings.shaw import ShawBias
 from graticule.position.bias import Bias
 from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
-from graticule.position.position import CombinedPosition, NoPosition
+from graticule.position.position import CombinedPosition
 from in_turn import in_turn
 from tiny import DEPTH, draw, draw_double, images, spec, tiny
 
@@ -47,12 +44,6 @@ def assert_near(actual, expected, atol=1e-12):
 # LayerPosition: its effect on the residual stream, and sums of two
 
 
-def test_an_empty_position_hands_the_tokens_on_as_they_are():
-    x = tokens()
-    assert LayerPosition().enter(x) is x
-    assert LayerPosition().leave(x) is x
-
-
 def test_a_table_is_added_before_a_function_of_the_residual_stream_acts():
     x, table = tokens(), tokens()[0]
     assert_near(LayerPosition(pre=table, before=torch.square).enter(x), (x + table) ** 2)
@@ -77,23 +68,6 @@ def test_merged_functions_of_the_residual_stream_follow_one_another_in_order(fie
     assert_near(act(square.merge(double).merge(square), x), (2 * x**2) ** 2)
     for merged in (double.merge(LayerPosition()), LayerPosition().merge(double)):
         assert_near(act(merged, x), 2 * x)
-
-
-def test_merged_biases_add_up_whether_tensors_or_functions_of_the_queries():
-    q = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
-    table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
-
-    def function(queries):
-        return queries @ queries.transpose(-2, -1)
-
-    biases = {"tensor": table, "function": function}
-    for first in biases:
-        for second in biases:
-            merged = LayerPosition(bias=biases[first]).merge(LayerPosition(bias=biases[second])).bias
-            assert isinstance(merged, torch.Tensor) == (first == second == "tensor")
-            assert_near(Bias.of(merged).table(q), Bias.of(biases[first]).table(q) + Bias.of(biases[second]).table(q))
-    three = LayerPosition(bias=table).merge(LayerPosition(bias=function)).merge(LayerPosition(bias=table))
-    assert_near(Bias.of(three.bias).table(q), 2 * table + function(q))
 
 
 def test_merging_with_nothing_changes_nothing():
@@ -200,16 +174,6 @@ def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_n
     x = tokens()
     assert_near(position[0].enter(x), own(x + table(GRID), GRID))
     assert given(position[1]) == []
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_bias_table_and_shaws_bias_add_up(order):
-    table, shaw = draw_double(RelativeBias(GRID, HEADS)), draw_double(ShawBias(GRID, HEADS, 2))
-    parts = [BiasPosition([table], 2), BiasPosition([shaw, draw_double(ShawBias(GRID, HEADS, 2))], 2)]
-    first, second = CombinedPosition(parts[::order])(GRID)
-    q = torch.randn(2, HEADS, GRID.tokens, 2, dtype=torch.float64)
-    assert_near(Bias.of(first.bias).table(q), table(GRID) + shaw(GRID)(q))
-    assert_near(Bias.of(second.bias).table(q), parts[1].encodings[1](GRID)(q))
 
 
 def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are_not():
@@ -490,12 +454,6 @@ def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encodin
     assert all(parameter.requires_grad for parameter in free.parameters())
 
 
-def test_beside_a_frozen_peg_a_table_is_trained():
-    model = tiny("peg(frozen=True)+learnable")
-    assert [part.requires_grad for part in model.position.parts[0].parameters()] == [False, False]
-    assert [part.requires_grad for part in model.position.parts[1].parameters()] == [True]
-
-
 @pytest.mark.parametrize(
     ("encoding", "names"),
     [
@@ -511,7 +469,3 @@ def test_no_parameter_of_a_conditional_encoding_decays(encoding, names):
     assert {name for name, _ in model.named_parameters() if name.startswith("position.")} == own
     assert own <= model.no_weight_decay()
     assert not any(name.startswith("blocks.") for name in model.no_weight_decay())
-
-
-def test_no_position_says_nothing_on_any_grid():
-    assert NoPosition(3)(GRID) == [LayerPosition()] * 3
