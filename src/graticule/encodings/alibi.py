@@ -141,7 +141,6 @@ class Kerple(PatchBias):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize r_1 and r_2."""
         one, two = (torch.rand_like(self.raw_r1) for _ in range(2))
         if self.kernel == "log":
             self.raw_r1.copy_((2 * one).clamp(min=0.01).log())

@@ -77,7 +77,6 @@ class BucketedBias(BiasEncoding):
             trunc_normal_(table, std=0.02)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the bias for `grid`, (num_heads, N, N)."""
         self._check(grid)
         displacements = grid.displacements(self.relative_attention_bias.device)
         grid.check_pairs(4 * self.num_heads, self.relative_attention_bias.device)
@@ -91,7 +90,6 @@ class BucketedBias(BiasEncoding):
         return grid.with_prefix_bias(first)
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; no parameter depends on it."""
         self._check(grid)
         self.grid = grid
 

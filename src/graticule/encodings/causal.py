@@ -34,7 +34,6 @@ class Causal(BiasEncoding):
         self.like: Tensor
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the bias for `grid`, (heads, N, N)."""
         grid.check_pairs(self.like.element_size(), self.like.device)
         time = grid.coordinates(self.like.device)[:, 0]
         ahead = torch.zeros(1, grid.tokens, grid.tokens, dtype=self.like.dtype, device=self.like.device)

@@ -65,7 +65,6 @@ class BetweenBlocks(Position):
         """Do nothing: no parameter depends on the grid."""
 
     def layer_lists(self) -> list[str]:
-        """Return the name of the list of PEGs."""
         return ["pegs"]
 
     def published_names(self) -> dict[str, str]:
@@ -107,7 +106,6 @@ class BeforeProjections(Position):
         """Do nothing: no parameter depends on the grid."""
 
     def layer_lists(self) -> list[str]:
-        """Return the name of the list of modules."""
         return ["inputs"]
 
 

@@ -58,7 +58,6 @@ class CoordinateMlp(ComputedEncoding):
         self.mlp = nn.Sequential(nn.Linear(len(grid.shape), hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def reset_parameters(self) -> None:
-        """Initialize the MLP."""
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
@@ -130,7 +129,6 @@ class Fourier(ComputedEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the directions and the MLP."""
         nn.init.normal_(self.directions, std=self.std)
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.bias import BiasFunction
 from graticule.position.grid import Grid
 from graticule.position.places import Axis, letters
 from graticule.position.position import register_encoding
@@ -65,9 +66,9 @@ class Decomposed(BiasEncoding):
         for name in self.names:
             trunc_normal_(getattr(self, name), std=0.02)
 
-    def forward(self, grid: Grid) -> DecomposedBias:
+    def forward(self, grid: Grid) -> BiasFunction:
         """Return the function that computes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
-        return DecomposedBias(self, grid)
+        return partial(self.bias, grid=grid)
 
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
         """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
@@ -112,7 +113,6 @@ class Decomposed(BiasEncoding):
         return (queries @ table.T).gather(-1, offset.expand(*queries.shape[:2], -1, -1))
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding, and resample its parameters."""
         for name, side in zip(self.names, grid.shape, strict=True):
             table = getattr(self, name)
             new = self._resampled(table, 2 * side - 1).detach().clone()
@@ -130,14 +130,3 @@ class Decomposed(BiasEncoding):
         """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""
         return self.resampler(table.T[:, None], (1, rows))[:, 0].T
 
-
-@dataclass  # not frozen: torch.compile of PyTorch 2.11 cannot read fields of frozen ones
-class DecomposedBias:
-    """The bias of `encoding` for `grid`, as a function of the scaled queries."""
-
-    encoding: Decomposed
-    grid: Grid
-
-    def __call__(self, queries: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Compute the bias from scaled queries, as `Decomposed.bias` does."""
-        return self.encoding.bias(queries, self.grid, start, stop)

@@ -54,16 +54,13 @@ class Factorized(AbsoluteEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the tables."""
         for table in self._tables():
             init_table(table, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return w for `grid`, (N, D)."""
         return self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        """Return w for any grid, (N, D)."""
         whole = grid.whole.shape
         tables = [self._axis(table, axis, self.grid.shape, whole) for axis, table in enumerate(self._tables())]
         if grid.crop is not None:
@@ -75,7 +72,6 @@ class Factorized(AbsoluteEncoding):
         return grid.with_prefix_rows(rows)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample all tables for `grid`, and replace them."""
         for axis, (name, table) in enumerate(zip(self.names, self._tables(), strict=True)):
             resized = self._axis(table.detach(), axis, self.grid.shape, grid.shape).clone()
             setattr(self, name, nn.Parameter(resized, requires_grad=table.requires_grad))

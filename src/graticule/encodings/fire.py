@@ -69,7 +69,6 @@ class Fire(PatchBias):
         self.log_threshold = nn.Parameter(torch.zeros(1))
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)

@@ -43,11 +43,9 @@ class GlobalFilter(MixingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the filters."""
         nn.init.normal_(self.complex_weight, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the weights for `grid`, (groups, N, N)."""
         return self.displacements(grid).matrix()
 
     def displacements(self, grid: Grid) -> Displacements:
@@ -63,7 +61,6 @@ class GlobalFilter(MixingEncoding):
         return Displacements(table.to(weight.dtype), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample the filters for `grid`."""
         weight = self._at(grid).detach().clone()
         self.complex_weight = nn.Parameter(weight, requires_grad=self.complex_weight.requires_grad)
         self.grid = grid

@@ -219,11 +219,9 @@ class GqpeBias(PatchBias):
         self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
         return grid.of_lags(logits).mT.contiguous()  # of key minus query
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; no parameter depends on it."""
         super().set_grid(grid)
         self.gaussian.set_grid(Grid(*grid.shape))

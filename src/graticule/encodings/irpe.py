@@ -132,7 +132,6 @@ class Irpe(BiasEncoding):
         return added
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; no parameter depends on it."""
         self.index = self._buckets(grid, self.index.device)
         self.grid = grid
 

@@ -50,11 +50,9 @@ class Learnable(AbsoluteEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the table."""
         init_table(self.pos_embed, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return w for `grid`, (N, D)."""
         held = _with_rows(grid, self.prefix_rows)
         table = super().forward(held)
         if held.prefix == grid.prefix:
@@ -63,7 +61,6 @@ class Learnable(AbsoluteEncoding):
         return torch.cat([first, replace(grid, prefix=grid.prefix - held.prefix).with_prefix_rows(patches)])
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding."""
         held = _with_rows(grid, self.prefix_rows)
         with torch.no_grad():
             table = super().forward(held)[None].clone()

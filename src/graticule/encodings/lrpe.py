@@ -50,7 +50,6 @@ class LearnableMixing(MixingEncoding):
         init_table(self.relative_position_table, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the weights for `grid`, (groups, N, N)."""
         return self.displacements(grid).matrix()
 
     def displacements(self, grid: Grid) -> Displacements:
@@ -61,7 +60,6 @@ class LearnableMixing(MixingEncoding):
         return Displacements(table.unflatten(-1, grid.table), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample the tables for `grid`."""
         learned = self.relative_position_table.requires_grad
         table = self.displacements(grid).table.detach().flatten(1).clone()
         self.relative_position_table = nn.Parameter(table, requires_grad=learned)
@@ -106,7 +104,6 @@ class MixingSum(MixingEncoding):
         self.first, self.second = first, second
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the sum of both for `grid`, (groups, N, N)."""
         return cast("Tensor", self.first(grid)) + cast("Tensor", self.second(grid))
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
@@ -115,7 +112,6 @@ class MixingSum(MixingEncoding):
         return (self.first if part == "first" else self.second).fit(own, value, shape)
 
     def set_grid(self, grid: Grid) -> None:
-        """Pass `grid` on to both."""
         self.first.set_grid(grid)
         self.second.set_grid(grid)
         self.grid = grid

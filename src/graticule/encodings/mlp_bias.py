@@ -41,7 +41,6 @@ class MlpBias(PatchBias):
         return (t.sign() * t.abs().to(wide).log1p()).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, -2)).relu())  # (displacements, heads)
         return grid.of_lags(table.T)
 
@@ -100,7 +99,6 @@ class ContinuousBias(PatchBias):
         return (t.sign() * torch.log2(1 + 8 * t.abs()) / 3).to(weight.dtype)  # log to base 8
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
         return grid.of_lags(table.T)
 

@@ -54,7 +54,6 @@ class MlpMixing(MixingEncoding):
         return TokenMlp(first, self.fc1.bias, second)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample the weights for `grid`."""
         made = self(grid)
         for layer, weight in ((self.fc1, made.first), (self.fc2, made.second)):
             layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=layer.weight.requires_grad)

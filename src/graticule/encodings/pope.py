@@ -58,7 +58,6 @@ class Pope(FixedRotary):
         return axial(*[geometric(self.base, self.head_dim // axes, device)] * axes)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
-        """Return one rotation per layer."""
         queries = self(grid)  # (N, 2d)
         sines, cosines = queries.chunk(2, -1)
         delta = self.delta.to(queries.dtype)[..., None, :]  # (depth, h, 1, d)

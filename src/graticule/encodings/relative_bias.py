@@ -62,7 +62,6 @@ class RelativeBias(PatchBias):
         init_table(self.relative_position_bias_table, self.std)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         if grid.has_shape(self.grid.shape) and grid.crop is None:
             table, index = self.relative_position_bias_table.view(-1, self.num_heads), self.index
         else:
@@ -82,7 +81,6 @@ class RelativeBias(PatchBias):
         return torch.cat([above, torch.cat([left, bias], 2)], 1)
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding, and resample the table."""
         learned = self.relative_position_bias_table.requires_grad
         table = self._table_at(grid).detach().clone()
         self.relative_position_bias_table = nn.Parameter(table, requires_grad=learned)

@@ -65,7 +65,6 @@ class MixedRope(PlaneRotary):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize the directions."""
         axes, *heads, pairs = self.freqs.shape
         lengths = geometric(self.base, pairs // axes, self.freqs.device).to(self.freqs.dtype)
         if axes != 2:
@@ -83,7 +82,6 @@ class MixedRope(PlaneRotary):
         return torch.stack(freqs.unbind()[::-1], -1)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
-        """Return one rotation per layer."""
         return [PairRotation(table) for table in self(grid)]
 
 

@@ -55,7 +55,6 @@ class DenseMixing(MixingEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize the matrix."""
         nn.init.normal_(self.weight, std=self.std)
         if self.gaussian:
             self.weight.add_(QuadraticMixing(self.grid, self.groups)(self.grid).view_as(self.weight))
@@ -66,7 +65,6 @@ class DenseMixing(MixingEncoding):
         return weight if weight.ndim == 3 else weight[None]
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample the matrices for `grid`."""
         weight = self._at(grid).detach().clone()
         self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
         self.grid = grid

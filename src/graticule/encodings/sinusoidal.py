@@ -35,7 +35,6 @@ class Sinusoidal1d(FixedEncoding):
         super().__init__(grid, dim, temperature, spread)
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Compute the table of `grid` in float64, (N, D)."""
         prefix = torch.arange(grid.prefix, device=device)
         place = torch.cat([prefix, grid.prefix + grid.order(device)]).double()
         return _waves(place, self.dim, self.temperature)
@@ -68,7 +67,6 @@ class Sinusoidal2d(FixedEncoding):
         super().__init__(grid, dim, temperature, spread)
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Compute the table of `grid` in float64, (N, D)."""
         axes = grid.coordinates(device).double().unbind(-1)
         parts = [_waves(axis, self.dim // len(axes), self.temperature) for axis in axes[::-1]]
         return grid.with_prefix_rows(torch.cat(parts, -1))

@@ -139,7 +139,6 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
         return LowRank(_concatenated(self.queries, other.queries), _concatenated(self.keys, other.keys))
 
     def take(self, tokens: Tokens) -> LowRank:
-        """Return the factors of other tokens."""
         return LowRank(tokens.rows(self.queries), tokens.columns(self.keys))
 
     def of_heads(self, heads: Sequence[int], num_heads: int) -> LowRank:

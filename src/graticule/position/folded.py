@@ -74,7 +74,6 @@ class Folded(Position):
         return self.original.published_names()
 
     def layer_lists(self) -> list[str]:
-        """Return the names of the lists of the original."""
         return self.original.layer_lists()
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:

@@ -177,7 +177,6 @@ class Grid(Places):
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
         return len(self.shape)
 
     @property
@@ -378,7 +377,6 @@ class Grid(Places):
         return lags
 
     def of_lags(self, values: Tensor) -> Tensor:
-        """Return the values of all pairs, (heads, N, N), from those of all lags, (heads, (2H-1)(2W-1))."""
         index = self.offset_index(values.device)
         pairs: Tensor = values.index_select(1, index.flatten()).unflatten(1, index.shape)
         return pairs

@@ -137,7 +137,6 @@ class Points(Places):
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
         return self.places.shape[-1]
 
     @property
@@ -183,18 +182,15 @@ class Points(Places):
         return self
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the coordinates, (N, axes)."""
         return self.places.to(device)
 
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
-        """Return p_i - p_j for every pair of points, (N, N, axes)."""
         places = self.coordinates(device)
         return places[:, None] - places
 
     lags = offsets
 
     def of_lags(self, values: Tensor) -> Tensor:
-        """Return the values of all pairs, (heads, N, N), from those in a row, (heads, N * N)."""
         pairs: Tensor = values.unflatten(1, (self.patches, self.patches))
         return pairs
 

@@ -380,6 +380,5 @@ class CombinedPosition(Position):
         return given, last
 
     def set_grid(self, grid: Grid) -> None:
-        """Pass `grid` on to every part."""
         for part in cast("Iterable[Position]", self.parts):
             part.set_grid(grid)

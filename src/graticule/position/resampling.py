@@ -181,7 +181,6 @@ class Bicubic(_Filter):
 
     @staticmethod
     def filter(distance: Tensor, antialias: bool) -> Tensor:
-        """Return the cubic at a distance of at least 0."""
         a, t = (-0.5 if antialias else -0.75), distance
         near = ((a + 2) * t - (a + 3)) * t * t + 1
         far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
@@ -200,7 +199,6 @@ class Bilinear(_Filter):
 
     @staticmethod
     def filter(distance: Tensor, antialias: bool) -> Tensor:
-        """Return the triangle at a distance of at least 0."""
         return (1 - distance).clamp(min=0)
 
 
@@ -209,7 +207,6 @@ class Area(Resampler):
     """Adaptive average pooling: the mean of the old entries that a new one overlaps; a larger axis repeats entries."""
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
-        """Return the matrix from an axis of `old` entries to one of `new`, (new, old), float64."""
         index, entry = torch.arange(new, device=device)[:, None], torch.arange(old, device=device)
         inside = (entry >= index * old // new) & (entry * new < (index + 1) * old)
         weights = inside.double()
@@ -232,7 +229,6 @@ class GridSample(Resampler):
         self.inner = _filter(mode, antialias=False)
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
-        """Return the matrix from an axis of `old` entries to one of `new`, (new, old), float64."""
         center = (torch.arange(new, device=device, dtype=torch.float64) + 0.5) * (old / new) - 0.5
         return self.inner.at(center, old)
 
@@ -310,7 +306,6 @@ class Geometric(_Displacements):
     """
 
     def knots(self, old: int, new: int) -> list[float]:
-        """Return the partial sums of the series."""
         left, right, q = 1.01, 1.5, 1.0
         while right - left > 1e-6:
             q = (left + right) / 2
@@ -331,7 +326,6 @@ class LogSpaced(_Displacements):
     """
 
     def knots(self, old: int, new: int) -> list[float]:
-        """Return the displacements at equal fractions of the logarithm."""
         rate = math.log1p(max(new, 1)) / math.log1p(old) if old else 1.0
         return [(1.0 + k) ** rate - 1 for k in range(1, old + 1)]
 

@@ -58,7 +58,6 @@ class PairRotation(NamedTuple):
 
     @property
     def channels(self) -> int | None:
-        """None: the number is unchanged."""
         return None
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +73,6 @@ class PairRotation(NamedTuple):
         return rotated.type_as(x)
 
     def take(self, tokens: Index) -> PairRotation:
-        """Return the rotation of the tokens of these indices."""
         return self._replace(table=select(self.table, tokens, -2, heads=True))
 
 
@@ -88,7 +86,6 @@ class BlockRotation(NamedTuple):
 
     @property
     def channels(self) -> int | None:
-        """None: the number is unchanged."""
         return None
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +100,6 @@ class BlockRotation(NamedTuple):
             return rotated.squeeze(-1).flatten(-2).type_as(x)
 
     def take(self, tokens: Index) -> BlockRotation:
-        """Return the rotation of the tokens of these indices."""
         return self._replace(matrices=select(self.matrices, tokens, -4))
 
 
@@ -129,7 +125,6 @@ class PolarRotation(NamedTuple):
         return _polar(queries, self.queries), _polar(keys, self.keys)
 
     def take(self, tokens: Index) -> PolarRotation:
-        """Return the rotation of the tokens of these indices."""
         return PolarRotation(select(self.queries, tokens, -2, heads=True), select(self.keys, tokens, -2))
 
 

@@ -155,7 +155,6 @@ class JoinedPosition(Position):
         return self.joining.stage(table)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample or recompute every table for `grid`."""
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
 
@@ -207,13 +206,10 @@ class ComputedEncoding(AbsoluteEncoding):
         """Compute the rows of the patches of `grid`, (H * W, D)."""
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return w for `grid`, (N, D)."""
         return self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        """Return w for any grid, (N, D)."""
         return grid.with_prefix_rows(self.rows(grid))
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; no parameter depends on it."""
         self.grid = grid

@@ -63,7 +63,30 @@ class LayerBias(Checked, nn.Module, ABC):
         return (name,)
 
 
-class SomeHeads(LayerBias):
+class ChangedBias(LayerBias):
+    """Changes the bias of an encoding, which it contains."""
+
+    def __init__(self, bias: LayerBias) -> None:
+        super().__init__()
+        self.grid = bias.grid
+        self.bias = bias
+
+    def set_grid(self, grid: Grid) -> None:
+        super().set_grid(grid)
+        self.bias.set_grid(grid)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`, as the bias does."""
+        kind, _, leaf = name.partition(".")
+        return self.bias.fit(leaf, value, shape) if kind == "bias" else value
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the published names of the parameter `name`; `pe_norm` is LaPE's name of the norm."""
+        kind, _, leaf = name.partition(".")
+        return (f"pe_norm.{leaf}",) if kind == "norm" else self.bias.published_names(leaf)
+
+
+class SomeHeads(ChangedBias):
     """A bias for some heads; it is zero for the others.
 
     Args:
@@ -73,38 +96,23 @@ class SomeHeads(LayerBias):
     """
 
     def __init__(self, bias: LayerBias, heads: Sequence[int], num_heads: int) -> None:
-        super().__init__()
-        self.grid = bias.grid
-        self.bias = bias
+        super().__init__(bias)
         self.heads, self.num_heads = tuple(heads), num_heads
 
     def forward(self, grid: Grid) -> LayerPosition:
         """Return the position of a layer with all heads for `grid`."""
-        given = self.bias.layer(grid)
-        positional = given.positional
-        return given._replace(
-            bias=self._spread(given.bias),
-            key_bias=self._spread(given.key_bias),
-            value_bias=self._spread(given.value_bias),
+        position = self.bias.layer(grid)
+        positional = position.positional
+        return position._replace(
+            bias=self._spread(position.bias),
+            key_bias=self._spread(position.key_bias),
+            value_bias=self._spread(position.value_bias),
             positional=None if positional is None else type(positional)(*map(self._spread, positional)),
         )
 
-    def _spread(self, made: Any) -> Any:
+    def _spread(self, value: Any) -> Any:
         """Extend a tensor (heads, ...), or a function from and to (B, heads, ...), from the chosen heads to all."""
-        return None if made is None else Bias.of(made).of_heads(self.heads, self.num_heads).held
-
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding, and resample its parameters."""
-        super().set_grid(grid)
-        self.bias.set_grid(grid)
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`, as the bias does."""
-        return self.bias.fit(name.removeprefix("bias."), value, shape)
-
-    def published_names(self, name: str) -> tuple[str, ...]:
-        """Return the published names of the parameter `name`, as the bias does."""
-        return self.bias.published_names(name.removeprefix("bias."))
+        return None if value is None else Bias.of(value).of_heads(self.heads, self.num_heads).held
 
     def extra_repr(self) -> str:
         return f"heads={list(self.heads)}, num_heads={self.num_heads}"
@@ -136,7 +144,6 @@ class BiasPosition(Position):
         return spread([bias.layer(grid.within) for bias in self._each()], self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample every table for `grid`, or for its windows."""
         for bias in self._each():
             bias.set_grid(grid.within)
 
@@ -147,7 +154,6 @@ class BiasPosition(Position):
             delattr(self.encodings, name)
 
     def layer_lists(self) -> list[str]:
-        """Return the name of the list of biases."""
         return ["encodings"]
 
     def published_names(self) -> dict[str, str]:
@@ -269,34 +275,11 @@ class PatchBias(BiasEncoding):
     def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer, with its own norm if the joining is LaPE."""
         bias = cls.build(site, site.within, options)
-        norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
-        return bias if norm is None or cls.shared else norm(bias)
+        norms = {"keys": NormalizedBias, "heads": HeadNormalizedBias}
+        return bias if joining.bias_norm is None or cls.shared else norms[joining.bias_norm](bias)
 
 
-class _NormalizedBias(LayerBias):
-    """A bias and its norm."""
-
-    def __init__(self, bias: PatchBias) -> None:
-        super().__init__()
-        self.grid = bias.grid
-        self.bias = bias
-
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding."""
-        super().set_grid(grid)
-        self.bias.set_grid(grid)
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`, as the bias does."""
-        return self.bias.fit(name.removeprefix("bias."), value, shape) if name.startswith("bias.") else value
-
-    def published_names(self, name: str) -> tuple[str, ...]:
-        """Return the published names of the parameter `name`; `pe_norm` is LaPE's name of the norm."""
-        kind, _, leaf = name.partition(".")
-        return (f"pe_norm.{leaf}",) if kind == "norm" else self.bias.published_names(leaf)
-
-
-class NormalizedBias(_NormalizedBias):
+class NormalizedBias(ChangedBias):
     """LaPE for a relative bias: each layer has its own LayerNorm over the keys of every query.
 
     Its scale and shift have one entry for each key patch; at another grid they are resampled as maps.
@@ -306,6 +289,7 @@ class NormalizedBias(_NormalizedBias):
 
     resampled = True
     crops = False  # the norm of a whole row differs from that of a part of it
+    bias: PatchBias
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__(bias)
@@ -318,7 +302,6 @@ class NormalizedBias(_NormalizedBias):
         return self.bias.with_prefix(bias, grid)
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding."""
         norm = nn.LayerNorm(grid.patches, self.norm.eps).to(self.norm.weight)
         with torch.no_grad():
             norm.weight.copy_(self._map_at(self.norm.weight, grid))
@@ -343,13 +326,15 @@ class NormalizedBias(_NormalizedBias):
         return BICUBIC(values.view(1, *self.grid.shape), grid.shape).flatten()
 
 
-class HeadNormalizedBias(_NormalizedBias):
+class HeadNormalizedBias(ChangedBias):
     """A variant of `NormalizedBias`: a LayerNorm over the heads of every pair of patches.
 
     The papers normalize over the keys. A norm over the heads is, as for a table w, over the channels of one position;
     its 2h parameters do not depend on the grid, and a bias remains a function of the displacement, unlike with a norm
     over the keys of a query. The component that all heads share is lost.
     """
+
+    bias: PatchBias
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__(bias)

@@ -139,7 +139,6 @@ class MixingPosition(Position):
         return spread(given, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample or recompute all parameters for `grid`, or for its windows."""
         grid = grid.within
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
@@ -153,7 +152,6 @@ class MixingPosition(Position):
         return table if large and not table.softmax else table.with_weights()
 
     def layer_lists(self) -> list[str]:
-        """Return the names of the lists of encodings and biases."""
         return ["encodings", "biases"]
 
     def published_names(self) -> dict[str, str]:
@@ -195,7 +193,6 @@ class _Biases(nn.Module):
         return bias if grid == self.grid else _resize_bias(bias, self.grid, grid)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample all biases for `grid`."""
         for name, bias in list(self.named_parameters()):
             setattr(self, name, nn.Parameter(self.at(bias, grid).detach().clone(), requires_grad=bias.requires_grad))
         self.grid = grid

@@ -210,7 +210,6 @@ class PlaneRotary(RotaryEncoding):
         return waves(self.angles(grid, noisy=self.noisy), grid, self.layout, self.pairs)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
-        """Return one rotation for all layers."""
         if self.layout == "half_per_axis":
             return [PairRotation(self(grid), True, len(self.pairs))]
         return [PairRotation(self(grid), self.layout == "half")]
@@ -293,7 +292,6 @@ class FixedRotary(PlaneRotary):
         return None if factor is None else factor.expand(grid.tokens)
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding."""
         self.grid = grid
         self.table = self._formula(grid, self.table.device).to(self.table.dtype)
 
