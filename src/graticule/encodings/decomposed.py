@@ -129,4 +129,3 @@ class Decomposed(BiasEncoding):
     def _resampled(self, table: Tensor, rows: int) -> Tensor:
         """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""
         return self.resampler(table.T[:, None], (1, rows))[:, 0].T
-
