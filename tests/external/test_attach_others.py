@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 
 import graticule
 from graticule import attach, detach
-from graticule.external.attach_survey import find_blocks, find_ways, survey
+from graticule.external.attach_survey import find_ways, survey
 from graticule.surgery.change import change_position
 from tiny import DIM, draw, images, tiny
 
@@ -413,14 +413,11 @@ def test_a_mask_that_attention_already_has_is_kept():
 
 
 def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
-    stock, _ = models["vit"]
-    model = copy.deepcopy(stock)
-    names = find_blocks(model, "layers.*", "layernorm_before")
-    found = survey(model, names, "layernorm_before", images(dtype=torch.float64))
+    model = copy.deepcopy(models["vit"][0])
+    found, _, _ = survey(model, images(dtype=torch.float64))
     assert not find_ways(model.layers[0], found).why
     model.config._attn_implementation = "flash_attention_2"
-    why = find_ways(model.layers[0], found).why
-    assert why == {
+    assert find_ways(model.layers[0], found).why == {
         "bias": "attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
         "or 'eager'"
     }

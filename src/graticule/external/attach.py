@@ -16,15 +16,7 @@ from torch import Tensor, nn
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
-from graticule.external.attach_survey import (
-    added_tables,
-    find_blocks,
-    find_ways,
-    flow_of,
-    make_example,
-    names_of_blocks,
-    survey,
-)
+from graticule.external.attach_survey import Example, find_ways, make_example, survey
 from graticule.external.images import call, evaluating
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
@@ -114,29 +106,25 @@ def attach(
     if hasattr(module, NAME):
         raise ValueError(f"`module` must have no attribute {NAME!r}, which the position is attached as.")
     seen = make_example(module, patch_grid) if example is None else example
-    flow = flow_of(module, seen)
-    if blocks is None or norm is None:
-        found_blocks, found_norm = names_of_blocks(module, flow, blocks)
-        blocks, norm = blocks or found_blocks, norm or found_norm
-    names = find_blocks(module, blocks, norm)
-    found = survey(module, names, norm, seen)
-    removed = _own_embeddings(module, remove, added_tables(module, flow, found))
+    found, blocks, tables = survey(module, seen, blocks, norm)
+    removed = _own_embeddings(module, remove, tables)
     grid = _grid(found, patch_grid, prefix)
-    ways = find_ways(module.get_submodule(names[0]), found)
+    first = module.get_submodule(found.blocks[0])
+    ways = find_ways(first, found)
     position = build_position(
-        grid, dim=found.dim, depth=len(names), num_heads=ways.num_heads or 1, encoding=encoding, joining=joining
+        grid, dim=found.dim, depth=len(found.blocks), num_heads=ways.num_heads or 1, encoding=encoding, joining=joining
     )
     with torch.no_grad():
         given = position(grid)
     _check_fields(given, ways, found, type(module).__name__)
-    weight = next(module.get_submodule(names[0]).parameters())
+    weight = next(first.parameters())
     attached = AttachedPosition(position, grid, found, _patch(found, grid)).to(weight.device, weight.dtype)
     if start == "host" and weight.device.type != "meta":
         attached.certificate, before = start_position(attached.position, module, removed, found, ways, grid, seen)
     attached.install(module, found, ways, given)
     attached.removed = [take_out(module, name) for name in removed]
     attached.created = {
-        **{"encoding": _text(encoding), "joining": _text(joining), "blocks": blocks, "norm": norm},
+        **{"encoding": _text(encoding), "joining": _text(joining), "blocks": blocks, "norm": found.norm},
         **{"patch_grid": patch_grid, "remove": list(removed), "image": found.image},
     }
     module.add_module(NAME, attached.train(module.training))
@@ -210,13 +198,10 @@ def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None)
 
 def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
     """Return (height, width) of a patch in pixels; None for films, or if images are not divided into whole patches."""
-    if (
-        found.image is None
-        or len(grid.shape) > 2
-        or any(pixels % side for pixels, side in zip(found.image, grid.shape, strict=True))
-    ):
+    if found.image is None or len(grid.shape) > 2:
         return None
-    return found.image[0] // grid.height, found.image[1] // grid.width
+    (height, rest), (width, others) = (divmod(side, n) for side, n in zip(found.image, grid.shape, strict=True))
+    return None if rest or others else (height, width)
 
 
 def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kind: str) -> None:
@@ -241,9 +226,6 @@ def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kin
                     f"`encoding` and `joining` must be such that {kind} can use them, got one that gives layers "
                     f"`{field}`: {why}."
                 )
-
-
-Example = Tensor | Mapping[str, Any]
 
 
 def start_position(
@@ -352,18 +334,17 @@ def _attention(block: nn.Module, ways: Ways, found: Survey) -> nn.Module:
     """Return attention of ours with the projections of a block, or the block if its logits are computed otherwise."""
     if ways.attention is None or ways.num_heads is None or found.dim % ways.num_heads:
         return block
-    theirs: Any = block.get_submodule(ways.attention)
-    if any(not isinstance(getattr(theirs, name, None), nn.Identity | None) for name in ("q_norm", "k_norm", "q_bias")):
+    attention: Any = block.get_submodule(ways.attention)
+    others = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "q_bias"))
+    if any(not isinstance(part, nn.Identity | None) for part in others):
         return block
     if ways.multihead:
-        weights, biases = [theirs.in_proj_weight], [theirs.in_proj_bias]
+        tensors = [(attention.in_proj_weight, attention.in_proj_bias)]
     else:
         names = (ways.fused,) if ways.queries_keys is None else (*ways.queries_keys, ways.queries_keys[1])
-        linear: list[Any] = [block.get_submodule(name) for name in names if name]
-        weights, biases = (
-            [getattr(one, "weight", None) for one in linear],
-            [getattr(one, "bias", None) for one in linear],
-        )
+        linear = [block.get_submodule(name) for name in names if name]
+        tensors = [(getattr(part, "weight", None), getattr(part, "bias", None)) for part in linear]
+    weights, biases = ([pair[at] for pair in tensors] for at in (0, 1))
     if not weights or any(weight is None for weight in weights) or sum(map(len, weights)) != 3 * found.dim:
         return block
     biased = all(bias is not None for bias in biases)

@@ -3,86 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graticule.external.flow import Flow
-from graticule.external.images import call, evaluating, image_size
+from graticule.external.images import image_size
 from graticule.external.structure import called_blocks, pattern_of
-from graticule.surgery.attached import Queries, Survey, Ways, first_tensor
+from graticule.surgery.attached import Queries, Survey, Ways
 
-#: Names of the projections to queries, keys and values in public models.
-_PROJECTIONS = (
-    *(("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("to_q", "to_k", "to_v")),
-    *(("wq", "wk", "wv"), ("query_proj", "key_proj", "value_proj")),
-)
+#: Names of the projections to queries, keys and values in public models, such as q_proj, query, to_q and wq.
+_PROJECTION = re.compile(r"(?:to_|w)?([qkv])(?:(?<=q)uery|(?<=k)ey|(?<=v)alue)?(?:_proj)?")
 #: Names of the number of heads in public models.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 
-
-def flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
-    """Return the flow of a call with any input; where the module refuses it, up to that."""
-    flow = Flow(module)
-    with suppress(Exception):
-        flow.run(example)
-    return flow
-
-
-def names_of_blocks(module: nn.Module, flow: Flow, blocks: str | None) -> tuple[str, str]:
-    """Return a pattern of the names of the blocks of any module, and the name in a block of the norm of its input.
-
-    They are 'blocks.*' and 'norm1', as in timm, where they are not found. `blocks` is the pattern if it is known.
-    """
-    names = called_blocks(flow)
-    if blocks is not None:
-        names = tuple(name for name in flow.called if _pattern(blocks).fullmatch(name))
-    if not names or len({pattern_of(name) for name in names}) > 1:
-        return "blocks.*", "norm1"
-    weight = flow.norms.get(names[0], (None,))[0]
-    inside = module.get_submodule(names[0]).named_modules()
-    norm = next((own for own, one in inside if weight is not None and getattr(one, "weight", None) is weight), "norm1")
-    parent = names[0].rpartition(".")[0]
-    return f"{pattern_of(parent)}.*" if parent else "*", norm
-
-
-def _pattern(blocks: str) -> re.Pattern[str]:
-    return re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
-
-
-def added_tables(module: nn.Module, flow: Flow, found: Survey) -> list[str]:
-    """Return the names of the parameters and buffers with rows (..., D) that are added to tokens before the blocks."""
-    outside = [one for one in flow.meetings if not set(one.within) & set(found.blocks)]
-    added = {name for one in outside if one.kind == "added" for name in one.origins}
-    tensors = [*module.named_buffers(), *module.named_parameters()]
-    of_tokens = [name for name, one in tensors if one.shape[-1:] == (found.dim,) and one.numel() > found.dim]
-    return [name for name in of_tokens if name in added]
-
-
-def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
-    """Return the names of the modules that `blocks` matches, where * stands for one part of a name."""
-    found = [name for name, _ in module.named_modules() if name and _pattern(blocks).fullmatch(name)]
-    if not found:
-        known = "; ".join(_candidates(module)) or "none: no list of blocks of the same class is in it"
-        raise ValueError(
-            f"`blocks` must match the blocks of {type(module).__name__}, got {blocks!r}, which matches nothing; "
-            f"candidates are {known}."
-        )
-    for name in found:
-        block = module.get_submodule(name)
-        if norm not in dict(block.named_modules()):
-            known = ", ".join(_norms(block)) or "none"
-            raise ValueError(
-                f"`norm` must be the norm before the attention of each block, got {norm!r}, which {name} "
-                f"({type(block).__name__}) does not have; its norms are {known}."
-            )
-    return found
+Example = Tensor | Mapping[str, Any]
 
 
 def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
@@ -107,153 +45,164 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
     return torch.zeros(2, convolution.in_channels, *size, device=weight.device, dtype=weight.dtype)
 
 
-def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor | Mapping[str, Any]) -> Survey:
+def survey(
+    module: nn.Module, example: Example, blocks: str | None = None, norm: str | None = None
+) -> tuple[Survey, str, list[str]]:
     """Call `module` once with `example`, in evaluation mode, and describe the inputs of its blocks.
 
     Args:
         module: the module; it is not changed.
-        blocks: names of its blocks.
-        norm: name of the norm in a block.
         example: a tensor, or a mapping of keyword arguments.
+        blocks: pattern of the names of its blocks; found by default.
+        norm: name of the norm in a block; found by default.
+
+    Returns:
+        The survey, the pattern of the names of the blocks, and the names of the parameters and buffers with rows
+        (..., D) that are added to tokens before the blocks.
     """
-    seen = _Seen()
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(module))
-        for handle in seen.watch(module, blocks, norm):
-            stack.callback(handle.remove)
-        try:
-            call(module, example)
-        except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-            what = _described(example)
-            raise ValueError(
-                f"`example` must be what {type(module).__name__} can be called with, got {what}: "
-                f"{type(error).__name__}: {str(error).rstrip('.')}."
-            ) from error
-    return seen.survey(blocks, norm, example)
+    flow, problem = Flow(module, modules=True), None
+    try:
+        flow.run(example)
+    except Exception as error:  # any error of another library
+        problem = error
+    blocks, norm = _names_of_blocks(module, flow, blocks, norm)
+    names = _find_blocks(module, blocks, norm)
+    if problem is not None:
+        what = f"the arguments {', '.join(map(str, example))}"
+        if isinstance(example, Tensor):
+            what = f"a tensor of {tuple(example.shape)}"
+        raise ValueError(
+            f"`example` must be what {type(module).__name__} can be called with, got {what}: "
+            f"{type(problem).__name__}: {str(problem).rstrip('.')}."
+        ) from problem
+    found = _survey(flow, names, norm, example)
+    outside = [meeting for meeting in flow.meetings if not set(meeting.within) & set(names)]
+    added = {name for meeting in outside if meeting.kind == "added" for name in meeting.origins}
+    tensors = [*module.named_buffers(), *module.named_parameters()]
+    rows = [name for name, value in tensors if value.shape[-1:] == (found.dim,) and value.numel() > found.dim]
+    return found, blocks, [name for name in rows if name in added]
 
 
-@dataclass
-class _Seen:
-    """Observations of hooks in a forward pass."""
+def _names_of_blocks(module: nn.Module, flow: Flow, blocks: str | None, norm: str | None) -> tuple[str, str]:
+    """Return a pattern of the names of the blocks, and the name in a block of the norm of its input, unless given.
 
-    order: list[str] = field(default_factory=list)
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    normalized: dict[str, Tensor] = field(default_factory=dict)
-    pre_norm: dict[str, bool] = field(default_factory=dict)
-    maps: list[tuple[str, torch.Size]] = field(default_factory=list)
-    receivers: dict[str, list[str]] = field(default_factory=dict)
-    called: dict[str, set[str]] = field(default_factory=dict)
+    They are 'blocks.*' and 'norm1', as in timm, where they are not found.
+    """
+    names = called_blocks(flow)
+    if blocks is not None:
+        names = tuple(name for name in flow.called if _pattern(blocks).fullmatch(name))
+    if not names or len({pattern_of(name) for name in names}) > 1:
+        return blocks or "blocks.*", norm or "norm1"
+    weight = flow.norms.get(names[0], (None,))[0]
+    parts = module.get_submodule(names[0]).named_modules()
+    first = (name for name, part in parts if weight is not None and getattr(part, "weight", None) is weight)
+    parent = names[0].rpartition(".")[0]
+    return blocks or (f"{pattern_of(parent)}.*" if parent else "*"), norm or next(first, "norm1")
 
-    def watch(self, module: nn.Module, blocks: Sequence[str], norm: str) -> Iterator[Any]:
-        """Register the hooks, and yield their handles."""
-        inside = tuple(f"{name}." for name in blocks)
-        for name, each in module.named_modules():
-            if isinstance(each, nn.Conv2d | nn.Conv3d) and not name.startswith(inside):
-                yield each.register_forward_hook(lambda m, args, out, name=name: self._map(name, out))
-        for name in blocks:
-            block = module.get_submodule(name)
-            yield block.register_forward_pre_hook(
-                lambda m, args, kwargs, name=name: self._enter(name, args, kwargs), with_kwargs=True
-            )
-            for own, each in block.named_modules():
-                if own == norm:
-                    yield each.register_forward_hook(lambda m, args, out, name=name: self._norm(name, args, out))
-                elif own:
-                    yield each.register_forward_pre_hook(
-                        lambda m, args, kwargs, name=name, own=own: self._call(name, own, args, kwargs),
-                        with_kwargs=True,
-                    )
 
-    def _map(self, name: str, output: object) -> None:
-        if not self.order and isinstance(output, Tensor) and output.ndim in (4, 5):
-            self.maps.append((name, output.shape))
+def _pattern(blocks: str) -> re.Pattern[str]:
+    return re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
 
-    def _enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.order.append(name)
-        if (tokens := first_tensor(args, kwargs)) is not None:
-            self.inputs[name] = tokens
 
-    def _norm(self, name: str, args: tuple[Any, ...], output: Any) -> None:
-        if name not in self.pre_norm:
-            self.pre_norm[name] = bool(args) and args[0] is self.inputs.get(name)
-            self.normalized[name] = output
-
-    def _call(self, name: str, own: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.called.setdefault(name, set()).add(own)
-        normalized = self.normalized.get(name)
-        if normalized is not None and any(value is normalized for value in (*args, *kwargs.values())):
-            self.receivers.setdefault(name, []).append(own)
-
-    def survey(self, blocks: Sequence[str], norm: str, example: Tensor | Mapping[str, Any]) -> Survey:
-        """Check the observations, and return them as a `Survey`."""
-        if self.order != list(blocks):
-            missing = [name for name in blocks if name not in self.order]
-            what = f"{missing[0]} was not called" if missing else f"they were called as {', '.join(self.order[:6])}"
-            raise ValueError(
-                f"`blocks` must be called one after another, once each, in the order of their names; {what}."
-            )
-        shapes = list(dict.fromkeys(tuple(self.inputs[name].shape) if name in self.inputs else () for name in blocks))
-        wrong = [shape for shape in shapes if len(shape) != 3]
-        if wrong:
-            raise ValueError(
-                f"`blocks` must be called with tokens (B, N, D), got {wrong[0] or 'no tensor'}; attach supports "
-                "models whose blocks get a sequence of tokens, not maps or windows."
-            )
-        if len(shapes) > 1:
-            raise ValueError(
-                "`blocks` must be on one grid with the same channels, got tokens of "
-                f"{' and '.join(map(str, shapes))}; attach does not support pyramids."
-            )
-        for name in blocks:
-            if name not in self.pre_norm:
-                raise ValueError(f"`norm` must be called by its block, got {norm!r}, which {name} does not call.")
-            if not self.pre_norm[name]:
-                raise ValueError(
-                    f"`norm` must be applied to the input of its block (pre-norm), got {norm!r}, which {name} applies "
-                    "to something else: it is post-norm, or has another norm before attention."
-                )
-        shape = shapes[0]
-        first = example if isinstance(example, Tensor) else first_tensor((), example)
-        batch = shape[0] if first is None else first.shape[0]
-        sequence_first = shape[0] != batch and shape[1] == batch
-        tokens = shape[0] if sequence_first else shape[1]
-        maps = [(name, tuple(found[2:])) for name, found in self.maps if math.prod(found[2:]) <= tokens]
-        patches, grid = maps[-1] if maps else (None, None)
-        image = None if first is None or first.ndim != 4 else (first.shape[2], first.shape[3])
-        return Survey(
-            blocks=tuple(blocks),
-            norm=norm,
-            image=image,
-            tokens=tokens,
-            dim=shape[2],
-            sequence_first=sequence_first,
-            patches=patches,
-            shape=grid,
-            receivers=tuple(self.receivers.get(blocks[0], ())),
-            called=frozenset(self.called.get(blocks[0], ())),
+def _find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
+    """Return the names of the modules that `blocks` matches, where * stands for one part of a name."""
+    names = [name for name, _ in module.named_modules() if name and _pattern(blocks).fullmatch(name)]
+    if not names:
+        known = "; ".join(_candidates(module)) or "none: no list of blocks of the same class is in it"
+        raise ValueError(
+            f"`blocks` must match the blocks of {type(module).__name__}, got {blocks!r}, which matches nothing; "
+            f"candidates are {known}."
         )
+    for name in names:
+        block = module.get_submodule(name)
+        if norm not in dict(block.named_modules()):
+            known = ", ".join(_norms(block)) or "none"
+            raise ValueError(
+                f"`norm` must be the norm before the attention of each block, got {norm!r}, which {name} "
+                f"({type(block).__name__}) does not have; its norms are {known}."
+            )
+    return names
+
+
+def _survey(flow: Flow, blocks: Sequence[str], norm: str, example: Example) -> Survey:
+    """Check the calls of the blocks and of their norms, and describe them."""
+    order = [call.name for call in flow.calls if call.name in blocks]
+    if order != list(blocks):
+        missing = [name for name in blocks if name not in order]
+        what = f"{missing[0]} was not called" if missing else f"they were called as {', '.join(order[:6])}"
+        raise ValueError(f"`blocks` must be called one after another, once each, in the order of their names; {what}.")
+    first = {call.name: call for call in reversed(flow.calls)}
+    shapes = list(dict.fromkeys(tuple(first[name].inputs[0].shape) if first[name].inputs else () for name in blocks))
+    wrong = [shape for shape in shapes if len(shape) != 3]
+    if wrong:
+        raise ValueError(
+            f"`blocks` must be called with tokens (B, N, D), got {wrong[0] or 'no tensor'}; attach supports "
+            "models whose blocks get a sequence of tokens, not maps or windows."
+        )
+    if len(shapes) > 1:
+        raise ValueError(
+            "`blocks` must be on one grid with the same channels, got tokens of "
+            f"{' and '.join(map(str, shapes))}; attach does not support pyramids."
+        )
+    for name in blocks:
+        call = first.get(f"{name}.{norm}")
+        if call is None:
+            raise ValueError(f"`norm` must be called by its block, got {norm!r}, which {name} does not call.")
+        if not call.inputs or call.inputs[0] is not first[name].inputs[0]:
+            raise ValueError(
+                f"`norm` must be applied to the input of its block (pre-norm), got {norm!r}, which {name} applies "
+                "to something else: it is post-norm, or has another norm before attention."
+            )
+    (shape,) = shapes
+    values = [example] if isinstance(example, Tensor) else list(example.values())
+    images = next((value for value in values if isinstance(value, Tensor)), None)
+    batch = shape[0] if images is None else images.shape[0]
+    sequence_first = shape[0] != batch and shape[1] == batch
+    tokens = shape[0] if sequence_first else shape[1]
+    before = flow.calls[: next(index for index, call in enumerate(flow.calls) if call.name == blocks[0])]
+    maps = [
+        (call.name, tuple(call.output.shape[2:]))
+        for call in before
+        if isinstance(call.module, nn.Conv2d | nn.Conv3d)
+        and isinstance(call.output, Tensor)
+        and call.output.ndim > 3
+        and call.output.shape[2:].numel() <= tokens
+    ]
+    patches, grid = maps[-1] if maps else (None, None)
+    start = f"{blocks[0]}."
+    inside = [call for call in flow.calls if call.name.startswith(start) and call.name != start + norm]
+    normalized = first[start + norm].output
+    return Survey(
+        blocks=tuple(blocks),
+        norm=norm,
+        image=None if images is None or images.ndim != 4 else (images.shape[2], images.shape[3]),
+        tokens=tokens,
+        dim=shape[2],
+        sequence_first=sequence_first,
+        patches=patches,
+        shape=grid,
+        receivers=tuple(
+            call.name.removeprefix(start) for call in inside if any(value is normalized for value in call.inputs)
+        ),
+        called=frozenset(call.name.removeprefix(start) for call in inside),
+    )
 
 
 def _candidates(module: nn.Module) -> list[str]:
     """Return name patterns of candidates for the blocks of a module, with their norms."""
-    found = []
-    for name, each in module.named_modules():
-        children = list(each.children())
+    candidates = []
+    for name, part in module.named_modules():
+        children = list(part.children())
         if len(children) > 1 and len({type(child) for child in children}) == 1 and list(children[0].children()):
             norms = ", ".join(_norms(children[0])) or "no norms"
-            found.append(f"{name + '.' if name else ''}* ({len(children)} of {type(children[0]).__name__}: {norms})")
-    return found
+            pattern = f"{name + '.' if name else ''}*"
+            candidates.append(f"{pattern} ({len(children)} of {type(children[0]).__name__}: {norms})")
+    return candidates
 
 
 def _norms(block: nn.Module) -> list[str]:
     """Return the names of the norms of a block."""
-    return [name for name, each in block.named_modules() if name and "norm" in type(each).__name__.lower()]
-
-
-def _described(example: Tensor | Mapping[str, Any]) -> str:
-    if isinstance(example, Mapping):
-        return f"the arguments {', '.join(map(str, example))}"
-    return f"a tensor of {tuple(example.shape)}"
+    return [name for name, part in block.named_modules() if name and "norm" in type(part).__name__.lower()]
 
 
 def find_ways(block: nn.Module, found: Survey) -> Ways:
@@ -264,23 +213,28 @@ def find_ways(block: nn.Module, found: Survey) -> Ways:
     attention = found.receivers[0]
     module = block.get_submodule(attention)
     timm = type(module).__module__.startswith("timm.")
-    why: dict[str, str] = {}
     multihead = isinstance(module, nn.MultiheadAttention)
-    by_leaf = {name.rpartition(".")[2]: name for name in found.receivers}
-    names = next((names for names in _PROJECTIONS if all(name in by_leaf for name in names)), None)
-    pair = None if names is None else (by_leaf[names[0]], by_leaf[names[1]])
-    fused = by_leaf.get("qkv") if timm else None
+    leaves = {name.rpartition(".")[2]: name for name in found.receivers}
+    parts = {match[1]: name for leaf, name in leaves.items() if (match := _PROJECTION.fullmatch(leaf))}
+    pair = (parts["q"], parts["k"]) if len(parts) == 3 else None
+    fused = leaves.get("qkv") if timm else None
+    norms = [name for name in found.called if name.startswith(f"{attention}.") and "norm" in name.rpartition(".")[2]]
+    scale: tuple[str, Queries] | None = None  # the last module before the logits whose output has the queries
+    if timm and f"{attention}.q_norm" in norms:
+        scale = f"{attention}.q_norm", "heads"
+    elif not norms and not multihead and (pair or fused):
+        scale = (pair[0], "channels") if pair else (fused or "", "fused")
+    kind, why = type(module).__name__, {}
     if not (multihead or pair or fused):
         why["queries_keys"] = (
-            f"{type(module).__name__} is not called with queries and keys, and calls no separate projections to them "
-            f"(such as {', '.join('/'.join(each) for each in _PROJECTIONS[:3])}, or timm's qkv)"
+            f"{kind} is not called with queries and keys, and calls no separate projections to them (such as "
+            "q_proj/k_proj/v_proj, query/key/value, q/k/v, or timm's qkv)"
         )
-    mask, why_mask = _mask(module, multihead)
-    if why_mask:
-        why["bias"] = why_mask
-    scale = None if multihead else _scale(found, attention, pair, fused, timm)
+    mask, reason = _mask(module, multihead)
+    if mask is None:
+        why["bias"] = reason
     if scale is None:
-        why["query_scale"] = f"{type(module).__name__} gives no access to its queries between projection and logits"
+        why["query_scale"] = f"{kind} gives no access to its queries between projection and logits"
     return Ways(attention, multihead, pair, fused, mask, scale, _num_heads(module), why)
 
 
@@ -298,25 +252,7 @@ def _mask(module: nn.Module, multihead: bool) -> tuple[str | None, str]:
     return None, f"{kind} has no argument `attn_mask` that is added to its logits"
 
 
-def _scale(
-    found: Survey, attention: str, pair: tuple[str, str] | None, fused: str | None, timm: bool
-) -> tuple[str, Queries] | None:
-    """Return the last module before the logits whose output has the queries; None if it is unknown."""
-    norms = [name for name in found.called if name.startswith(f"{attention}.") and "norm" in name.rpartition(".")[2]]
-    if timm and (of_queries := f"{attention}.q_norm") in norms:
-        return of_queries, "heads"
-    if norms:
-        return None
-    if pair is not None:
-        return pair[0], "channels"
-    return None if fused is None else (fused, "fused")
-
-
 def _num_heads(module: nn.Module) -> int | None:
     """Return the number of heads, an attribute of the attention or of a part of it with one of the usual names."""
-    for part in module.modules():
-        for name in _HEADS:
-            heads = getattr(part, name, None)
-            if isinstance(heads, int) and not isinstance(heads, bool):
-                return heads
-    return None
+    values = (getattr(part, name, None) for part in module.modules() for name in _HEADS)
+    return next((heads for heads in values if isinstance(heads, int) and not isinstance(heads, bool)), None)

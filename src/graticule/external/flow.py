@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -63,6 +64,16 @@ class AttentionCall:
     weights: Tensor | None
 
 
+@dataclass(eq=False)
+class ModuleCall:
+    """A call of a module with its tensors, and its output."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    output: Any = None
+
+
 @dataclass(frozen=True)
 class _Facts:
     """Facts of a tensor that depends on the images; `factor` and `terms` are indices of meetings that it is made by."""
@@ -88,8 +99,9 @@ class Flow(TorchFunctionMode):
         keep: whether the weights of attention are kept.
         stem: index and value (B, D, H, W) of a map of a convolution that is replaced, if there is one of that index;
             attention then returns zeros, so that each token depends only on its patch of the map, or of the image.
+        modules: whether all calls of modules are kept.
 
-    meetings, attentions: in the order of their calls.
+    meetings, attentions, calls: in the order of their calls.
     norms: name of a module of a list -> weight, bias and eps of the LayerNorm of its input, if that is its first call.
     called: outputs of the modules of lists, the first tensor of each, in the order of their calls.
     maps: outputs (B, D, H, W) of convolutions, with the names of the modules of lists that call them, and the number
@@ -103,14 +115,17 @@ class Flow(TorchFunctionMode):
         before: Change | None = None,
         keep: bool = False,
         stem: tuple[int, Tensor] | None = None,
+        modules: bool = False,
     ) -> None:
         super().__init__()
+        self.calls: list[ModuleCall] = []
         self.meetings: list[Meeting] = []
         self.attentions: list[AttentionCall] = []
         self.norms: dict[str, tuple[Tensor | None, Tensor | None, float]] = {}
         self.called: dict[str, Tensor] = {}
         self.maps: list[tuple[tuple[str, ...], Tensor, int]] = []
         self._model, self._change, self._before, self._keep, self._stem = model, change, before, keep, stem
+        self._modules = modules
         self._names = {id(value): name for name, value in [*model.named_buffers(), *model.named_parameters()]}
         self._facts: Any = WeakTensorKeyDictionary()
         self._origins: Any = WeakTensorKeyDictionary()
@@ -132,6 +147,9 @@ class Flow(TorchFunctionMode):
                     enter, leave = _hooks(self, name)
                     hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
                     hooks.callback(module.register_forward_hook(leave).remove)
+            for name, module in self._model.named_modules() if self._modules else ():
+                hooks.callback(module.register_forward_pre_hook(partial(self._call, name), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(self._return).remove)
             with self:
                 yield
 
@@ -151,6 +169,13 @@ class Flow(TorchFunctionMode):
         first = next(_tensors(output), None)
         if first is not None and first in self._facts:
             self.called[name] = first.detach()
+
+    def _call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        self.calls.append(ModuleCall(name, module, inputs))
+
+    def _return(self, module: nn.Module, args: object, output: Any) -> None:
+        next(call for call in reversed(self.calls) if call.module is module and call.output is None).output = output
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -354,7 +379,7 @@ def _axes(constant: Tensor, dims: int, named: bool) -> tuple[int, ...]:
     for axis in range(-constant.ndim, 0):
         if constant.shape[axis] == 1 or constant.stride(axis) == 0:
             continue
-        if (named and axis > -dims) or not bool((constant == constant.narrow(axis, 0, 1)).all()):
+        if constant.is_meta or (named and axis > -dims) or not bool((constant == constant.narrow(axis, 0, 1)).all()):
             found.append(axis)
     return tuple(found)
 
@@ -363,7 +388,7 @@ def _is_mask(value: Tensor) -> bool:
     """Return whether a tensor has only the values zero and far below zero."""
     if value.dtype == torch.bool:
         return True
-    if not value.is_floating_point() or value.ndim < 2:
+    if not value.is_floating_point() or value.ndim < 2 or value.is_meta:
         return False
     low = value <= _MASKED
     return bool(low.any()) and bool((low | (value == 0)).all())
