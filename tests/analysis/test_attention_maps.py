@@ -7,8 +7,8 @@ from torch import nn
 
 import graticule
 from graticule.analysis.attention import attention_maps
-from graticule.external.attention_map import AttentionMap, save_attention
-from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
+from graticule.external.attention_map import AttentionMap
+from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet
 from graticule.position.grid import Grid
 from in_turn import in_turn
 from tiny import draw, images, tiny
@@ -37,28 +37,6 @@ def test_the_weights_are_those_that_mix_the_values(encoding):
     assert found.weights.shape == (2, 3, 16, 16) and found.queries == Grid(3, 5, prefix=1) == found.keys
 
 
-def test_the_class_token_attends_to_patches_and_to_itself():
-    (found,) = attention_maps(draw(tiny("learnable")).eval(), images(24, 40), [0])
-    weights = found.of_prefix(1)
-    assert weights.shape == (3, 5)
-    assert weights.sum() == pytest.approx(1 - found.weights[0, 1, 0, 0])
-    assert weights[1, 2] == found.weights[0, 1, 0, 1 + 1 * 5 + 2]
-    (found,) = attention_maps(draw(tiny("learnable", class_token=False, global_pool="avg")), images(24, 40), [0])
-    with pytest.raises(ValueError, match="no class token"):
-        found.of_prefix(1)
-
-
-def test_maps_are_in_the_order_of_the_given_layers():
-    model = tiny("learnable")
-    x = images()
-    every = attention_maps(model, x)
-    assert [one.layer for one in every] == [0, 1, 2]
-    last, first = attention_maps(model, x, [2, 0])
-    assert (last.layer, first.layer) == (2, 0)
-    np.testing.assert_array_equal(last.weights, every[2].weights)
-    np.testing.assert_array_equal(first.weights, every[0].weights)
-
-
 def test_without_position_a_permutation_of_the_patches_permutes_the_map():
     model = draw(tiny("learnable")).double().eval()
     x = images(dtype=torch.float64)
@@ -70,15 +48,6 @@ def test_without_position_a_permutation_of_the_patches_permutes_the_map():
         np.testing.assert_allclose(moved.patches(head), plain.patches(head)[order][:, order], atol=1e-12)
     (told,) = attention_maps(model, turned, [1])
     assert np.abs(told.weights - moved.weights).max() > 1e-3
-
-
-def test_the_model_is_unchanged():
-    model = tiny("peg").train()
-    position = model.position
-    hooks = [list(module._forward_pre_hooks) for module in model.modules()]
-    attention_maps(model, images(), without_position=True)
-    assert model.training and model.position is position
-    assert [list(module._forward_pre_hooks) for module in model.modules()] == hooks
 
 
 def test_a_pyramid_has_coarser_keys():
@@ -122,18 +91,6 @@ def test_the_distance_is_that_of_the_hand():
     assert coarse.distance(0) == pytest.approx(0.5)
 
 
-def test_prefix_tokens_are_left_out_of_the_patches():
-    weights = np.arange(16.0).reshape(1, 1, 4, 4)
-    np.testing.assert_array_equal(one_map(weights, Grid(1, 3, prefix=1)).patches(0), weights[0, 0, 1:, 1:])
-
-
-def test_the_arrays_are_saved_by_layer(tmp_path):
-    maps = attention_maps(tiny("learnable"), images(), [0, 2])
-    with np.load(save_attention(maps, tmp_path / "a.npz"), allow_pickle=False) as arrays:
-        assert set(arrays) == {"layer0", "layer2"}
-        np.testing.assert_array_equal(arrays["layer2"], maps[1].weights)
-
-
 def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
     x = images()
     maps = {name: attention_maps(tiny(name), x, [0, 1]) for name in ("learnable", "peg", "none")}
@@ -152,13 +109,6 @@ def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
     assert panels[1].get_xlabel().endswith(f"\n0 to {scales[0][1][1]:.2g}")
     fixed = attention_sheet(maps, heads=[0], limits=(0, 0.5))
     assert {ax.images[0].get_clim() for ax in fixed.axes if ax.images} == {(0, 0.5)}
-
-
-@pytest.mark.parametrize(("models", "heads"), [(1, [0, 2, 4, 7, 9, 11]), (2, [0, 6, 11]), (4, [0]), (7, [0])])
-def test_a_sheet_has_at_most_six_columns_unless_heads_are_chosen(models, heads):
-    every = {str(n): [one_map(np.ones((1, 12, 4, 4)), Grid(2, 2))] for n in range(models)}
-    assert sheet_heads(every) == heads
-    assert sheet_heads(every, [3, 1]) == [3, 1]
 
 
 @pytest.mark.parametrize("share", [(0.0, 0.0), (0.5, 0.4), (0.99, 0.99)])

@@ -43,20 +43,6 @@ def circular(model):
     return model
 
 
-@pytest.mark.parametrize("encoding", ["none", "peg"])
-def test_without_padding_every_layer_is_equivariant(encoding):
-    """On images without position, a token model without position, or with circular padding, has R2 0."""
-    model = circular(tiny.draw(tiny.tiny(encoding, depth=2, class_token=False, global_pool="avg")))
-    found = audited(model, tiny.images(batch=60))
-    for probe in (found.probe_content, *found.probes):
-        assert (np.abs(probe.mean) < 0.03).all() and (np.abs(probe.control_mean) < 0.03).all()
-
-
-def test_zero_padding_breaks_equivariance():
-    probe = audited(tiny.draw(tiny.tiny("peg", depth=2)), tiny.images(batch=60)).probes[-1]
-    assert (probe.mean > 0.05).all() and (probe.mean > 3 * probe.error).all()
-
-
 def test_tokens_that_are_a_sinusoid_have_r2_of_one():
     model = tiny.tiny("sinusoidal_2d", depth=1).double()
     for parameter in (model.patch_embed.proj.weight, model.blocks[0].attn.proj.weight, model.blocks[0].mlp.fc2.weight):
@@ -186,19 +172,6 @@ def check_page(text):
     return page
 
 
-def test_the_page_contains_all_pictures_and_the_numbers_are_plain_values():
-    model = tiny.draw(tiny.tiny("learnable+relative_bias+rope", depth=1))
-    both = {(32, 32): tiny.images(batch=6), (48, 48): tiny.images(48, 48, batch=6)}
-    found = audit(model, both, labels=torch.arange(6) % 5, timed=False)
-    text = audit_page(found, "a model <b>", [("model", "a & b")]).html()
-    page = check_page(text)
-    assert len(page.pictures) == 9  # the share, the probe, effects, sizes, translation, attention, three kinds of maps
-    assert "a model &lt;b&gt;" in text and "McNemar" in text
-    numbers = json.loads(json.dumps(audit_json(found, {"model": "m"}), allow_nan=False))
-    assert len(numbers["probes"]) == 1 and len(numbers["effects"]) == 5 and numbers["images"] == 6
-    assert numbers["probes"][0]["mean"] == pytest.approx(found.probes[0].mean.tolist())
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """A folder of ten classes with two images each."""
@@ -228,19 +201,6 @@ def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictu
     found = json.loads((folder / "audit.json").read_text())
     assert found["images"] == 6 and found["accuracy"] is not None and found["sizes"][0]["name"] == "36 x 36"
     assert "joining lape" in found["model"]
-
-
-def test_the_recorded_command_repeats_the_audit(capsys, pictures, tmp_path):
-    torch.save(graticule.create_model("vit_nano_patch4_28").state_dict(), tmp_path / "values.pt")
-    options = ["--images", pictures, "--count", 6, "--img-size", 36, "--sizes", 40, "--output", tmp_path]
-    code, _, err = run_command(capsys, "audit", NANO[0], "--weights", tmp_path / "values.pt", *options)
-    assert code == 0, err
-    first = json.loads((tmp_path / "audit.json").read_text())
-    (tmp_path / "audit.json").unlink()
-    program, *words = shlex.split(first["command"])
-    assert program == "graticule" and run_command(capsys, *words)[0] == 0
-    again = json.loads((tmp_path / "audit.json").read_text())
-    assert {**again, "seconds": first["seconds"], "date": first["date"]} == first
 
 
 def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
@@ -287,33 +247,6 @@ def test_unsupported_models_are_named(capsys, pictures, tmp_path):
     for arguments, said in wrong:
         assert said in refused(capsys, "audit", *arguments, "--output", tmp_path / "out")
         assert not (tmp_path / "out").exists()
-
-
-def test_other_commands_take_models_by_name(capsys, pictures, tmp_path):
-    small = tmp_path / "small.py"
-    small.write_text(
-        "import timm\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8,\n"
-        "        depth=2, embed_dim=24, num_heads=3, num_classes=10)\n"
-        "def rope():\n    import graticule\n"
-        "    return graticule.create_model('vit_nano_patch4_28', encoding='rope', depth=1)\n"
-    )
-    stock, data = f"{small}:model", ["--images", pictures, "--output", tmp_path / "out"]
-    code, out, err = run_command(capsys, "evaluate", NANO[0], stock, *NANO[1:3], *data, "--sizes", 32, 40)
-    assert code == 0 and out.count("40x40") == 2, err
-    code, out, err = run_command(capsys, "look", "attention", *NANO, *data, "--layers", 0)
-    assert code == 0 and "head 3" in out, err
-    code, out, err = run_command(capsys, "look", "attention", stock, *data, "--layers", 1, "--without-position")
-    assert code == 0 and "without position" in out, err
-    code, out, err = run_command(capsys, "look", "translation", stock, *data, "--count", 4)
-    assert code == 0 and re.search(r"^1 +4x4", out, re.MULTILINE), err
-    code, out, err = run_command(capsys, "look", "correlations", stock, "--img-size", 48, "--output", tmp_path / "out")
-    assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
-    code, out, err = run_command(capsys, "look", "correlations", f"{small}:rope", "--output", tmp_path / "out")
-    assert code == 0 and "similarity under rotation" in out and (tmp_path / "out" / "rotary.png").is_file(), err
-    assert "`images` must be given for 'vit_nano_patch4_28'" in refused(capsys, "evaluate", *NANO)
-    err = refused(capsys, "evaluate", *NANO, "--images", pictures / "0")
-    assert "`images` must have the 10 classes of vit_nano_patch4_28, got none in" in err
-    assert "'digits'" in refused(capsys, "evaluate", *NANO, "--images", "digitz")
 
 
 def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, pictures, tmp_path):
@@ -376,10 +309,3 @@ def test_a_module_of_a_file_needs_its_image_size_only(capsys, pictures, tmp_path
     code, _, err = run_command(capsys, "audit", f"{own}:attached", *arguments)
     said = json.loads((tmp_path / "out" / "audit.json").read_text())["unavailable"]
     assert code == 0 and "must have no attached position" in said["position maps"], err
-
-
-def test_the_example_of_the_guide_runs(capsys):
-    guide = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
-    code = guide.partition("```python\n")[2].partition("```")[0]
-    exec(compile(code, "docs/audit.md", "exec"), {})
-    assert capsys.readouterr().out.count("(4, 4)") == 2

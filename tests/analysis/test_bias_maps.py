@@ -49,15 +49,6 @@ def test_a_map_after_lapes_norm_is_the_normalized_bias(encoding):
     np.testing.assert_allclose(maps.spread, 1, atol=1e-6)
 
 
-def test_a_folded_model_and_one_of_another_size_have_maps():
-    model = tiny("bucketed_bias")
-    assert bias_maps(model, img_size=(16, 24)).grid == Grid(2, 3)
-    before = bias_maps(model)
-    after = bias_maps(graticule.fold(model))
-    assert after.layers == before.layers
-    np.testing.assert_array_equal(after.bias, before.bias)
-
-
 def test_a_bias_beside_a_table_and_beside_one_of_the_queries_is_read_and_others_have_none():
     beside = tiny("learnable+relative_bias")
     assert bias_maps(beside).layers == ((0,), (1,), (2,))
@@ -112,20 +103,8 @@ def test_a_number_that_all_keys_share_drops_out():
     np.testing.assert_allclose(moved.spread, maps.spread)
 
 
-def test_arrays_of_another_grid_are_refused():
-    with pytest.raises(ValueError, match=r"`bias` must be \(maps, heads, H \* W, H \* W\) = \(1, heads, 6, 6\)"):
-        BiasMaps(Grid(2, 3), ((0,),), np.zeros((1, 2, 5, 5)))
-
-
 @pytest.mark.parametrize(("encoding", "rows"), [("relative_bias", 3), ("bucketed_bias", 1)])
 def test_a_sheet_has_a_row_per_map_and_two_panels_per_head(encoding, rows):
     figure = bias_map_sheet(bias_maps(tiny(encoding, img_size=(24, 40))), "a model")
     assert len(figure.axes) == rows * (2 * 3 + 1)  # plus the color scale
     assert png(figure).startswith(b"\x89PNG")
-
-
-def test_a_file_has_the_map_of_every_layer(tmp_path):
-    maps = bias_maps(tiny("relative_bias", "default(layers=2)"))
-    with np.load(maps.save(tmp_path / "bias.npz")) as arrays:
-        assert arrays["map_of_layer"].tolist() == [0, 1]
-        np.testing.assert_array_equal(arrays["bias"], maps.bias)

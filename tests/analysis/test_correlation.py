@@ -40,13 +40,6 @@ def one_hot(grid, axis):
 # The cosine
 
 
-def test_similarity_is_symmetric_with_a_unit_diagonal():
-    s = cosine_similarity(np.random.default_rng(0).normal(size=(15, 8)))
-    np.testing.assert_allclose(s, s.T, atol=1e-15)
-    np.testing.assert_allclose(np.diag(s), 1)
-    assert np.abs(s).max() <= 1
-
-
 def test_a_positive_factor_per_token_drops_out_as_lambda_2_does():
     draw = np.random.default_rng(0)
     vectors, factor = draw.normal(size=(15, 8)), draw.uniform(0.1, 10, size=(15, 1))
@@ -78,13 +71,6 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
     for layer in (0, 1):
         np.testing.assert_allclose(found.similarity[layer], cosine_similarity(w), atol=1e-7)
     assert found.untrained.shape == (2,)
-
-
-@pytest.mark.parametrize("encoding", ["peg(acts_on='queries_keys')", "convolutional_projection"])
-def test_functions_of_the_tokens_have_no_correlations(encoding):
-    model = nano(encoding=encoding)
-    with pytest.raises(ValueError, match=r"`model` must have an absolute encoding .* no vector per token"):
-        position_correlations(model)
 
 
 # The numbers
@@ -179,24 +165,6 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
     assert model([0.0] * 39, 0.5, 0.5 + 1e-12).p_value == 1
 
 
-@in_turn("joining", ["default", "shared", "lape_sharing", "lape"])
-@in_turn("encoding", ["learnable", "sinusoidal_2d"])
-def test_untrained_norms_explain_themselves(encoding, joining):
-    torch.manual_seed(3)
-    model = graticule.create_model("vit_nano_patch4_28", img_size=20, depth=4, encoding=encoding, joining=joining)
-    assert position_correlations(model, untrained=3).verdict.endswith("within what untrained models show (p = 1)")
-    for module in model.modules():
-        if isinstance(module, torch.nn.LayerNorm):
-            torch.nn.init.normal_(module.weight, 1, 0.02)
-            torch.nn.init.normal_(module.bias, 0, 0.02)
-    before = torch.random.get_rng_state()
-    found = position_correlations(model, untrained=19)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert found.untrained.shape == (19,) and found.p_value >= 0.05
-    # however small, the differences have ranks, and the ranks a correlation with depth
-    assert found.reach_range < 0.03 and np.isfinite(found.hierarchy)
-
-
 def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
     model = nano(encoding="sinusoidal_2d", joining="lape_sharing")
     with torch.no_grad():
@@ -237,15 +205,6 @@ def test_the_norm_of_a_layer_changes_that_layer_alone():
     assert changed.tolist() == [False, False, True, False, False, False]
 
 
-@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
-def test_a_shared_table_looks_like_one_added_once():
-    shared, default = nano(joining="shared"), nano()
-    default.load_state_dict(shared.state_dict())
-    np.testing.assert_allclose(
-        position_correlations(shared).similarity, position_correlations(default).similarity, atol=0.01
-    )  # (l + 1) w and w differ under a norm by its eps alone
-
-
 def test_unshared_tables_add_up_over_the_layers():
     model = nano(joining="unshared")
     found = position_correlations(model)
@@ -267,21 +226,6 @@ def test_layers_with_lape_see_its_tables(joining, encoding):
     np.testing.assert_allclose(found.initial, cosine_similarity(patches(table, model.grid)))
 
 
-def test_layers_without_position_have_no_correlation():
-    found = position_correlations(nano(joining="lape(layers=4)"))
-    assert found.sources == ("inner",) * 4 + (None, None)
-    assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
-    assert np.isfinite(found.reach[:4]).all() and np.isnan(found.reach[4:]).all()
-    assert np.isfinite(found.hierarchy)
-    nothing = position_correlations(nano(encoding="none"))
-    assert nothing.sources == (None,) * 6 and nothing.initial is None
-    assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)
-
-
-def test_a_shared_table_stays_in_the_residual_stream_after_the_last_joined_layer():
-    assert position_correlations(nano(joining="shared(layers=2)")).sources == ("stream",) * 6
-
-
 def test_a_layer_with_both_sees_their_sum():
     model, other = nano(), nano(joining="lape(layers=3)")
     model.position = CombinedPosition([model.position, other.position])
@@ -293,35 +237,11 @@ def test_a_layer_with_both_sees_their_sum():
     assert found.initial is None
 
 
-def test_a_relative_bias_alone_is_refused_and_beside_a_table_left_out():
-    with pytest.raises(ValueError, match=r"absolute encoding.*bias_maps draws a relative bias"):
-        position_correlations(nano(encoding="relative_bias"))
-    assert position_correlations(nano(encoding="learnable+relative_bias")).sources == ("stream",) * 6
-
-
 def test_another_model_and_a_negative_number_of_untrained_models_are_refused():
     with pytest.raises(ValueError, match="`model` must be a backbone"):
         position_correlations(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="`untrained` must be at least 0, got -1"):
         position_correlations(nano(), untrained=-1)
-
-
-@pytest.mark.parametrize("joining", ["default", "lape"])
-def test_a_bfloat16_model_is_within_its_rounding(joining):
-    model = nano(joining=joining)
-    before = position_correlations(model).similarity
-    after = position_correlations(model.bfloat16()).similarity
-    assert after.dtype == np.float64
-    np.testing.assert_allclose(after, before, atol=0.03)
-
-
-def test_another_image_size_gives_another_grid():
-    found = position_correlations(nano(encoding="sinusoidal_2d"), img_size=(20, 36))
-    assert found.grid == Grid(5, 9, prefix=1)
-    assert found.similarity.shape == (6, 45, 45)
-    assert position_correlations(nano(), 32).grid.shape == (8, 8)
-    with pytest.raises(ValueError, match="`img_size`"):
-        position_correlations(nano(), 30)
 
 
 # To and from a file
@@ -338,21 +258,6 @@ def test_a_saved_file_has_all_numbers(tmp_path, kwargs):
         assert ("initial" in arrays) == (found.initial is not None)
         for name in arrays.keys() - {"grid", "sources"}:
             np.testing.assert_array_equal(arrays[name], np.array(getattr(found, name)))
-
-
-def test_arrays_of_another_grid_are_refused():
-    with pytest.raises(ValueError, match="`similarity` must be"):
-        Correlations(Grid(2, 3), np.ones((1, 5, 5)), (None,))
-    with pytest.raises(ValueError, match="`initial` must be"):
-        Correlations(Grid(2, 3), np.ones((1, 6, 6)), (None,), np.ones((5, 5)))
-
-
-def test_the_summary_has_a_row_for_the_table_for_each_layer_and_for_the_uniform_map():
-    columns, *rows = position_correlations(nano(joining="lape(layers=5)")).summary()
-    assert [row[0] for row in rows] == ["w", "0", "1", "2", "3", "4", "5", "uniform"]
-    assert {len(row) for row in rows} == {len(columns)}
-    assert rows[6] == ("5", "nothing", "-", "-", "-")
-    assert rows[-1][3] == "100 %"
 
 
 # Texts
@@ -373,13 +278,6 @@ def test_layers_of_a_language_model_see_their_tables(joining):
         seen = block.norm1(stream) if given.inner is None else given.inner
         np.testing.assert_allclose(found.similarity[layer], cosine_similarity(seen.detach().numpy()), atol=1e-12)
     assert found.sources == (("inner",) if joining == "lape" else ("stream",)) * 4
-
-
-def test_a_language_model_has_no_size_in_pixels_and_rotation_no_vectors():
-    with pytest.raises(ValueError, match="`img_size` must be left out with a language model, got 28"):
-        position_correlations(graticule.create_language_model("lm_nano", vocab_size=7), 28)
-    with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
-        position_correlations(graticule.create_language_model("lm_nano", vocab_size=7, encoding="rope_1d"))
 
 
 # The coefficients of LaPE's Eq. 6 and 7, which split the output of a norm into tokens, position and shift
@@ -435,31 +333,3 @@ def test_coefficients_need_one_table_at_the_start(choice):
         norm_coefficients(small(*choice), torch.randn(1, 1, 8, 12))
     with pytest.raises(ValueError, match="`model` must be a backbone of one stage, got Linear"):
         norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12))
-
-
-@torch.no_grad()
-def test_correlations_and_biases_of_films_are_of_all_patches_and_drawn_in_slices(tmp_path):
-    from graticule.analysis.position_maps import bias_maps
-    from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet, side_by_side
-
-    sizes = {"img_size": (3, 8, 12), "patch_size": (1, 4, 4), "embed_dim": 48, "depth": 2, "num_heads": 2}
-    model = graticule.create_model("vit_tiny_patch16_224", encoding="sinusoidal_2d + alibi", **sizes)
-    found = position_correlations(model)
-    assert found.grid.shape == (3, 2, 3) and found.center_maps.shape == (2, 3, 2, 3)
-    table = model.position(model.grid)[0].pre[1:].double().numpy()
-    cosines = table @ table.T / np.outer(*[np.linalg.norm(table, axis=1)] * 2)
-    np.testing.assert_allclose(found.initial, cosines, atol=1e-6)
-    assert found.two_dimensionality.shape == (2,)
-    found.save(tmp_path / "film.npz")
-    assert tuple(np.load(tmp_path / "film.npz")["grid"][:3]) == (3, 2, 3)
-    picture = side_by_side(np.arange(18.0).reshape(3, 2, 3))
-    assert picture.shape == (2, 11) and np.isnan(picture[:, [3, 7]]).all()
-    assert picture[1].tolist()[4:7] == [9, 10, 11]
-    sheet = correlation_sheet(found, "films")
-    shown = next(
-        ax.images[0].get_array() for ax in sheet.axes if ax.images and ax.images[0].get_array().shape == (2, 11)
-    )
-    np.testing.assert_allclose(np.ma.filled(shown, np.nan), side_by_side(found.initial[10].reshape(3, 2, 3)))
-    maps = bias_maps(model)
-    assert maps.grid.shape == (3, 2, 3) and maps.reach.shape == (1, 2)
-    assert any(ax.images and ax.images[0].get_array().shape == (2, 11) for ax in bias_map_sheet(maps, "films").axes)

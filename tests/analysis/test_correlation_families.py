@@ -1,6 +1,5 @@
 """Position correlations of the other families: norms on the residual stream, stages, and merged tables."""
 
-import copy
 import re
 
 import numpy as np
@@ -13,14 +12,11 @@ from commands import run_command
 from graticule import Grid
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.similarity import cosine_similarity, two_dimensionality
-from graticule.lab.figures.position_sheets import correlation_sheet
 from in_turn import in_turn
-from tiny import draw, spec, tiny
+from tiny import draw, tiny
 
 COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")
 PYRAMIDS = ("swin", "pvt")
-RELATIVE = ("relative_bias", "continuous_bias", "rope", "peg", "relative_bias+peg")
-
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
 PVT = {
     "img_size": 32,
@@ -116,24 +112,6 @@ def test_a_compact_transformer_has_a_norm_on_the_residual_stream_which_lape_does
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "felt"), [("vit_lite_2_4_32", True), ("vit_tiny_patch16_224", False)])
-def test_the_second_norm_of_a_block_changes_the_next_layer_where_it_is_on_the_residual_stream(name, felt):
-    model = compact(name, img_size=32, patch_size=4, depth=2)
-    before = position_correlations(model).similarity
-    model.blocks[0].norm2.weight[5] *= 20
-    changed = np.abs(position_correlations(model).similarity - before).max((1, 2)) > 1e-6
-    assert changed.tolist() == [False, felt]
-
-
-@torch.no_grad()
-def test_ceit_sees_its_table_as_a_vision_transformer_does():
-    model = drawn("ceit_tiny_patch16_224", img_size=(64, 96), embed_dim=24, depth=3, num_heads=3)
-    found = position_correlations(model)
-    assert found.grid == Grid(4, 6, prefix=1)
-    assert_layers_see(found, *[layer_norm(table_of(model), block.norm1) for block in model.blocks])
-
-
-@torch.no_grad()
 def test_t2t_sees_its_sinusoids_as_a_vision_transformer_does():
     model = drawn("t2t_vit_7", img_size=(64, 96), embed_dim=32, depth=3, num_heads=2)
     found = position_correlations(model)
@@ -146,12 +124,6 @@ def test_t2t_sees_its_sinusoids_as_a_vision_transformer_does():
     assert_layers_see(found, *[layer_norm(model_table, block.norm1) for block in model.blocks])
 
 
-def test_the_sinusoids_of_t2t_are_nearer_to_one_axis_than_to_two_and_those_of_the_axes_know_both():
-    sequence, axes = (position_correlations(t2t(**kwargs)) for kwargs in ({}, {"encoding": "sinusoidal_2d"}))
-    np.testing.assert_allclose(axes.two_dimensionality, 1, rtol=0, atol=1e-5)
-    assert (sequence.two_dimensionality < 0.5).all()
-
-
 def test_the_two_dimensionality_of_a_sequence_by_its_distances_along_it():
     """The cosine of two positions of a sequence is the mean of cos(n omega_k), where n is their distance."""
     found = position_correlations(t2t())
@@ -162,16 +134,6 @@ def test_the_two_dimensionality_of_a_sequence_by_its_distances_along_it():
     mean = cosine[apart[apart > 0]].mean()
     by_hand = (cosine[8] - mean) / (cosine[1] - mean)  # a row has 8 positions
     assert two_dimensionality(found.initial, found.grid) == pytest.approx(by_hand, abs=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoding", ["sinusoidal_1d", "sinusoidal_2d"])
-def test_a_learnable_table_in_t2t_has_the_two_dimensionality_of_its_values(encoding):
-    fixed, learnable = t2t(encoding=encoding), t2t(encoding="learnable")
-    table_of(learnable).copy_(fixed.position(fixed.grid)[0].pre)
-    learned, formula = position_correlations(learnable), position_correlations(fixed)
-    np.testing.assert_array_equal(learned.similarity, formula.similarity)
-    np.testing.assert_array_equal(learned.two_dimensionality, formula.two_dimensionality)
 
 
 # Pyramids
@@ -208,27 +170,6 @@ def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, s
 
 
 @torch.no_grad()
-def test_a_shared_table_in_swin_is_added_in_the_second_stage_to_the_merged_one():
-    model = pyramid("swin", joining="shared")
-    w, (first, second) = table_of(model), model.layers[0].blocks
-    found = position_correlations(model, stage=0)
-    assert_layers_see(found, layer_norm(w, first.norm1), layer_norm(2 * w, second.norm1))
-    carried = swin_merged(model, 2 * w, model.grid) + swin_merged(model, w, model.grid)
-    last = layer_norm(carried, model.layers[1].blocks[0].norm1)
-    assert_layers_see(position_correlations(model, stage=1), last)
-
-
-@torch.no_grad()
-def test_a_bias_beside_the_table_of_swin_is_left_out():
-    plain, both = pyramid("swin"), pyramid("swin", encoding="learnable+relative_bias")
-    state = {name.replace("stages.0.", "stages.0.parts.0."): value for name, value in plain.state_dict().items()}
-    both.load_state_dict(state, strict=False)
-    for stage in (0, 1):
-        found, alone = (position_correlations(model, stage=stage) for model in (both, plain))
-        np.testing.assert_array_equal(found.similarity, alone.similarity)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("global_pool", ["token", "avg"])
 def test_every_stage_of_pvt_adds_a_table_to_the_embedded_one(global_pool):
     model = pyramid("pvt", img_size=(32, 48), global_pool=global_pool)
@@ -250,71 +191,6 @@ def test_lape_in_pvt_normalises_the_table_of_each_stage():
     assert_layers_see(position_correlations(model, stage=1), layer_norm(table_of(model, 1), three))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", PYRAMIDS)
-def test_the_merging_of_patches_changes_the_second_stage_alone_and_the_first_is_the_default(name):
-    model = pyramid(name)
-    before = [position_correlations(model, stage=stage).similarity for stage in (0, 1)]
-    norm = model.layers[1].downsample.norm if name == "swin" else model.patch_embeds[1].norm
-    norm.weight[5] *= 20
-    after = [position_correlations(model, stage=stage).similarity for stage in (0, 1)]
-    np.testing.assert_array_equal(after[0], before[0])
-    np.testing.assert_array_equal(position_correlations(model).similarity, before[0])
-    assert np.abs(after[1] - before[1]).max() > 1e-6
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", PYRAMIDS)
-@pytest.mark.parametrize("joining", ["default", "lape"])
-def test_another_image_size_is_that_of_every_stage(name, joining):
-    model = pyramid(name, joining=joining)
-    found = [position_correlations(model, (48, 64), stage) for stage in (0, 1)]
-    assert [one.grid.shape for one in found] == [(12, 16), (6, 8)]
-    model.set_input_size((48, 64))
-    for stage, one in enumerate(found):
-        there = position_correlations(model, stage=stage)
-        np.testing.assert_allclose(one.similarity, there.similarity, rtol=0, atol=1e-10)
-
-
-def test_a_layer_after_the_last_joined_one_of_its_stage_receives_nothing():
-    model = pyramid("swin", joining=spec("lape", layers=1))
-    assert position_correlations(model, stage=0).sources == ("inner", None)
-    assert np.isnan(position_correlations(model, stage=0).similarity[1]).all()
-    assert position_correlations(model, stage=1).sources == ("inner",)
-
-
-@pytest.mark.parametrize("name", PYRAMIDS)
-def test_a_pyramid_without_encoding_sees_nothing_in_any_stage(name):
-    model = pyramid(name, encoding="none")
-    for stage, layers in enumerate((2, 1)):
-        found = position_correlations(model, stage=stage)
-        assert found.sources == (None,) * layers and np.isnan(found.similarity).all()
-
-
-@in_turn(
-    ("build", "stage", "said"),
-    [
-        *((lambda name=name: pyramid(name), stage, "from 0 to 1") for name in PYRAMIDS for stage in (-1, 2)),
-        *((lambda name=name: compact(name), 1, "from 0 to 0") for name in COMPACT),
-    ],
-)
-def test_another_stage_is_refused(build, stage, said):
-    with pytest.raises(ValueError, match=rf"`stage` must be {said} in this \w+, got {stage}"):
-        position_correlations(build(), stage=stage)
-
-
-@in_turn(
-    ("build", "stage"),
-    [
-        *((lambda name=name: pyramid("swin", encoding=name), at) for at in (0, 1) for name in RELATIVE),
-        *((lambda name=name: compact(name, encoding="irpe"), 0) for name in COMPACT),
-    ],
-)
-def test_a_model_without_an_absolute_encoding_is_refused(build, stage):
-    with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
-        position_correlations(build(), stage=stage)
-
-
 ALL = {
     "vit": lambda **kwargs: tiny(**kwargs).double(),
     **{name: lambda name=name, **kwargs: compact(name, **kwargs) for name in COMPACT},
@@ -332,22 +208,6 @@ def stages_of(model):
 
 @families
 @joinings
-def test_the_model_is_unchanged(name, joining):
-    model = ALL[name](joining=joining).float()
-    state = copy.deepcopy(model.state_dict())
-    for training in (True, False):
-        model.train(training).position.eval()
-        modes = [module.training for module in model.modules()]
-        for stage in stages_of(model):
-            position_correlations(model, stage=stage)
-        assert [module.training for module in model.modules()] == modes
-    assert model.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
-
-
-@families
-@joinings
 def test_a_folded_model_has_the_same_correlations(name, joining):
     model = ALL[name](joining=joining)
     before = [position_correlations(model, stage=stage) for stage in stages_of(model)]
@@ -358,19 +218,6 @@ def test_a_folded_model_has_the_same_correlations(name, joining):
         np.testing.assert_array_equal(after.initial, one.initial)
         assert after.sources == one.sources
     assert model.position.training
-
-
-@in_turn(("name", "joining"), [("cct_2_3x2_32", "lape"), ("swin", "default"), ("pvt", "lape")])
-def test_the_sheet_has_two_panels_for_every_layer_and_for_a_table_that_is_the_one(name, joining):
-    model = ALL[name](joining=joining)
-    for stage in stages_of(model):
-        found = position_correlations(model, stage=stage)
-        figure = correlation_sheet(found, f"{name}, stage {stage + 1}")
-        titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-        assert len(titles) == len(found.sources) + (found.initial is not None)
-        maps = [axes.images[0].get_array().shape for axes in figure.axes if axes.images]
-        assert maps.count((found.grid.patches, found.grid.patches)) == len(titles)
-        assert maps.count(found.grid.shape) == len(titles)
 
 
 # The command
@@ -408,20 +255,3 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
         assert tuple(found["grid"][:2]) == ((8, 8), (4, 4))[stage]
         assert len(found["sources"]) == ((2, 1)[stage] if stages == 2 else 2)
         assert np.isfinite(found["similarity"]).all()
-
-
-@pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", "bias"), ("rope_mixed", "rotary"), ("peg", None)])
-def test_a_pyramid_without_an_absolute_encoding_has_biases_and_rotations_drawn_or_is_refused(
-    capsys, tmp_path, encoding, drawn
-):
-    model = ("--encoding", encoding, "--model", "swin_tiny_patch4_window7_224", *SWIN_OPTIONS)
-    command = ("train", "digits_quick", *model, *SIZE, *SMALL, "--output", tmp_path / "run")
-    assert run_command(capsys, *command)[0] == 0
-    code, out, err = run_command(capsys, "look", "correlations", tmp_path / "run", "--output", tmp_path / "found")
-    if drawn:
-        names = {f"{drawn}-stage{stage}.{end}" for stage in (0, 1) for end in ("png", "npz")}
-        assert code == 0 and {path.name for path in (tmp_path / "found").iterdir()} == names
-        assert drawn != "bias" or "bias, stage 1 on 4 x 4 patches" in out
-    else:
-        assert code == 1 and "`model` must have an absolute encoding" in err
-        assert not (tmp_path / "found").exists()

@@ -80,16 +80,6 @@ def test_planted_positions_are_removed(method):
         assert report.content.value == pytest.approx(1 - 2 / DIM, abs=0.02)
 
 
-def test_places_in_shifted_and_cropped_copies_are_true():
-    """On a ramp of row and column, the mean of a patch is the place of its center."""
-    rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(48.0), indexing="ij")
-    ramp = torch.stack([rows, columns])[None]
-    grid, patch = Grid(4, 6), 8
-    for copy, place in _copies(ramp, grid):
-        centers = (nn.functional.avg_pool2d(copy, patch)[0].flatten(1).T + 0.5) / patch - 0.5
-        torch.testing.assert_close(centers.double(), place, atol=0.02, rtol=0)
-
-
 def test_matches_follow_content_or_the_place():
     """A model that knows content alone finds all shifted patches, one that knows the place alone finds none."""
     images, grid = pictures(4), GRID
@@ -147,22 +137,6 @@ def test_where_there_is_no_position_there_is_nothing_to_remove(method):
     found = graticule.debias(model, images, method)
     assert found.certificate.nothing and "nothing to remove" in str(found.certificate)
     assert torch.equal(found(images), model(images)) and found.certificate.match_change.value == 0
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nine_pictures_are_enough(method):
-    model = Planted(ROW_AND_COLUMN, amplitude=6.0).eval()
-    found = graticule.debias(model, pictures(9), method)
-    before, after = found.certificate.share
-    assert after.value < before.value / 4 and found.certificate.components <= 4
-    assert all(buffer.isfinite().all() for buffer in found.removals.buffers())
-
-
-def test_a_given_number_of_components_is_removed():
-    model = Planted(PRODUCT).eval()
-    for method in ("leace", "blank"):
-        assert graticule.debias(model, pictures(12), method, components=1).certificate.components == 1
-    assert graticule.debias(model, pictures(12), "mean", components=3).certificate.components == 3
 
 
 def test_an_eraser_of_position_leaves_no_linear_trace_where_it_was_fitted():
@@ -276,14 +250,6 @@ def test_models_of_transformers_are_debiased():
     table = found.removals["features"].table.flatten(0, 1)
     torch.testing.assert_close(before[:, 1:] - after[:, 1:], table.expand(12, -1, -1), rtol=1e-3, atol=1e-5)
     assert found.certificate.share[1].high < found.certificate.share[0].low
-
-
-def test_training_mode_is_kept_and_does_not_matter():
-    model, images = Planted(ROW_AND_COLUMN), pictures(30)
-    trained = graticule.debias(model.train(), images)
-    assert model.training and trained.training
-    evaluated = graticule.debias(model.eval(), images)
-    assert torch.equal(trained.removals["features"].table, evaluated.removals["features"].table)
 
 
 def test_labels_of_images_and_of_patches_are_scored_by_neighbors():

@@ -9,12 +9,10 @@ from torch import nn
 import graticule
 import tiny
 from graticule.analysis.effect import Comparison, resampled
-from graticule.external.backbone_view import Places
 from graticule.external.open_view import StructureView, view_of
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition
 from in_turn import in_turn
 
 #: Every form of position information: tables, biases, rotations, functions of the tokens.
@@ -63,14 +61,6 @@ def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
     torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=0)
 
 
-def test_zeroing_no_position_changes_nothing():
-    view, images = view_of(tiny.draw(tiny.tiny("none"))), tiny.images()
-    before = view.run(images)
-    for changed in (view.without_position(), view.shuffled(), view.placed_at((64, 64))):
-        for (x, _), (y, _) in zip(before.layers, changed.run(images).layers, strict=True):
-            assert torch.equal(x, y)
-
-
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
     model = tiny.draw(tiny.tiny("rope")).double().eval()
     images = tiny.images(dtype=torch.float64)
@@ -84,34 +74,12 @@ def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
         nearest(Grid(4, 4), Grid(2, 8))
 
 
-def test_the_model_is_unchanged_also_in_training_and_folded():
-    model = tiny.draw(tiny.tiny("learnable", "lape")).train()
-    images, state = tiny.images(), {name: value.clone() for name, value in model.state_dict().items()}
-    position = model.position
-    view = view_of(model)
-    for changed in (view, view.without_position(), view.shuffled(), view.placed_at((64, 64)), view.sized((64, 40))):
-        changed.run(tiny.images(64, 40) if changed.img_size == (64, 40) else images, lambda layer, x, grid: 0 * x)
-    assert model.training and model.position is position and position.training
-    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
-    expected = view.shuffled().run(images).logits
-    folded = view_of(graticule.fold(model))
-    assert torch.equal(folded.shuffled().run(images).logits, expected)
-    assert folded.sized((64, 64)).run(tiny.images(64, 64)).layers[0][1].shape == (8, 8)
-
-
 def test_gated_mlps_cannot_do_without_position():
     model = graticule.create_model("posmlp_nano_32", num_classes=3, in_chans=3)
     with pytest.raises(Unavailable, match="mixes tokens by position information alone"):
         view_of(model).without_position()
     before, after = (one.run(tiny.images()) for one in (view_of(model), view_of(model).shuffled()))
     assert not torch.equal(before.logits, after.logits)
-
-
-def test_a_table_of_another_number_of_rows_is_refused():
-    places = Places(permutation(4, 0), Grid(2, 2, prefix=1))
-    assert LayerPosition(inner=torch.arange(5.0)[:, None]).take(places).inner[0] == 0
-    with pytest.raises(Unavailable, match="6 rows where there are 5 tokens"):
-        LayerPosition(inner=torch.zeros(6, 2)).take(places)
 
 
 class Linear(nn.Module):

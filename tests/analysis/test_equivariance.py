@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis.equivariance import COLUMNS, Translation, translation_error, whole_patches
-from graticule.lab.figures.layers import translation_plot
+from graticule.analysis.equivariance import COLUMNS, translation_error, whole_patches
 from graticule.position.grid import Grid
 from in_turn import in_turn
 from tiny import draw, images, tiny
@@ -28,11 +27,6 @@ def test_without_position_every_layer_is_equivariant_and_the_logits_do_not_chang
     found = translation_error(pooled("none"), doubles(48, 40, batch=4), [(1, 0), (2, -3)])
     assert np.all(found.all_patches < 1e-12) and found.logits < 1e-12 and found.flips == 0
     assert np.isnan(found.prefix).all()
-
-
-def test_a_class_token_without_position_does_not_change_either():
-    found = translation_error(draw(tiny("none")).double(), doubles())
-    assert np.all(found.prefix < 1e-12) and found.prefix.shape == (3,)
 
 
 def test_outputs_as_unlike_as_those_of_another_image_have_an_error_of_the_root_of_two(monkeypatch):
@@ -56,11 +50,6 @@ def test_the_effect_of_zero_padding_decays_from_the_border_inwards():
     assert first[0] > 1e-3 and np.nanmax(first[1:]) < 1e-12
     stacked = translation_error(pooled("peg(places=(-1, 0), layers=1)", img_size=112), doubles(112, 112))
     assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has spread it everywhere, but weaker
-
-
-def test_a_learnable_embedding_is_not_equivariant():
-    found = translation_error(pooled("learnable"), doubles())
-    assert np.all(found.inside > 0.01)
 
 
 class Told(nn.Module):
@@ -109,14 +98,6 @@ def test_a_pyramid_is_measured_on_the_grid_of_every_stage(name):
     assert np.isfinite(found.prefix).tolist() == [False] * 4 + [name == "pvt_tiny"]
 
 
-def test_swin_is_measured_too():
-    model = graticule.create_model(
-        "swin_tiny_peg_patch4_window7_224", img_size=64, embed_dim=12, num_heads=(1, 2, 3, 4), depths=(1, 2, 1, 1)
-    )
-    found = translation_error(model, images(64, 64))
-    assert len(found.grids) == 5 and np.isfinite(found.all_patches).all()
-
-
 @in_turn(
     ("name", "sizes", "refused", "patch"),
     [
@@ -137,11 +118,6 @@ def test_a_size_that_the_model_pads_is_refused_because_no_shift_moves_all_its_pa
             translation_error(model, torch.zeros(2, 3, *size))
 
 
-def test_patches_that_are_not_square_are_shifted_by_whole_ones():
-    found = translation_error(pooled("none", patch_size=(8, 4)), doubles(32, 24), [(1, 0), (0, 1), (2, -1)])
-    assert found.grids[0].shape == (4, 6) and np.all(found.all_patches < 1e-12)
-
-
 def test_a_swin_without_position_whose_windows_fill_the_grid_is_equivariant_in_the_stages_that_have_one_window():
     model = graticule.create_model(
         "swin_tiny_patch4_window7_224",
@@ -156,14 +132,6 @@ def test_a_swin_without_position_whose_windows_fill_the_grid_is_equivariant_in_t
     assert np.all(found.all_patches < 1e-12)
 
 
-def test_the_model_is_unchanged():
-    model = tiny("learnable", joining="lape").train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    translation_error(model, images())
-    assert model.training
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
 def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
     found = translation_error(tiny("peg"), images())
     header, *rows = found.summary()
@@ -172,16 +140,6 @@ def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
         np.testing.assert_array_equal(arrays["inside"], found.inside)
         np.testing.assert_array_equal(arrays["profiles"][1], found.profile(1))
         assert arrays["shifts"].tolist() == [[1, 0], [0, 1], [1, 1]]
-
-
-def test_the_plot_has_a_line_a_model_inside_and_at_the_border():
-    found = {name: translation_error(tiny(name), images()) for name in ("learnable", "peg")}
-    figure = translation_plot(found, "title")
-    inside, border = figure.axes
-    np.testing.assert_array_equal(inside.lines[1].get_ydata(), found["learnable"].inside)
-    np.testing.assert_array_equal(border.lines[2].get_ydata(), found["peg"].at_border)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert [label.split(" ")[0] for label in labels] == ["learnable", "peg"]
 
 
 @in_turn(
@@ -199,9 +157,3 @@ def test_unsupported_models_are_refused(change, said):
     given = {"model": tiny("peg"), "images": images(), **change}
     with pytest.raises(ValueError, match=said):
         translation_error(**given)
-
-
-def test_without_tokens_inside_the_translation_error_is_nan():
-    found = translation_error(tiny("peg"), images(), border=4)
-    assert np.isnan(found.inside).all() and np.isfinite(found.at_border).all()
-    assert isinstance(found, Translation) and found.summary()[1][2] == "-"

@@ -42,19 +42,6 @@ def test_features_that_carry_row_and_column_have_r2_of_one_and_shuffled_labels_n
     assert (probe.examples, probe.channels) == (30 * 35, 8)
 
 
-def test_sinusoids_of_row_and_column_have_r2_of_one():
-    """Sines and cosines of enough frequencies span all functions of a coordinate, so the coordinate itself."""
-    y, x = labels_of(GRID).unbind(-1)
-    waves = [f(np.pi * k * axis / 2) for axis in (y, x) for k in range(1, 4) for f in (torch.sin, torch.cos)]
-    features = torch.cat([torch.stack(waves, -1).expand(30, -1, -1), noise()], -1)
-    np.testing.assert_allclose(sums(features).probe().mean, 1, atol=1e-6)
-
-
-def test_features_without_position_have_r2_of_zero():
-    probe = sums(noise(60)).probe()
-    assert (np.abs(probe.mean) < 0.01).all() and (np.abs(probe.mean) < 4 * probe.error + 1e-3).all()
-
-
 def test_the_score_of_a_fold_is_that_of_a_ridge_regression_of_the_other_folds():
     features = carrying(torch.eye(2, dtype=torch.float64)) + noise()
     found = sums(features)

@@ -1,4 +1,4 @@
-"""Compute the cases of films, volumes and images of several sizes that `record_films.py` records."""
+"""Compute the cases of films, volumes and images of several sizes."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def audit(
         return bar.step(name, passes, lambda: _attempt(name, unavailable, work))
 
     few, some = given[:_TRANSLATION], given[:_ATTENTION]
-    translation = attempt("translation", (len(size) + 2) * len(few), lambda: translation_error(view.model, few))
+    translation = attempt("translation", (len(size) + 2) * len(few), lambda: translation_error(model, few))
     attention = attempt("attention", len(some), lambda: attention_summary(view, some))
     times = attempt("time", timed_images, lambda: _times(view, given)) if timed else None
     bar.close()

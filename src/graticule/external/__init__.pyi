@@ -4,7 +4,6 @@ from .attention_map import AttentionMap as AttentionMap
 from .attention_map import save_attention as save_attention
 from .backbone_view import BackboneView as BackboneView
 from .debiased import Debiased as Debiased
-from .debiased import DebiasedView as DebiasedView
 from .debiased import Eraser as Eraser
 from .debiased import Subtraction as Subtraction
 from .hub import open_attached as open_attached

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -122,15 +123,24 @@ class BackboneView(ModelView):
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
         """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
         model = self.model
-        with evaluating(model), self._changed(edit):
+        changed: AbstractContextManager[None] = nullcontext()
+        if self.change is not None or edit is not None:
+            changed = _holding(model, _ChangedPosition(model.position, self.change, edit, model))
+        with evaluating(model), changed:
             layers = list(model.each_layer(images))
-            logits = model.forward_head(model.features_of(layers)) if model.num_classes else None
+            logits = None
+            if model.num_classes:
+                features = model.features_of(layers)
+                if self.debiased is not None:
+                    features = self.debiased.clean(features, layers[-1][1])
+                logits = model.forward_head(features)
         return Pass(layers, logits)
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Return the patches of the model's features, (B, H * W, D), computed from the tokens of the layers."""
         with evaluating(self.model):
-            return split_features(self.model.features_of(layers), layers[-1][1])[1]
+            patches = split_features(self.model.features_of(layers), layers[-1][1])[1]
+            return self.without_removed(patches, layers[-1][1])
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
@@ -140,8 +150,7 @@ class BackboneView(ModelView):
 
     def grids(self, img_size: Size) -> list[Grid]:
         """Return the grid after each layer, for images of `img_size`."""
-        stages = self.model.position_grids(self.model.grid_at(img_size))
-        return [at for at, depth in zip(stages, self.model.depths, strict=True) for _ in range(depth)]
+        return _grids_of_layers(self.model, self.model.grid_at(img_size))
 
     @property
     def coarsest_patch(self) -> Size:
@@ -151,10 +160,11 @@ class BackboneView(ModelView):
     def sized(self, img_size: Size) -> BackboneView:
         """Return a view that takes images of another size."""
         self.model.grid_at(img_size)
-        change = self.change
-        if change is None and isinstance(self.model.position, FoldedPosition):
-            change = _unfolded  # a folded position is for one grid
-        return BackboneView(self.model, img_size, change)
+        view = self._with(self.change)
+        if view.change is None and isinstance(self.model.position, FoldedPosition):
+            view.change = lambda position, grid: position(grid)  # a folded position is for one grid
+        view.img_size = img_size
+        return view
 
     def without_position(self) -> BackboneView:
         """Return a view of the model without any position information.
@@ -166,22 +176,47 @@ class BackboneView(ModelView):
             raise Unavailable(
                 f"{type(self.model).__name__} mixes tokens by position information alone ({', '.join(sorted(needed))})"
             )
-        return BackboneView(self.model, self.img_size, _nothing)
+        return self._with(lambda position, grid: [LayerPosition()] * len(position(grid)))
 
     def shuffled(self, seed: int = 0) -> BackboneView:
         """Return a view of the model in which each patch has the position of another one, the same in all layers."""
-        return BackboneView(self.model, self.img_size, partial(self._shuffled, seed))
+
+        def places(grid: Grid) -> Places:
+            window = Places(permutation(grid.within.patches, seed), grid.within) if grid.windows else None
+            return Places(permutation(grid.patches, seed), grid, window)
+
+        def change(position: Position, grid: Grid) -> list[LayerPosition]:
+            grids = self.model.layer_grids(grid)
+            return [layer.take(places(at)) for layer, at in zip(position(grid), grids, strict=True)]
+
+        return self._with(change)
 
     def placed_at(self, img_size: Size) -> BackboneView:
         """Return a view in which each patch has the position of the nearest patch of a larger image.
 
         Functions of the tokens, such as a PEG, are not changed.
         """
+        grids_of = self.model.layer_grids
         try:
-            self.model.grid_at(img_size)
+            larger = self.model.grid_at(img_size)
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        return BackboneView(self.model, self.img_size, partial(self._from, img_size))
+
+        def change(position: Position, grid: Grid) -> list[LayerPosition]:
+            layers = []
+            for here, there, at, wide in zip(
+                position(grid), position(larger), grids_of(grid), grids_of(larger), strict=True
+            ):
+                window = Places(nearest(at.within, wide.within), wide.within) if at.windows else None
+                layers.append(there.with_functions(here).take(Places(nearest(at, wide), wide, window)))
+            return layers
+
+        return self._with(change)
+
+    def _with(self, change: Change | None) -> BackboneView:
+        view = copy.copy(self)
+        view.change = change
+        return view
 
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
         """Compute the attention weights of chosen layers, all by default, in addition to the forward pass."""
@@ -189,13 +224,28 @@ class BackboneView(ModelView):
         if not attentions:
             raise Unavailable(f"`model` must have attention, got {type(self.model).__name__}, which has none.")
         chosen = chosen_layers(layers, len(attentions))
-        found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]] = {}
+        calls: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
+
+        def keep(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls[layer] = args, module.weights(*args, **kwargs)
+
         with ExitStack() as hooks:
             for layer in set(chosen):
-                hook = attentions[layer].register_forward_pre_hook(partial(_keep, found, layer), with_kwargs=True)
+                hook = attentions[layer].register_forward_pre_hook(partial(keep, layer), with_kwargs=True)
                 hooks.callback(hook.remove)
             grids = [grid for _, grid in self.run(images).layers]
-        return [_map(layer, *found[layer], grids[layer]) for layer in chosen]
+        maps = []
+        for layer in chosen:
+            args, weights = calls[layer]
+            windows = next((one for one in args if isinstance(one, Windows)), None)
+            seen: Sequence[Grid] = (grids[layer],) * 2
+            if windows is not None:
+                seen = (windows.window,) * 2
+            elif hasattr(attentions[layer], "seen_grids"):  # of pooled queries or keys
+                seen = next((attentions[layer].seen_grids(one) for one in args if isinstance(one, Grid)), seen)
+            tokens = None if windows is None else windows.tokens().numpy()
+            maps.append(AttentionMap(layer, weights.double().cpu().numpy(), seen[0], seen[1], tokens))
+        return maps
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Return forward passes with position information computed, folded into constants, and without any."""
@@ -204,15 +254,12 @@ class BackboneView(ModelView):
         positions = {"computed": original, "folded": FoldedPosition(original, grid).eval()}
         if not self.model.needs:
             positions["without"] = NoPosition(len(self.blocks)).eval()
-        return {name: partial(self._with_position, position) for name, position in positions.items()}
 
-    def _with_position(self, position: Position, images: Tensor) -> object:
-        held = self.model.position
-        self.model.position = position
-        try:
-            return self.model(images)
-        finally:
-            self.model.position = held
+        def run(position: Position, images: Tensor) -> object:
+            with _holding(self.model, position):
+                return self.model(images)
+
+        return {name: partial(run, position) for name, position in positions.items()}
 
     @property
     def blocks(self) -> list[Any]:
@@ -225,35 +272,24 @@ class BackboneView(ModelView):
         """Map each kind of module of the position to the number of its own parameters."""
         counts: Counter[str] = Counter()
         for module in self.model.position.modules():
-            counts[type(module).__name__] += sum(one.numel() for one in module.parameters(recurse=False))
+            counts[type(module).__name__] += sum(value.numel() for value in module.parameters(recurse=False))
         return {name: count for name, count in counts.items() if count}
 
-    @contextmanager
-    def _changed(self, edit: Edit | None) -> Iterator[None]:
-        """Replace the position of the model within the block."""
-        if self.change is None and edit is None:
-            yield
-            return
-        original = self.model.position
-        self.model.position = _ChangedPosition(original, self.change, edit, self.model)
-        try:
-            yield
-        finally:
-            self.model.position = original
 
-    def _shuffled(self, seed: int, position: Position, grid: Grid) -> list[LayerPosition]:
-        grids = self.model.layer_grids(grid)
-        return [one.take(_shuffling(at, seed)) for one, at in zip(position(grid), grids, strict=True)]
+@contextmanager
+def _holding(model: Backbone, position: Position) -> Iterator[None]:
+    """Give the model another position within the block."""
+    original = model.position
+    model.position = position
+    try:
+        yield
+    finally:
+        model.position = original
 
-    def _from(self, img_size: Size, position: Position, grid: Grid) -> list[LayerPosition]:
-        """Give each patch the position of the nearest patch of an image of `img_size`."""
-        source, grids_of = self.model.grid_at(img_size), self.model.layer_grids
-        own, other = position(grid), position(source)
-        found = []
-        for there, here, at, wide in zip(other, own, grids_of(grid), grids_of(source), strict=True):
-            window = Places(nearest(at.within, wide.within), wide.within) if at.windows else None
-            found.append(there.with_functions(here).take(Places(nearest(at, wide), wide, window)))
-        return found
+
+def _grids_of_layers(model: Backbone, grid: Grid) -> list[Grid]:
+    stages = zip(model.position_grids(grid), model.depths, strict=True)
+    return [at for at, depth in stages for _ in range(depth)]
 
 
 class _ChangedPosition(Position):
@@ -267,18 +303,16 @@ class _ChangedPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the changed position, with the edit after each layer."""
-        given = self.original(grid) if self.change is None else self.change(_original(self.original), grid)
+        layers = self.original(grid) if self.change is None else self.change(_original(self.original), grid)
         edit = self.edit
         if edit is None:
-            return given
-        model = cast("Backbone", self.model)
-        stages = zip(model.position_grids(grid), model.depths, strict=True)
-        grids = [at for at, depth in stages for _ in range(depth)]
+            return layers
+        grids = _grids_of_layers(cast("Backbone", self.model), grid)
 
         def after(layer: int) -> Callable[[Tensor], Tensor]:
             return lambda tokens: edit(layer, tokens, grids[layer])
 
-        return [one.merge(LayerPosition(after=after(layer))) for layer, one in enumerate(given)]
+        return [one.merge(LayerPosition(after=after(layer))) for layer, one in enumerate(layers)]
 
     def set_grid(self, grid: Grid) -> None:
         """Pass the grid to the position."""
@@ -287,42 +321,3 @@ class _ChangedPosition(Position):
 
 def _original(position: Position) -> Position:
     return position.original if isinstance(position, Folded) else position
-
-
-def _unfolded(position: Position, grid: Grid) -> list[LayerPosition]:
-    given: list[LayerPosition] = position(grid)
-    return given
-
-
-def _nothing(position: Position, grid: Grid) -> list[LayerPosition]:
-    return [LayerPosition()] * len(position(grid))
-
-
-def _shuffling(grid: Grid, seed: int) -> Places:
-    window = Places(permutation(grid.within.patches, seed), grid.within) if grid.windows else None
-    return Places(permutation(grid.patches, seed), grid, window)
-
-
-def _keep(
-    found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]],
-    layer: int,
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Store the attention weights of a layer, the grids of its queries and keys if it names them, and its windows."""
-    seen = windows = None
-    for given in args:
-        if isinstance(given, Windows):
-            seen, windows = (given.window, given.window), given
-        elif isinstance(given, Grid) and hasattr(module, "seen_grids"):
-            seen = module.seen_grids(given)
-    found[layer] = module.weights(*args, **kwargs), seen, windows
-
-
-def _map(
-    layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, windows: Windows | None, grid: Grid
-) -> AttentionMap:
-    """Build the map of a layer: the grids of queries and keys are `seen`, or the grid of the layer."""
-    tokens = None if windows is None else windows.tokens().numpy()
-    return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)), tokens)

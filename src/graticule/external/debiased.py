@@ -1,8 +1,8 @@
-"""A model whose features have position removed: the removals, the model around another one, its view and its files."""
+"""A model whose features have position removed: the removals, the model around another one, and its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import check_image
 from graticule.checkpoints.load import load_own
-from graticule.external.attention_map import AttentionMap
-from graticule.external.backbone_view import BackboneView
-from graticule.external.images import Size, evaluating
-from graticule.external.view import Edit, ModelView, Pass, split_features, unpooled
+from graticule.external.images import Size
+from graticule.external.view import split_features, unpooled
 from graticule.hub.config import (
     Architecture,
     Preparation,
@@ -198,73 +196,6 @@ def layer_patches(model: nn.Module, images: Tensor, layers: Sequence[int]) -> li
         images, indices=list(layers), output_fmt="NLC", intermediates_only=True
     )
     return found
-
-
-class DebiasedView(ModelView):
-    """The view of the model inside, whose features have position removed; its layers are unchanged.
-
-    model: the whole model.
-    inner: the view of the model inside.
-    """
-
-    model: Debiased
-
-    def __init__(self, model: Debiased, inner: ModelView) -> None:
-        self.model, self.inner, self.img_size = model, inner, inner.img_size
-
-    def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
-        """Compute all layers, and logits from the features with position removed."""
-        found = self.inner.run(images, edit)
-        ours = isinstance(self.inner, BackboneView)
-        if found.logits is None or not (ours or (edit is None and hasattr(self.model.backbone, "forward_head"))):
-            return Pass(found.layers, None)
-        inner: Any = self.inner.model
-        with evaluating(self.model):
-            features = inner.features_of(found.layers) if ours else unpooled(inner, images)
-            return Pass(found.layers, self.model.forward_head(self.model.clean(features, found.layers[-1][1])))
-
-    def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
-        """Return the patches of the features with position removed, (B, H * W, D)."""
-        given = self.inner.features(images, layers)
-        with torch.no_grad():
-            return self.model.remove(FEATURES, given, Grid(*layers[-1][1].shape))
-
-    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Return the embedded patches before any position information."""
-        return self.inner.content(images)
-
-    def grids(self, img_size: Size) -> list[Grid]:
-        """Return the grid after each layer."""
-        return self.inner.grids(img_size)
-
-    def sized(self, img_size: Size) -> DebiasedView:
-        """Return a view that takes images of another size."""
-        return DebiasedView(self.model, self.inner.sized(img_size))
-
-    def without_position(self) -> DebiasedView:
-        """Return a view of the model without any position information."""
-        return DebiasedView(self.model, self.inner.without_position())
-
-    def shuffled(self, seed: int = 0) -> DebiasedView:
-        """Return a view of the model in which each patch has the position of another one."""
-        return DebiasedView(self.model, self.inner.shuffled(seed))
-
-    def placed_at(self, img_size: Size) -> DebiasedView:
-        """Return a view in which each patch has the position of the nearest patch of a larger image."""
-        return DebiasedView(self.model, self.inner.placed_at(img_size))
-
-    def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
-        """Compute the attention weights of chosen layers."""
-        return self.inner.attention(images, layers)
-
-    @property
-    def position_parameters(self) -> dict[str, int]:
-        """Map each part of the position information to the number of its parameters."""
-        return self.inner.position_parameters
-
-    def variants(self) -> dict[str, Callable[[Tensor], object]]:
-        """Return forward passes to be timed, of the model inside."""
-        return self.inner.variants()
 
 
 @dataclass(frozen=True)

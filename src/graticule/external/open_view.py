@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -20,7 +20,7 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import TokenModel
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
-from graticule.external.debiased import Debiased, DebiasedView
+from graticule.external.debiased import Debiased
 from graticule.external.flow import Change, Flow
 from graticule.external.images import (
     Size,
@@ -33,7 +33,7 @@ from graticule.external.images import (
     window_of,
 )
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
-from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
+from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled
 from graticule.position.grid import Grid
 from graticule.position.resampling import Resampler, build_resampler
 from graticule.position.windows import Windows
@@ -96,7 +96,14 @@ class StructureView(ModelView):
             for layer, block in enumerate(self.blocks):
                 hooks.callback(block.register_forward_hook(partial(keep, layer)).remove)
             output = self._call(images)
-        return Pass([found[layer] for layer in range(len(self.blocks))], _logits(self.model, output))
+        layers, logits = [found[layer] for layer in range(len(self.blocks))], _logits(self.model, output)
+        if self.debiased is not None and logits is not None:
+            logits = None  # of features that an edit changes, or of a model without a head of its own
+            if edit is None and hasattr(self.model, "forward_head"):
+                with evaluating(self.model), self._following(images):
+                    features = self.debiased.clean(unpooled(self.model, images), layers[-1][1])
+                    logits = self.debiased.forward_head(features)
+        return Pass(layers, logits)
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
@@ -128,7 +135,9 @@ class StructureView(ModelView):
                 set_input_size(model, img_size)
             except (AssertionError, ValueError, RuntimeError, TypeError) as error:
                 raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {error_line(error)}") from error
-        return StructureView(model, img_size)
+        view = StructureView(model, img_size)
+        view.debiased = self.debiased
+        return view
 
     def without_position(self) -> StructureView:
         """Return a view in which tables, biases and terms are zero, and rotations are by angle 0."""
@@ -179,45 +188,14 @@ class StructureView(ModelView):
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Return the patches of the model's features, (B, H * W, D); those of a packed row are put row by row."""
         structure = self._at((images.shape[-2], images.shape[-1]))
-        with nullcontext() if self.changed is None else self._flow().following(images):
+        with self._following(images):
             found = super().features(images, layers)
         order = structure.orders[-1] if structure.packed else None
         return found if order is None else found[:, order.to(found.device)]
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
-        """Return forward passes of the model and of a copy without its position information."""
-        return {"computed": self.model, "without": self.removed().model.eval()}
-
-    def removed(self) -> StructureView:
-        """Return a view of a copy, for timing, without the position information that the model can run without.
-
-        The parameters that it is computed from, or the modules that hold them, are replaced by None where the model
-        then still runs, with the same grids.
-        """
-        self._check_sites()
-        model, taken = shared_copy(self.model), set[str]()
-        known = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
-        named = dict.fromkeys(name for site in self.structure.sites for name in sorted(site.origins) if name in known)
-        sites = len(self.structure.sites)
-        for name in named:
-            holder = name.rpartition(".")[0]
-            for path in (name, holder):
-                candidate = shared_copy(model)
-                parent, _, leaf = path.rpartition(".")
-                if not path or path in taken or any(path == one for one in self.structure.blocks):
-                    continue
-                try:
-                    setattr(candidate.get_submodule(parent), leaf, None)
-                    found = find_structure(candidate, self.img_size)
-                except (AttributeError, ValueError, RuntimeError, TypeError, KeyError):  # the model needs it
-                    continue
-                if found.grids == self.structure.grids and len(found.sites) < sites:
-                    model, sites = candidate, len(found.sites)
-                    taken.add(path)
-                    break
-        if not taken:
-            raise Unavailable("the model cannot be run without its position information")
-        return StructureView(model, self.img_size)
+        """Raise `Unavailable`: the model is not timed without its position information."""
+        raise Unavailable(f"{type(self.model).__name__} of another library cannot be run without its position")
 
     @property
     def unknown_parameters(self) -> list[str]:
@@ -239,6 +217,9 @@ class StructureView(ModelView):
         if self.changed is None:
             return Flow(self.model, keep=keep)
         return Flow(self.model, self.changed.constants, self.changed.queries, keep)
+
+    def _following(self, images: Tensor) -> AbstractContextManager[None]:
+        return nullcontext() if self.changed is None else self._flow().following(images)
 
     def _check_sites(self) -> None:
         if not self.structure.sites:
@@ -453,7 +434,9 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
         ValueError: if no blocks are found, no image size is known, or the model refuses it.
     """
     if isinstance(model, Debiased):
-        return DebiasedView(model, view_of(model.backbone, img_size))
+        view = view_of(model.backbone, img_size)
+        view.debiased = model
+        return view
     if isinstance(model, Backbone) or hasattr(model, "each_layer"):
         return BackboneView(cast("Backbone", model), img_size)
     if isinstance(model, TokenModel):

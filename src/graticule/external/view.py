@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from graticule.external.attention_map import AttentionMap
 from graticule.external.images import Size, by_image, call, evaluating
 from graticule.position.grid import Grid
 from graticule.position.places import by, ravel
+
+if TYPE_CHECKING:
+    from graticule.external.debiased import Debiased
 
 #: From the index of a layer, its tokens (B, N, D) and their grid, to the tokens that replace them.
 Edit = Callable[[int, Tensor, Grid], Tensor]
@@ -35,10 +39,12 @@ class ModelView(ABC):
 
     model: the model.
     img_size: (height, width) in pixels of the images that its position is made for.
+    debiased: the model around it that removes position from its features (`graticule.debias`); None without one.
     """
 
     model: nn.Module
     img_size: Size
+    debiased: Debiased | None = None
 
     @abstractmethod
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
@@ -110,7 +116,13 @@ class ModelView(ABC):
             Unavailable: if the model does not return them.
         """
         with evaluating(self.model):
-            return split_features(unpooled(self.model, images), layers[-1][1])[1]
+            return self.without_removed(split_features(unpooled(self.model, images), layers[-1][1])[1], layers[-1][1])
+
+    def without_removed(self, patches: Tensor, grid: Grid) -> Tensor:
+        """Return patches of the features without what `debiased` removes."""
+        if self.debiased is None:
+            return patches
+        return self.debiased.remove("features", patches, Grid(*grid.shape))
 
     @property
     @abstractmethod

@@ -87,15 +87,9 @@ def crop(subject: Subject, original: Subject) -> str:
         for one in subject.model.modules()
         if getattr(one, "grid_type", "") == "index" and getattr(one, "ref_feat_shape", None) is None
     ]
-    for factor in (1, 4, 8):
-        try:
-            grids = [(3 * factor, 3 * factor), (5 * factor, 3 * factor), (3 * factor, 5 * factor)]
-            models = [subject.at(grid) for grid in grids]
-            break
-        except NotApplicable as error:
-            reason = error
-    else:
-        raise reason
+    models = subject.at_first(
+        *([(3 * factor, 3 * factor), (5 * factor, 3 * factor), (3 * factor, 5 * factor)] for factor in (1, 4, 8))
+    )
     square, tall, wide = (_signature(one) for one in models)
     kept = []
     for larger in (tall, wide):
@@ -139,15 +133,9 @@ def transposition(subject: Subject, original: Subject) -> str:
     ours = subject.model
     if isinstance(ours, Backbone) and isinstance(_rotation(ours, ours.grid), PairRotation):
         return _rotary_transposition("the encoding", lambda shape: _own_cosines(subject, shape))
-    for factor in (1, 2, 4, 8):
-        try:
-            square, tall = subject.at((4 * factor, 4 * factor)), subject.at((3 * factor, 5 * factor))
-            mirrored = subject.at((5 * factor, 3 * factor))
-            break
-        except NotApplicable as error:
-            reason = error
-    else:
-        raise reason
+    square, tall, mirrored = subject.at_first(
+        *([(4 * factor, 4 * factor), (3 * factor, 5 * factor), (5 * factor, 3 * factor)] for factor in (1, 2, 4, 8))
+    )
     if not _transposes(square, square):
         raise NotApplicable("its position cannot be transposed from outside, or its layers have a direction")
     if not _transposes(tall, mirrored):
@@ -359,13 +347,10 @@ def _of_position(name: str) -> bool:
 
 def autocast(subject: Subject, original: Subject) -> str:
     """Under autocast to bfloat16 each patch keeps its position of float32."""
-    wide = subject
-    for grid in ((2, 160), (8, 160)):
-        try:
-            wide = subject.at(grid)
-            break
-        except NotApplicable:
-            continue
+    try:
+        (wide,) = subject.at_first([(2, 160)], [(8, 160)])
+    except NotApplicable:
+        wide = subject
     single = copy.deepcopy(wide.model).float()
     rows = wide.rows()
     images = wide.constant().float()

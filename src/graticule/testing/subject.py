@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -150,12 +150,24 @@ class Subject:
         """Return the model at a small grid that is not square, or unchanged if it refuses all of them."""
         if self.grid[0] != self.grid[1] and self.patches <= 512:
             return self
-        for factor in (1, 2, 4, 8):
+        try:
+            return self.at_first(*([(3 * factor, 5 * factor)] for factor in (1, 2, 4, 8)))[0]
+        except NotApplicable:
+            return self
+
+    def at_first(self, *choices: Sequence[Size]) -> list[Subject]:
+        """Return the model at the grids of the first choice that it takes all of.
+
+        Raises:
+            NotApplicable: if there is none.
+        """
+        reasons = []
+        for grids in choices:
             try:
-                return self.at((3 * factor, 5 * factor))
-            except NotApplicable:
-                continue
-        return self
+                return [self.at(grid) for grid in grids]
+            except NotApplicable as error:
+                reasons.append(error)
+        raise reasons[-1]
 
     @cached_property
     def base(self) -> Recording:
