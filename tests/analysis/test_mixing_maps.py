@@ -251,117 +251,6 @@ def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     assert {ax.images[0].get_clim() for ax in fixed.axes if ax.images} == {(0, 0.25)}
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("encoding", ["ggqpe", "glrpe"])
-def test_a_row_has_one_color_scale_and_rows_have_their_own(encoding):
-    maps = mixing_maps(gated(encoding=encoding))
-    lines, bars = panels(mixing_sheet(maps), 3, 4)
-    for line, bar, one in zip(lines, bars, maps, strict=True):
-        high = np.abs(one.weights).max()
-        (limits,) = {ax.images[0].get_clim() for ax in line}
-        assert limits == (pytest.approx(0 if one.softmax else -high), pytest.approx(high))
-        assert bar.get_ylim() == limits and line[-1].images[0].colorbar.extend == "neither"
-    assert len({line[0].images[0].get_clim() for line in lines}) == 3
-
-
-def test_weights_that_may_be_negative_have_a_two_sided_color_map_with_zero_in_the_middle():
-    shown = {}
-    for encoding in ("ggqpe", "glrpe"):
-        image = mixing_sheet(mixing_maps(gated(encoding=encoding))).axes[0].images[0]
-        shown[encoding] = image.cmap(np.array([0.0, 0.5, 1.0]))[:, :3]
-    low, middle, high = shown["glrpe"]
-    assert middle.min() > 0.9 and low.mean() < 0.6 and high.mean() < 0.6
-    brightness = shown["ggqpe"].mean(1)
-    assert brightness[0] < brightness[1] < brightness[2]
-
-
-def test_logits_before_a_softmax_show_the_six_nearest_the_largest():
-    maps = mixing_maps(gated())
-    figure = render(mixing_sheet(maps, values="logits"))
-    lines, bars = panels(figure, 3, 4)
-    for line, bar, one in zip(lines, bars, maps, strict=True):
-        image = line[1].images[0]
-        np.testing.assert_array_equal(image.get_array(), one.logits[1])
-        assert image.get_clim() == pytest.approx((one.logits.max() - 6, one.logits.max()))
-        assert line[-1].images[0].colorbar.extend == "min" and bar.get_ylabel() == "logit"
-    assert math.exp(-6) < 1 / 400
-
-
-def test_logits_that_are_the_weights_are_drawn_as_those():
-    maps = mixing_maps(gated(encoding="glrpe"))
-    weights, logits = (mixing_sheet(maps, values=values).axes[3].images[0] for values in ("weights", "logits"))
-    assert weights.get_clim() == logits.get_clim() and logits.colorbar.extend == "neither"
-
-
-def marks(ax, kind):
-    """Return the positions of the markers of a kind, (x, y), without duplicates."""
-    return {tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == kind}
-
-
-def test_the_query_is_a_circle_and_the_center_a_cross_where_it_is_inside():
-    model = gated(num_blocks=1)
-    centers = torch.tensor([[0.0, 0.0], [2.25, -1.5], [5.5, 0.0], [0.0, -1.51]], dtype=torch.float64)
-    stages(model)[0].encodings[0].center.data = centers  # (x, y)
-    maps = mixing_maps(model, query=(1, 2))
-    ((line,), _) = panels(render(mixing_sheet(maps)), 1, 4)
-    assert [marks(ax, "o") for ax in line] == [{(2.0, 1.0)}] * 4  # x, y of row 1 and column 2
-    # 5 rows and 7 columns: x = 7.5 is beyond the last column and y = -0.51 above the first row
-    assert [marks(ax, "+") for ax in line] == [{(2.0, 1.0)}, {(4.25, -0.5)}, set(), set()]
-    assert {to_hex(mark.get_markeredgecolor()) for mark in line[0].lines} >= {"#ffffff", "#000000"}
-    extent = [(ax.get_xlim(), ax.get_ylim()) for ax in line]
-    assert extent == [((-0.5, 6.5), (4.5, -0.5))] * 4  # the marks do not change the limits
-
-
-def test_tables_have_a_circle_and_no_cross():
-    ax = mixing_sheet(mixing_maps(gated(encoding="glrpe"))).axes[0]
-    assert marks(ax, "o") == {(3.0, 2.0)} and marks(ax, "+") == set()
-
-
-def test_groups_are_chosen_and_in_the_order_of_the_choice():
-    maps = mixing_maps(gated())
-    lines, _ = panels(mixing_sheet(maps, groups=[3, 1]), 3, 2)
-    assert [[ax.get_title() for ax in line] for line in lines] == [["group 3 of 4", "group 1 of 4"]] * 3
-    np.testing.assert_array_equal(lines[2][0].images[0].get_array(), maps[2].weights[3])
-    (limits,) = {ax.images[0].get_clim() for ax in lines[0]}
-    assert limits[1] == maps[0].weights[[1, 3]].max()  # of the drawn maps
-
-
-def test_eight_groups_at_even_distances_are_drawn_by_default():
-    maps = [one_map(np.random.default_rng(0).normal(size=(groups, 2, 3)), layer=groups) for groups in (29, 8)]
-    lines, _ = panels(mixing_sheet(maps), 2, 8)
-    titles = [[ax.get_title() for ax in line] for line in lines]
-    assert titles[0] == [f"group {4 * step} of 29" for step in range(8)]
-    assert titles[1] == [f"group {group} of 8" for group in range(8)]
-
-
-@pytest.mark.parametrize("groups", [None, [1, 3]])
-def test_a_layer_that_has_fewer_groups_leaves_panels_empty(groups):
-    maps = mixing_maps(gated(POSMLP))  # 2, 4 and 4 groups
-    columns = 4 if groups is None else 2
-    lines, bars = panels(render(mixing_sheet(maps, groups)), 3, columns)
-    there = [[bool(ax.images) for ax in line] for line in lines]
-    assert there == [[True] * (columns // 2) + [False] * (columns // 2), [True] * columns, [True] * columns]
-    assert [[ax.axison for ax in line] for line in lines] == there
-    assert lines[0][0].get_ylabel() == "layer 0\n4 × 4" and lines[1][0].get_ylabel() == "layer 1\n3 × 4"
-    assert len(bars) == 3
-
-
-def test_equal_weights_and_zeros_have_a_scale_too():
-    maps = [one_map(np.zeros((2, 3, 4))), one_map(np.full((2, 3, 4), 1 / 12), softmax=True, layer=1)]
-    lines, _ = panels(render(mixing_sheet(maps)), 2, 2)
-    assert [line[0].images[0].get_clim() for line in lines] == [(-1.0, 1.0), (0.0, pytest.approx(1 / 12))]
-
-
-@in_turn(
-    ("depth", "layers"),
-    [(1, [0]), (3, [0, 1, 2]), (6, [0, 1, 2, 3, 4, 5]), (11, [0, 2, 4, 6, 8, 10]), (24, [0, 5, 9, 14, 18, 23])],
-)
-def test_a_sheet_has_six_layers_at_even_distances_or_all(depth, layers):
-    assert sheet_layers(depth) == layers
-
-
-=======
->>>>>>> 1ec8edb8 (View a debiased model as its backbone; thin tests of analyses and parity)
 # The sheet of biases
 
 
@@ -380,42 +269,6 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     assert figure.get_suptitle() == "a model"
 
 
-<<<<<<< HEAD
-def test_more_than_six_biases_continue_in_another_row_and_layers_without_are_left_out():
-    maps = [one_map(np.ones((1, 2, 3)), layer=n, bias=None if n == 2 else np.full((2, 3), float(n))) for n in range(9)]
-    lines, bars = panels(render(bias_sheet(maps)), 2, 6)
-    titles = [ax.get_title() for line in lines for ax in line]
-    assert titles == [f"layer {n}" for n in (0, 1, 3, 4, 5, 6, 7, 8)] + [""] * 4
-    assert [ax.axison for ax in lines[1]] == [True, True, False, False, False, False]
-    assert len(bars) == 1 and lines[0][0].images[0].get_clim() == (0.0, 8.0)
-
-
-def test_biases_that_are_all_one_can_be_drawn():
-    maps = mixing_maps(graticule.create_model(GMLP, **SIZES[GMLP]))
-    ax = render(bias_sheet(maps)).axes[0]
-    assert (ax.images[0].get_array() == 1).all() and ax.get_xlabel().endswith("mean 1.00")
-    low, high = ax.images[0].get_clim()
-    assert low == 1 < high
-
-
-@pytest.mark.parametrize(
-    "sheet",
-    [
-        lambda maps: mixing_sheet(maps, title="Mixing weights, posmlp_nano_32, its own encoding"),
-        lambda maps: mixing_sheet(maps, [0], title="Mixing weights, posmlp_nano_32, its own encoding"),
-        lambda maps: bias_sheet(maps, "Bias, nano"),
-    ],
-    ids=["weights", "one group", "bias"],
-)
-def test_no_text_of_a_sheet_lies_over_another(sheet):
-    figure = render(sheet(mixing_maps(graticule.create_model("posmlp_nano_32"))))
-    texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label) if ax.axison]
-    boxes = [t.get_window_extent() for t in [*texts, *figure.texts] if t.get_text()]
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-
-
-=======
->>>>>>> 1ec8edb8 (View a debiased model as its backbone; thin tests of analyses and parity)
 # The plot of non-locality
 
 
@@ -435,27 +288,6 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     assert figure.get_suptitle() == "two models" and not left.texts
 
 
-<<<<<<< HEAD
-def test_a_model_without_a_quadratic_encoding_is_in_the_second_panel_alone():
-    maps = {"glrpe": mixing_maps(gated(encoding="glrpe")), "ggqpe": mixing_maps(gated())}
-    left, right = render(non_locality_plot(maps)).axes
-    assert [line.get_label() for line in left.lines] == ["ggqpe"]
-    assert [line.get_label() for line in right.lines] == ["glrpe", "ggqpe"]
-    assert left.lines[0].get_color() == right.lines[1].get_color()  # a model has the same color in both
-    left, right = render(non_locality_plot({"glrpe": maps["glrpe"]})).axes
-    assert not left.lines and [text.get_text() for text in left.texts] == ["no quadratic encoding"]
-    assert len(right.lines) == 1
-
-
-def test_lines_of_several_models_differ_in_gray_and_in_color():
-    layers = [one_map(np.ones((1, 2, 3)), layer=n) for n in range(2)]
-    right = non_locality_plot({str(n): layers for n in range(7)}).axes[1]
-    assert len({(line.get_marker(), line.get_linestyle()) for line in right.lines}) == 7
-    assert len({to_hex(line.get_color()) for line in right.lines}) == 7
-
-
-=======
->>>>>>> 1ec8edb8 (View a debiased model as its backbone; thin tests of analyses and parity)
 # Files and mistakes
 
 

@@ -3,7 +3,6 @@
 import copy
 import gc
 import io
-import re
 
 import pytest
 import timm
@@ -76,12 +75,6 @@ def test_detach_restores_the_module_exactly(stock, x):
         assert torch.equal(model.eval()(x[0]), stock(x[0])), (encoding, joining)
 
 
-def test_detached_after_a_move_its_embedding_has_moved_too(stock):
-    model = attach(copy.deepcopy(stock), "learnable", "lape").float()
-    assert detach(model).pos_embed.dtype == torch.float32
-    assert torch.equal(model.pos_embed, stock.pos_embed.float())
-
-
 def test_its_own_embedding_is_replaced_by_zeros_unless_it_is_kept(stock, x):
     image = x[0]
     model = attach(copy.deepcopy(stock), "none", start="new")
@@ -123,18 +116,6 @@ def test_a_gradient_reaches_every_parameter_also_with_checkpointing(stock, x):
             same(found[1][name], gradient)
 
 
-def test_a_copy_has_its_own_position_also_after_a_training_step(stock, x):
-    model = attach(copy.deepcopy(stock), "learnable + peg", "lape")
-    model.train()(x[0]).sum().backward()
-    before = model.eval()(x[0])
-    other = copy.deepcopy(model)
-    assert torch.equal(other(x[0]), before)
-    draw(other.graticule)
-    assert not torch.allclose(other(x[0]), before)
-    assert torch.equal(model(x[0]), before)
-    assert "pos_embed" in detach(other).state_dict() and "pos_embed" not in model.state_dict()
-
-
 def test_its_parameters_are_saved_and_loaded_with_the_model_also_for_another_grid(stock, x):
     model = attach(copy.deepcopy(stock), "learnable", "lape")
     draw(model.graticule)
@@ -149,17 +130,6 @@ def test_its_parameters_are_saved_and_loaded_with_the_model_also_for_another_gri
     assert wide.graticule.grid.shape == (3, 5)
     wide.load_state_dict(state)
     same(wide(x[1]), model(x[1]))
-
-
-def test_it_is_moved_to_another_dtype_and_used_under_autocast(stock, x):
-    model = attach(copy.deepcopy(stock), "learnable + relative_bias", "lape")
-    expected = model(x[0])
-    low = copy.deepcopy(model).bfloat16()(x[0].bfloat16())
-    assert low.dtype == torch.bfloat16
-    same(low.double(), expected, 0.1 * expected.abs().max().item())
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = model.float()(x[0].float())
-    same(mixed.double(), expected, 0.1 * expected.abs().max().item())
 
 
 def test_it_is_attached_to_a_model_of_any_dtype_on_any_device(stock):
@@ -220,15 +190,6 @@ def test_it_starts_as_a_converted_model_whose_position_is_changed(stock, x, give
                 assert ours == pytest.approx(theirs, abs=1e-9), (encoding, joining)
 
 
-def test_a_learnable_table_has_the_values_of_the_module_also_where_they_were_resampled(stock, x):
-    model = attach(copy.deepcopy(stock), "learnable")
-    assert torch.equal(model.graticule.position.encodings[0].pos_embed, stock.pos_embed)
-    same(model(x[0]), stock(x[0]))
-    same(attach(copy.deepcopy(stock), "learnable", example=x[1])(x[1]), stock(x[1]))
-    new = attach(copy.deepcopy(stock), "learnable", start="new").graticule
-    assert new.certificate is None and new.position.encodings[0].pos_embed.std() < 0.03
-
-
 def test_beside_the_embedding_of_the_module_a_position_starts_without_effect(stock, x):
     for encoding, joining in [*CHOICES, ("factorized(product=True)", "default")]:
         if joining != "tupe":
@@ -237,20 +198,6 @@ def test_beside_the_embedding_of_the_module_a_position_starts_without_effect(sto
             model.reset_classifier(0, "")
             model(x[0]).pow(3).sum().backward()
             assert any(p.grad is not None and p.grad.any() for p in model.graticule.parameters()) or "sinus" in encoding
-
-
-def test_the_representation_states_the_kept_share(stock, x):
-    line = attach(copy.deepcopy(stock), "learnable").graticule.extra_repr()
-    assert line == "grid=(4, 4), prefix=2, instead of pos_embed, of which layers keep 1.000"
-    model = attach(copy.deepcopy(stock), "learnable", "lape", example=x[0])
-    low, high = re.search(r"layers keep (\S+) to (\S+)", repr(model.graticule)).groups()
-    assert 0 < float(low) < float(high) < 1
-    message = (
-        r"pos_embed of VisionTransformer is replaced, and nothing of it is kept by encoding 'peg' and joining 'def"
-    )
-    with pytest.warns(UserWarning, match=message):
-        model = attach(copy.deepcopy(stock), "peg")
-    assert "of which nothing is kept" in repr(model.graticule)
 
 
 def test_an_embedding_before_a_norm_is_kept_as_far_as_it_is_the_same_for_all_images(x):

@@ -286,39 +286,6 @@ def test_tokens_may_come_before_samples():
             assert not torch.allclose(detach(module)(x), found[1])
 
 
-def test_a_sequential_calls_what_is_attached_to_it_without_effect():
-    class Patches(nn.Conv2d):
-        def forward(self, x):
-            return super().forward(x).flatten(2).transpose(1, 2)
-
-    class Blocks(nn.Sequential):
-        pass
-
-    torch.manual_seed(0)
-    module = nn.Sequential(Patches(3, DIM, 8, 8), Blocks(Unpacked(), Unpacked())).double()
-    x = images(dtype=torch.float64)
-    options = {"blocks": "1.*", "norm": "before", "example": x, "patch_grid": (4, 4)}
-    with torch.no_grad():
-        before = module(x)
-        attach(module, "none", **options)
-        assert torch.equal(module(x), before)
-        detach(attach_again := module)
-        assert attach_again is module and torch.equal(module(x), before) and len(module) == 2
-
-
-def test_a_block_that_returns_more_than_tokens_keeps_it():
-    module = nn.Module()
-    module.layers = nn.ModuleList([draw(OwnBlock()).double()])
-    module.forward = lambda x: module.layers[0](x)
-    x = torch.randn(2, 16, DIM, dtype=torch.float64)
-    with torch.no_grad():
-        attach(module, "peg", blocks="layers.*", norm="before", patch_grid=(4, 4), example=x)
-        expected = module.graticule.position.pegs["0"](module.layers[0].forward(x)[0], graticule.Grid(4, 4))
-        found, more = module(x)
-    same(found, expected)
-    assert more == "more"
-
-
 def test_unsupported_unknown_modules_are_refused_with_the_reason():
     class Pyramid(Own):
         def forward(self, x):
@@ -421,16 +388,3 @@ def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
         "bias": "attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
         "or 'eager'"
     }
-
-
-def test_the_size_of_images_that_a_module_does_not_say_follows_from_its_patches():
-    module = nn.Module()
-    module.patches = nn.Conv2d(3, DIM, 8, 8)
-    module.layers = nn.ModuleList([Unpacked()])
-    module.forward = lambda x: module.layers[0](module.patches(x).flatten(2).transpose(1, 2))
-    with pytest.raises(
-        ValueError, match="`example` must be given for Module, which does not say the size of its images"
-    ):
-        attach(module, blocks="layers.*", norm="before")
-    attach(module, blocks="layers.*", norm="before", patch_grid=(4, 6))
-    assert module.graticule.grid_at((32, 48)) == graticule.Grid(4, 6)

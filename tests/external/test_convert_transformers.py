@@ -86,22 +86,6 @@ def test_labels_are_those_of_the_configuration():
     assert ours.pretrained_cfg["label_names"] == ["cat", "dog"] and ours.pretrained_cfg["input_size"] == (3, 32, 32)
 
 
-def test_another_position_keeps_all_other_weights():
-    theirs = build("Dinov2Model", SMALL)
-    plain, joined = graticule.convert(theirs).state_dict(), graticule.convert(theirs, joining="lape")
-    assert all(torch.equal(joined.state_dict()[name], value) for name, value in plain.items())
-    assert joined.certificate is not None
-    with pytest.raises(ValueError, match="`model` must come from `convert` of a model of transformers"):
-        graticule.to_transformers(joined)
-
-
-def test_a_converted_model_is_published_and_opened(tmp_path):
-    theirs = build("Dinov2WithRegistersModel", SMALL)
-    ours = graticule.convert(theirs)
-    ours.save_pretrained(tmp_path / "model")
-    assert_equal(graticule.from_pretrained(tmp_path / "model"), theirs, 32, 48, tolerance=1e-5)
-
-
 @pytest.mark.parametrize("name", ["ViTForImageClassification", "Dinov2Model", "SwinModel"])
 def test_an_opened_model_goes_back_with_a_model_of_the_same_configuration(name, tmp_path):
     config = WINDOWS if name == "SwinModel" else SMALL
@@ -184,14 +168,6 @@ def test_models_without_a_counterpart_are_refused_with_the_part():
         with pytest.raises(ValueError) as refusal:
             graticule.convert(build(name, config))
         assert message in str(refusal.value), name
-
-
-def test_patches_of_several_frames_are_not_inflated():
-    ours = graticule.convert(build(*next(one for one in MODELS if one[0].startswith("Qwen2"))))
-    with pytest.raises(ValueError, match="`model` must have patches of one frame, to take films, got 2 frames"):
-        graticule.resize(ours, (4, 128, 128), patch_size=(2, 8, 8))
-    with pytest.raises(ValueError, match="`patch_size` must stay 8 x 8 with patches of films"):
-        graticule.resize(ours, patch_size=4)
 
 
 #: Models of films, and names of the number of frames and of the size in their configurations.

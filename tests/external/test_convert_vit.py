@@ -7,11 +7,8 @@ import torchvision
 from timm_models import assert_same_bits, build, difference, in_float64
 
 import graticule
-from graticule.backbones.sam import SamVisionTransformer
-from graticule.encodings.build import build_position
 from graticule.external.convert.parts import read
 from graticule.position.position import ENCODINGS
-from tiny import without_memory
 
 #: A model of timm for each part that no other one has: name -> its encoding.
 MODELS = {
@@ -123,34 +120,6 @@ def test_the_encoder_of_segment_anything_computes_the_same_at_any_size(given, en
         assert_same_bits(graticule.to_timm(ours), theirs)
 
 
-def test_windows_have_tables_of_their_own_size_and_global_layers_those_of_the_grid():
-    ours = graticule.convert(build("samvit_base_patch16", **SAM[0][0]))
-    tables = {name: len(p) for name, p in ours.position.named_parameters() if "rel_pos" in name}
-    assert tables == {
-        "whole.parts.1.encodings.1.rel_pos_h": 7,
-        "whole.parts.1.encodings.1.rel_pos_w": 11,
-        **{f"windowed.encodings.{layer}.rel_pos_{axis}": 5 for layer in (0, 2) for axis in "hw"},
-    }
-    ours.set_input_size((56, 40))
-    assert len(ours.position.get_parameter("whole.parts.1.encodings.1.rel_pos_h")) == 13
-    rotated = graticule.convert(build("samvit_base_patch16", **SAM[0][0]), "rope")
-    assert rotated(torch.randn(1, 3, 32, 48)).shape == (1, 5)
-    with pytest.raises(ValueError, match="`class_token` must be False where layers attend within windows"):
-        SamVisionTransformer(build_position, class_token=True)
-
-
-def test_the_encoders_of_segment_anything_are_known_by_name():
-    for name in ("samvit_base_patch16", "samvit_base_patch16_224"):
-        with without_memory():
-            ours, theirs = (create(name, depth=4) for create in (graticule.create_model, timm.create_model))
-        state = {key: tuple(value.shape) for key, value in theirs.state_dict().items()}
-        found = {key: tuple(value.shape) for key, value in graticule.published_state_dict(ours).items()}
-        assert found == state
-    small = {"img_size": (32, 48), "embed_dim": 8, "depth": 2, "num_heads": 2, "window_size": 2, "global_layers": (1,)}
-    model = graticule.create_model("samvit_base_patch16", encoding="rope", patch_size=8, num_classes=3, **small)
-    assert model(torch.randn(1, 3, 64, 24)).shape == (1, 3)
-
-
 def test_weights_of_segment_anything_load_as_they_are_published():
     theirs = build("samvit_base_patch16", **SAM[0][0])
     ours = graticule.convert(theirs)
@@ -166,21 +135,6 @@ def test_the_encoding_is_read_from_the_model():
     for name, encoding in MODELS.items():
         specs = ENCODINGS.specs(read(build(name)).encoding)
         assert " + ".join(spec.name for spec in specs) == encoding, name
-
-
-@pytest.mark.parametrize("name", list(MODELS)[::3])
-def test_the_float32_outputs_are_the_same_to_five_digits(name):
-    theirs = build(name)
-    assert difference(graticule.convert(theirs), theirs, 32, 48) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_rope_224"])
-def test_timms_dynamic_sizes_are_ours(name):
-    with in_float64():
-        theirs = build(name, dynamic_img_size=True)
-        ours = graticule.convert(theirs)
-        for size in ((32, 48), (24, 24), (64, 16)):
-            assert difference(ours, theirs, *size) < 1e-12
 
 
 def test_transforms_resolve_as_those_of_timm():
@@ -224,25 +178,6 @@ def test_another_classifier_goes_back_to_timm(name, before, after):
     x = torch.randn(1, 3, 32, 48)
     assert back.num_classes == after
     torch.testing.assert_close(back(x), ours(x), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224", "vit_small_patch16_dinov3", "beit_base_patch16_224"])
-@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rope + relative_bias", "default")])
-def test_with_another_position_all_other_weights_stay(name, encoding, joining):
-    theirs = build(name)
-    ours = graticule.convert(theirs, encoding=encoding, joining=joining)
-    plain = graticule.convert(theirs).state_dict()
-    state = ours.state_dict()
-    kept = [own for own in plain if not own.startswith("position.")]
-    assert all(torch.equal(state[own], plain[own]) for own in kept)
-    assert ours(torch.randn(1, 3, 32, 48)).isfinite().all()
-
-
-def test_published_checkpoints_of_beit_and_eva_load_by_their_names():
-    for name in ("beit_base_patch16_224", "eva02_base_patch14_224"):
-        theirs, fresh = build(name), graticule.convert(build(name))
-        fresh.load_state_dict(theirs.state_dict())
-        assert difference(fresh, theirs, 32, 48) < 1e-5
 
 
 #: Parts without a counterpart: name and argument, and text of the error.

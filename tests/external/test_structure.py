@@ -7,14 +7,11 @@ import timm
 import torch
 from torch import nn
 
-import graticule
 import tiny
 from graticule.external.backbone_view import BackboneView
-from graticule.external.flow import Flow
 from graticule.external.open_view import StructureView, take_position, view_of
 from graticule.external.structure import find_structure
 from graticule.external.view import Unavailable
-from graticule.surgery.resize import resampled_modules
 
 
 class Own(nn.Module):
@@ -90,29 +87,11 @@ def test_the_position_of_a_larger_image_is_taken_from_the_nearest_patches():
     assert torch.equal(taken, large.where[[7, 9, 11, 19, 21, 23]])
 
 
-def test_a_flow_changes_nothing_without_a_change():
-    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, window_size=7, depths=(2,), num_heads=(2,),
-                              embed_dim=8).eval()  # fmt: skip
-    x = torch.randn(2, 3, 56, 56)
-    with torch.no_grad():
-        expected = model(x)
-        with Flow(model).following(x):
-            found = model(x)
-    assert torch.equal(found, expected) and not model._forward_hooks
-
-
 def test_prefix_tokens_and_sizes_of_models_of_timm_are_found():
     for name, prefix in (("deit_tiny_distilled_patch16_224", 2), ("vit_base_patch16_siglip_224", 0)):
         model = timm.create_model(name, img_size=(32, 64), depth=1, embed_dim=12, num_heads=2)
         found = find_structure(model)
         assert (found.prefix, found.grid.shape, found.patch_size) == (prefix, (2, 4), (16, 16))
-
-
-def test_the_table_of_dinov2_is_found_by_conversion():
-    model = timm.create_model("vit_small_patch14_dinov2", depth=1, embed_dim=12, num_heads=2)
-    (table,) = resampled_modules(graticule.convert(model))
-    assert table.grid.shape == (37, 37)
-    assert [site.rows().shape for site in find_structure(model).sites] == [(1370, 12)]
 
 
 def test_a_model_that_converts_is_viewed_converted_unless_it_has_hooks():
@@ -147,8 +126,3 @@ def test_models_that_take_no_single_pictures_are_refused():
         find_structure(Own(), (9, 9))
     with pytest.raises(Unavailable, match="smaller"):
         take_position(find_structure(Own()), find_structure(Own((1, 3))), 0, torch.zeros(6, 4))
-
-
-def test_blocks_that_cut_images_into_several_samples_are_refused():
-    with pytest.raises(Unavailable, match="a block returns 8 samples for 2 images"):
-        find_structure(timm.create_model("mobilevit_xxs"), (64, 64))

@@ -9,7 +9,7 @@ import timm
 import torch
 import transformers
 from PIL import Image
-from transformers_models import MERGED, SMALL, VIDEO, build, outputs
+from transformers_models import MERGED, SMALL, build, outputs
 
 import graticule
 from commands import refused, run_command
@@ -93,24 +93,6 @@ def test_images_are_prepared_as_by_the_image_processor(saved, tmp_path, given):
         torch.testing.assert_close(ours(image), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"image_processor_type": "SamImageProcessor"},
-        {"image_processor_type": "NoSuchProcessor"},
-        {"image_processor_type": "ViTImageProcessor", "do_resize": False},
-        {"image_processor_type": "ViTImageProcessor", "image_std": [0.5, 0.5, float("nan")]},
-        {"image_processor_type": "ViTImageProcessor", "size": "large"},
-    ],
-    ids=str,
-)
-def test_preprocessing_that_cannot_be_read_is_a_warning(saved, tmp_path, given):
-    folder = shutil.copytree(saved[1], tmp_path / "model")
-    (folder / "preprocessor_config.json").write_text(json.dumps(given))
-    with pytest.warns(UserWarning, match="the preprocessing of .*preprocessor_config.json is not known"):
-        graticule.load(folder)
-
-
 def test_the_encoder_of_a_larger_model_is_opened(tmp_path):
     text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.CLIPConfig(
@@ -122,11 +104,6 @@ def test_the_encoder_of_a_larger_model_is_opened(tmp_path):
     with torch.no_grad():
         expected = theirs.get_image_features(pixel_values=x).pooler_output
         torch.testing.assert_close(graticule.load(tmp_path)(x), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_pooler_without_weights_is_left_out(tmp_path):
-    build("ViTModel", SMALL, {"add_pooling_layer": False}).save_pretrained(tmp_path)
-    assert graticule.load(tmp_path).global_pool == ""
 
 
 #: Changes of config.json, or of the tensors, and part of the error.
@@ -181,14 +158,6 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
     assert not capfd.readouterr().err and not (tmp_path / "was_run").exists()
 
 
-def test_a_part_that_does_not_convert_is_named_and_the_model_opened_as_it_is(tmp_path):
-    theirs = build("Dinov2Model", {**SMALL, "hidden_act": "mish"})
-    theirs.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="does not convert: `config.hidden_act` of Dinov2Model must be one of"):
-        opened = graticule.load(tmp_path)
-    assert type(opened) is type(theirs) and not opened.training
-
-
 @pytest.mark.parametrize("name", ["HieraModel", "PixioModel"])
 def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name, tmp_path, capsys):
     theirs, folder, pictures = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "pictures"
@@ -233,15 +202,6 @@ def test_code_of_a_repository_is_not_run_where_the_class_is_one_of_transformers(
     assert not (tmp_path / "was_run").exists()
 
 
-def test_the_encoder_of_a_model_of_films_is_opened(tmp_path):
-    theirs = build("VideoMAEForPreTraining", {**VIDEO, "decoder_num_hidden_layers": 1})
-    theirs.save_pretrained(tmp_path)
-    film = torch.randn(1, 3, 4, 32, 32)
-    with torch.no_grad():
-        expected = theirs.videomae(film.transpose(1, 2)).last_hidden_state
-        torch.testing.assert_close(graticule.load(tmp_path)(film), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_names_that_cannot_be_downloaded_are_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match="facebook/none is not a folder, and could not be downloaded"):
@@ -268,14 +228,6 @@ def sharded(tmp_path_factory):
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     model.save_pretrained(folder, max_shard_size="30KB")
     return model.model.visual, folder
-
-
-def test_the_encoder_of_a_model_in_several_files_is_opened(sharded):
-    theirs, folder = sharded
-    assert len(list(folder.glob("*.safetensors"))) > 2
-    x = torch.randn(2, 3, 32, 48)
-    with torch.no_grad():
-        torch.testing.assert_close(graticule.load(f"hf:{folder}")(x), outputs(theirs, x)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_an_index_names_only_files_in_its_folder(sharded, tmp_path):

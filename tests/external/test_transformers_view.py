@@ -5,17 +5,15 @@ import json
 
 import pytest
 import torch
-import transformers
 from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
 
 import graticule
 import tiny
-from evidence.models_page import OTHERS, TRANSFORMERS, configured
+from evidence.models_page import configured
 from graticule.analysis.audit import audit
 from graticule.external.images import image_size
 from graticule.external.open_view import ResampledTables, StructureView, view_of
 from graticule.external.structure import find_structure
-from graticule.external.transformers_folder import class_of
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.studies.resamplers import try_resamplers
@@ -40,7 +38,6 @@ FILMS = [
     ("VivitModel", {**VIDEO, "tubelet_size": [2, 8, 8]}),
     ("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0}),
 ]
-SLOW = ["export", "caches", "autocast", "transposition", "crop", "sizes"]
 HIERA = {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]}
 #: Names of the tensors of models with windows that give them position, and their value without it.
 WINDOWED = [
@@ -124,48 +121,6 @@ def test_tokens_in_the_order_of_windows_are_put_row_by_row():
     assert "correlation" in {one.kind for one in explorer_maps(view, images[:1]).maps}
 
 
-def test_a_table_that_is_not_square_and_is_read_as_a_square_is_found():
-    found = {one.check: one for one in inspect_model(build("ViTModel", {**SMALL, "image_size": (24, 96)}), skip=SLOW)}
-    assert found["axes"].outcome == "failed" and "resampled for 15 x 15 patches must run row" in found["axes"].detail
-
-
-def test_other_sizes_are_asked_for_by_the_models_own_interpolation(plain):
-    images = torch.randn(2, 3, 48, 32, dtype=torch.float64)
-    view = StructureView(plain["ViTModel"]).sized((48, 32))
-    expected = plain["ViTModel"](images, interpolate_pos_encoding=True).last_hidden_state
-    (x, grid) = view.run(images).layers[-1]
-    assert grid.shape == (6, 4) and torch.equal(plain["ViTModel"].layernorm(x), expected)
-    larger = StructureView(plain["DINOv3ViTModel"]).placed_at((64, 64)).run(images[:, :, :32])
-    assert not torch.allclose(
-        larger.layers[-1][0], StructureView(plain["DINOv3ViTModel"]).run(images[:, :, :32]).layers[-1][0]
-    )
-
-
-@pytest.mark.parametrize("name", ["DINOv3ViTModel", "PixtralVisionModel", "SamVisionModel", "Qwen3VLVisionModel"])
-def test_a_model_is_audited_and_explored_as_it_is(plain, name):
-    model = plain[name]
-    handle = model.register_forward_hook(lambda *_: None)  # which a conversion would lose
-    try:
-        images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
-        found = audit(model, {(32, 32): images}, timed=False)
-        assert {one.name for one in found.effects} >= {"position zeroed", "position shuffled"}
-        assert found.attention is not None and len(found.probes) == 2 and not found.unknown
-        kinds = {one.kind for one in explorer_maps(view_of(model), images[:1]).maps}
-        assert {"attention", "without"} <= kinds and kinds & {"correlation", "rotary"}
-    finally:
-        handle.remove()
-
-
-def test_models_pass_the_checks_of_position_code():
-    for name, laws in (
-        ("DINOv3ViTModel", {"axes", "pair layout", "prefix", "batch"}),
-        ("PixtralVisionModel", {"axes", "pair layout", "batch"}),
-        ("Dinov2WithRegistersModel", {"axes", "prefix", "batch"}),
-    ):
-        found = {one.check: one.outcome for one in inspect_model(build(name, SMALL), skip=["export", "caches"])}
-        assert "failed" not in found.values() and laws <= {law for law, how in found.items() if how == "passed"}, found
-
-
 #: The nineteen classes that were tried when nothing of them worked without conversion.
 LOADED = [*(name for name, _ in PLAIN if name != "Qwen3VLVisionModel"), *(name for name, _ in FILMS)]
 LOADED += ["SwinModel", "Swinv2Model", "HieraModel", "Qwen2VisionTransformerPretrainedModel"]
@@ -241,27 +196,6 @@ def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_pat
             graticule.from_pretrained(folder)
 
 
-@pytest.mark.parametrize(("name", "config"), FILMS)
-def test_a_position_of_films_is_attached_saved_and_removed(name, config, tmp_path):
-    """One of three axes; it starts without effect, or as the table of Vivit, which it replaces."""
-    torch.manual_seed(0)
-    host = tiny.draw(build(name, config))
-    encoder = {"skip_predictor": True} if name == "VJEPA2Model" else {}
-    film = torch.randn(2, 4, 3, 32, 32)
-    with torch.no_grad():
-        plain = host(film, **encoder)[0]
-        for encoding, joining, remove in (("learnable", "default", None), ("peg", "default", ())):
-            model = graticule.attach(copy.deepcopy(host), encoding, joining, remove=remove)
-            assert model.graticule.grid.shape == (2, 4, 4)
-            torch.testing.assert_close(model(film, **encoder)[0], plain, rtol=0, atol=1e-5)
-            tiny.draw(model.graticule)
-            again = graticule.from_pretrained(graticule.save_pretrained(model, tmp_path / name / encoding))
-            found, expected = again(film, **encoder)[0], model(film, **encoder)[0]
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-            assert not torch.allclose(found, plain, atol=1e-3)
-            assert torch.equal(graticule.detach(model)(film, **encoder)[0], plain)
-
-
 @pytest.mark.parametrize("name", ["PixioModel", "JanusVisionModel", "HieraModel"])
 def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_convert(name):
     torch.manual_seed(0)
@@ -289,28 +223,3 @@ def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():
     patches = build("GlmImageVisionModel", configured("GlmImageVisionModel")).float()
     (x, grid) = view_of(patches).run(torch.randn(2, 3, 64, 96)).layers[-1]
     assert grid.shape == (8, 12) and x.shape == (2, 96, 32)
-
-
-#: Fields of configurations that name layers, of another attention than the others or with further outputs.
-NAMED_LAYERS = (
-    *("global_attn_indexes", "global_attention_blocks", "fullatt_block_indexes", "window_block_indices"),
-    *("deepstack_visual_indexes", "intermediate_layers_indices"),
-)
-
-
-def test_the_models_of_the_page_have_the_kinds_of_layers_of_those_that_are_released():
-    for name in {*TRANSFORMERS, *OTHERS}:
-        kind = class_of(transformers, name).config_class
-        own, small = kind(), kind(**configured(name))
-        layers = getattr(small, "num_hidden_layers", None) or getattr(small, "depth", 0)
-        layers = sum(getattr(small, "blocks_per_stage", ())) or layers
-        for field in NAMED_LAYERS:
-            if getattr(own, field, None) or (name, field) == ("VitDetModel", "window_block_indices"):
-                assert 0 < len(getattr(small, field)) < layers > max(getattr(small, field)), (name, field)
-        window = getattr(small, "window_size", 0)
-        if isinstance(window, int) and window and name != "Swin2SRModel":  # which is not built
-            pixels = window if "fullatt_block_indexes" in configured(name) else window * small.patch_size
-            assert pixels < (getattr(small, "image_size", None) or 64), name
-    assert configured("DINOv3ViTModel")["num_register_tokens"] == 4
-    heads = class_of(transformers, "Sapiens2Model").config_class(**configured("Sapiens2Model"))
-    assert len(set(heads.num_key_value_heads_per_layer)) == 2

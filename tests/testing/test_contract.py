@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 import graticule
 from graticule import PatchBias, Points
-from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.position.joining import JOININGS
@@ -147,15 +146,6 @@ def test_without_a_fault_it_passes_compiled_and_with_a_break_of_the_graph_it_doe
         check_encoding(f"{broken}(fault='graph')")
 
 
-def test_a_clear_refusal_of_other_grids_passes(broken):
-    check_encoding(f"{broken}(fault='refused grid')", compiled=False, without_effect=["fault"])
-
-
-def test_a_bias_of_another_shape_is_an_error(broken):
-    with pytest.raises((RuntimeError, AssertionError)):
-        check_encoding(f"{broken}(fault='prefix')", compiled=False)
-
-
 class OtherShapes(graticule.Joining):
     """Gives layers tensors that broadcast, but do not have the documented shape."""
 
@@ -206,14 +196,6 @@ def test_a_backbone_with_state_of_the_process_is_found(monkeypatch):
     monkeypatch.setattr(methods, "create_model", build)
     with pytest.raises(AssertionError, match="a second model must not change the first"):
         check_backbone("counting", img_size=(12, 20), compiled=False)
-
-
-def test_an_unregistered_class_has_no_spec():
-    class Mine(AbsoluteEncoding):
-        """An encoding without a name."""
-
-    with pytest.raises(ValueError, match="Mine must be registered"):
-        Mine.options()
 
 
 class Wrong(PatchBias):

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
@@ -20,8 +19,6 @@ from torch import Tensor, nn
 
 import graticule
 from commands import run_command
-from graticule.external.recorder import record
-from graticule.lab.commands import check
 from graticule.lab.studies.matrix import build
 from graticule.testing.methods import check_model
 from graticule.testing.models import CHECKS, inspect_model, sizes
@@ -226,21 +223,6 @@ def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
         assert kind == "not applicable" and "is refused" in said, said
 
 
-def test_windows_that_follow_the_size_are_no_mistake():
-    """The windows of this model are at most as wide as the smallest side that it is set to, as timm documents."""
-    model = timm.create_model("efficientvit_m0", img_size=(64, 96), depth=(1, 1, 1))
-    others = [name for name in CHECKS if name != "sizes"]
-    (found,) = inspect_model(model, img_size=(64, 96), skip=others)
-    assert found.outcome == "passed" and "with other windows by set_input_size" in found.detail
-
-
-def test_a_rotation_beside_a_table_that_is_resampled_in_each_pass_is_no_mistake():
-    model = timm.create_model("qwen3_vit_88m", depth=1, img_size=(64, 96))
-    others = [name for name in CHECKS if name != "crop"]
-    (found,) = inspect_model(model, img_size=(64, 96), skip=others)
-    assert found.outcome == "not applicable" and "or resampled for it" in found.detail
-
-
 def test_set_input_size_that_forgets_a_part_is_found():
     only = set(CHECKS) - {"sizes"}
     assert outcomes(Resized(), skip=only)["sizes"][0] == "passed"
@@ -376,17 +358,6 @@ def test_patches_that_stages_merge_before_attention_are_found():
     assert "got column by column" in outcomes(Merging(by_columns=True), skip=only)["axes"][1]
 
 
-@pytest.mark.parametrize("batch", [2, 4, 64])
-def test_inputs_of_a_recording_have_the_same_index_in_a_batch_of_any_size(batch):
-    seen = record(Merging(), torch.randn(batch, 3, 24, 40))
-    assert seen.tokens == 2 and seen.inputs[2].shape == (batch, 15, 8) and seen.logits.shape == (batch, 1, 1, 15, 15)
-
-
-def test_a_projected_table_is_not_taken_for_the_tokens_of_images():
-    model = timm.create_model("xcit_nano_12_p8_224", img_size=(32, 48), depth=1)
-    assert outcomes(model, skip=set(CHECKS) - {"axes"})["axes"][0] == "not applicable"
-
-
 def test_positions_from_the_padding_of_random_convolutions_have_no_wrong_order_and_smooth_columns_have():
     def ratio(table: Tensor) -> float:
         return roughness(table - table.mean(0), (4, 6))
@@ -443,11 +414,6 @@ def test_the_command_checks_a_model_of_timm_by_name(capsys):
     assert code == 0 and out.startswith("vit_tiny_patch16_224, random weights, depth 2, img_size (64, 96)\n")
     code, out, _ = run_command(capsys, "check", "swin_tiny_patch4_window7_224", "--skip", "axes", *others)
     assert code == 0 and "1 passed, 0 failed" in out
-
-
-def test_a_model_of_timm_is_checked_with_the_same_weights_each_time():
-    first, second = (check._model("efficientvit_b0", {})[1].state_dict() for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_an_invalid_check_is_refused_in_one_line(file, capsys):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from importlib import import_module
 
 import pytest
 import torch
@@ -179,28 +178,6 @@ def test_rotated_tokens_before_the_patches_fail():
         assert message in failures(code(with_prefix_rotated, prefix=prefix, expected=None))["prefix"]
 
 
-def test_coordinates_of_the_largest_grid_so_far_fail():
-    largest = [1]
-
-    def rotate(x, grid, prefix):
-        largest.append(max(largest[-1], *grid))
-        return rotated(x, grid, at=lambda n: torch.arange(n).double() / largest[-1], prefix=prefix)
-
-    assert "6 x 6 patches must have the same after other grids" in failures(code(rotate))["repetition"]
-
-
-def test_a_code_of_one_grid_is_held_to_the_laws_of_one_grid():
-    found = outcomes(code(grids=((4, 6),)))
-    assert {found[law][0] for law in ("transposition", "coordinates")} == {"not applicable"}
-    assert {found[law][0] for law in ("length", "axes", "shift", "repetition", "expected")} == {"passed"}
-
-
-def test_other_encodings_are_not_expected():
-    for encoding in ("learnable", "relative_bias"):
-        with pytest.raises(ValueError, match=f"`encoding` must be one that rotates queries and keys, got '{encoding}'"):
-            RotationCode.of(encoding, 16)
-
-
 TABLE = torch.randn(2, 23 * 23 + 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -335,28 +312,3 @@ def test_biases_of_timm_pass():
         assert {found[law][0] for law in ("axes", "shift", "repetition")} == {"passed"}
         assert found["prefix"][0] == ("passed" if prefix else "not applicable")
         assert "failed" not in {outcome for outcome, _ in found.values()}
-
-
-def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
-    dinov3 = import_module("transformers.models.dinov3_vit.modeling_dinov3_vit")
-    vjepa2 = import_module("transformers.models.vjepa2.modeling_vjepa2")
-    config = dinov3.DINOv3ViTConfig(hidden_size=32, num_attention_heads=2, patch_size=4)
-    rope = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
-
-    def rotate(x, grid, prefix):
-        cos, sin = rope(torch.zeros(1, 3, 4 * grid[0], 4 * grid[1]))
-        return dinov3.apply_rotary_pos_emb(x, x, cos.to(x.dtype), sin.to(x.dtype))[0]
-
-    found = outcomes(code(rotate, prefix=1))
-    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set(), found
-
-    def films(x, grid, prefix):
-        rank = torch.arange(grid[0] * grid[1])
-        rows, columns = (
-            vjepa2.rotate_queries_or_keys(part, at)
-            for part, at in zip(x.chunk(2, -1), (rank // grid[1], rank % grid[1]), strict=True)
-        )
-        return torch.cat([rows, columns], -1)
-
-    wrong = failures(code(films, expected=None))
-    assert set(wrong) == {"length", "dtype"} and "which channels form a pair" in wrong["length"]

@@ -156,29 +156,3 @@ def test_the_resampling_is_named_and_compared_with_the_declared_one(options, nam
     other = "bilinear" if name != "bilinear" else "bicubic"
     message = f"the table must be resampled by {other}, got {name}"
     assert found_of(compute, resampler=other)["resampling"] == ("failed", message)
-
-
-def test_an_unknown_resampling_is_not_compared_unless_one_is_declared():
-    def compute(*given):
-        return resampled(*given, mode="nearest-exact")
-
-    assert found_of(compute)["resampling"][0] == "not applicable"
-    assert found_of(compute, resampler="bicubic")["resampling"][1].endswith("got another one")
-    assert "got 'cubic'" in found_of(compute, resampler="cubic")["resampling"][1]
-
-
-def test_positions_in_another_dtype_than_the_table_fail():
-    found = found_of(lambda *given: resampled(*given).float())
-    assert found["dtype"][1].endswith("must be torch.float64, as the table, got torch.float32")
-
-
-def test_refused_grids_and_wrong_numbers_of_rows_are_findings():
-    def compute(table, native, grid, prefix):
-        if grid[0] > grid[1]:
-            raise RuntimeError("only wide images")
-        return table
-
-    found = {one.check: one for one in inspect_code(code(compute))}
-    assert "only wide images" in found["transposition"].detail or "rows" in found["transposition"].detail
-    assert "must have" in found["constant"].detail
-    assert list(found) == list(TableCode.laws)
