@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,52 +21,87 @@ from graticule.registry.specs import Spec
 #: Attributes of modules that are not compared: of training, and the windows that Swin changes when it is called.
 _FREE = frozenset({"training", "gradient_checkpointing", "name_or_path", "window_size", "shift_size"})
 
-#: Patterns of names of tensors -> the part in timm's layout, applied one after the other. Several versions of
-#: transformers are among them.
-_NAMES = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (
-            r"^(?:vit|deit|dinov2_with_registers|dinov2|dinov3_vit|ijepa|beit|data2vec_vision|swinv2|swin|videomae|vivit|vision_model|vision_encoder)\.(?!model\.)",
-            "",
-        ),
-        (r"^encoder\.(?=embeddings\.|layernorm\.)", ""),  # V-JEPA 2
-        (r"^embeddings\.norm\.", "patch_embed.norm."),
-        (r"^embeddings\.", ""),
-        (r"^neck\.conv([12])\.", lambda found: f"neck.{2 * int(found[1]) - 2}."),
-        (r"^neck\.layer_norm([12])\.", lambda found: f"neck.{2 * int(found[1]) - 1}."),
-        (r"^head\.probe$", "attn_pool.latent"),
-        (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
-        (r"^head\.layernorm\.", "attn_pool.norm."),
-        (r"^head\.mlp\.", "attn_pool.mlp."),
-        (r"^patch_embed(?:ding|dings)?(?:\.proj(?:ection)?)?\.(?!norm\.)|^patch_conv\.", "patch_embed.proj."),
-        (r"^class_embedding$", "cls_token"),
-        (r"^(?:position_embeddings?|pos_embed)(?:\.weight)?$", "pos_embed"),
-        (r"^(?:register_tokens|distillation_token)$", "reg_token"),
-        (r"^(?:encoder\.|model\.|transformer\.)?layers?\.(\d+)\.", r"blocks.\1."),
-        (r"^blocks\.(\d+)\.(?=blocks\.)", r"layers.\1."),
-        (r"^blocks\.(\d+)\.(?=downsample\.)", lambda found: f"layers.{int(found[1]) + 1}."),
-        (r"\.(?:layernorm_before|layer_norm1|attention_norm)\.", ".norm1."),
-        (r"\.(?:layernorm_after|layer_norm2|ffn_norm)\.", ".norm2."),
-        (r"\.feed_forward\.", ".mlp."),
-        (r"\.(?:attention|self_attn)\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.qkv.\1_proj."),
-        (r"\.(?:attention|self_attn)\.(?:output\.dense|o_proj|out_proj|proj)\.", ".attn.proj."),
-        (r"^(?:shared_position_bias|encoder\.relative_position_bias)\.", "rel_pos_bias."),
-        (r"\.(?:attention\.)*relative_position_bias\.(?=relative_position_bias_table$)", ".attn."),
-        (r"\.attention\.self\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
-        (r"\.attention\.self\.logit_scale$", ".attn.logit_scale"),
-        (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
-        (r"\.mlp\.linear_fc([12])\.", r".mlp.fc\1."),
-        (r"\.(?:intermediate\.dense|mlp\.up_proj|mlp\.weights_in|mlp\.lin1)\.", ".mlp.fc1."),
-        (r"\.(?:(?<=\d\.)output\.dense|mlp\.down_proj|mlp\.weights_out|mlp\.lin2)\.", ".mlp.fc2."),
-        (r"\.layer_scale([12])\.lambda1$|\.lambda_([12])$", r".ls\1\2.gamma"),
-        (r"^(?:pre_layrnorm|ln_pre)\.", "norm_pre."),
-        (r"^(?:layernorm|post_layernorm)\.", "norm."),
-        (r"^pooler\.layernorm\.", "fc_norm."),
-        (r"^(?:pooler\.dense|classifier|cls_classifier|visual_projection)\.", "head."),
-        (r"^distillation_classifier\.", "head_dist."),
-    )
+#: Parts of a block in timm's layout -> their names in transformers, in which `attention.attention` and `attention.self`
+#: are written `attention`, and `feed_forward` is written `mlp`.
+_IN_BLOCKS = {
+    "norm1": "layernorm_before layer_norm1 attention_norm",
+    "norm2": "layernorm_after layer_norm2 ffn_norm",
+    "attn": "attention self_attn",
+    "attn.qkv.q_proj": "attention.query attention.q_proj self_attn.q_proj",
+    "attn.qkv.k_proj": "attention.key attention.k_proj self_attn.k_proj",
+    "attn.qkv.v_proj": "attention.value attention.v_proj self_attn.v_proj",
+    "attn.proj": "attention.output.dense attention.o_proj attention.proj self_attn.out_proj self_attn.o_proj",
+    "attn.relative_position_bias_table": "attention.relative_position_bias.relative_position_bias_table "
+    "relative_position_bias.relative_position_bias_table",
+    "attn.cpb_mlp": "attention.continuous_position_bias_mlp",
+    "mlp.fc1": "intermediate.dense mlp.up_proj mlp.weights_in mlp.lin1 mlp.linear_fc1",
+    "mlp.fc1_g": "mlp.gate_proj",
+    "mlp.fc2": "output.dense mlp.down_proj mlp.weights_out mlp.lin2 mlp.linear_fc2",
+    "ls1.gamma": "layer_scale1.lambda1 lambda_1",
+    "ls2.gamma": "layer_scale2.lambda1 lambda_2",
+}
+#: The same for parts outside of blocks; those of a mask token, of a predictor and of mergers of tokens have no name.
+_OUTSIDE = {
+    "": "embeddings.mask_token predictor merger deepstack_merger_list",
+    "cls_token": "embeddings.cls_token embeddings.class_embedding",
+    "reg_token": "embeddings.register_tokens embeddings.distillation_token",
+    "pos_embed": "embeddings.position_embeddings embeddings.position_embedding.weight pos_embed.weight",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection embeddings.patch_embeddings.proj "
+    "embeddings.patch_embeddings embeddings.patch_embedding patch_embed.projection patch_conv",
+    "patch_embed.norm": "embeddings.norm",
+    "norm_pre": "pre_layrnorm ln_pre",
+    "norm": "layernorm post_layernorm",
+    "fc_norm": "pooler.layernorm",
+    "head": "pooler.dense classifier cls_classifier visual_projection",
+    "head_dist": "distillation_classifier",
+    "rel_pos_bias": "shared_position_bias relative_position_bias",
+    "attn_pool.latent": "head.probe",
+    "attn_pool.proj": "head.attention.out_proj",
+    "attn_pool.norm": "head.layernorm",
+    "attn_pool.mlp": "head.mlp",
+    **{f"neck.{2 * n + m}": f"neck.{part}{n + 1}" for n in (0, 1) for m, part in enumerate(("conv", "layer_norm"))},
+}
+_PARTS, _OTHERS = (
+    {name: part for part, names in table.items() for name in names.split()} for table in (_IN_BLOCKS, _OUTSIDE)
 )
+#: Where the encoder is in a model, and a block of it, of one grid or of a stage.
+_ROOT = re.compile(
+    r"(?:(?:vit|deit|dinov2|dinov2_with_registers|dinov3_vit|ijepa|beit|data2vec_vision|swinv2|swin|videomae|vivit"
+    r"|vision_model|vision_encoder)\.)?(?:(?:encoder|model|transformer)\.)?"
+)
+_BLOCK = re.compile(r"(?:layers?|blocks)\.(\d+)\.(?:blocks\.(\d+)\.)?(.+)")
+
+
+def names_of(model: nn.Module, others: Mapping[str, str] = {}) -> dict[str, str | tuple[str, ...]]:
+    """Map the name of each tensor of a model of transformers to its name in timm's layout.
+
+    Args:
+        model: the model.
+        others: a part in timm's layout -> its name here, if the family has another one.
+    """
+    return {name: _timm_name(name, others) if value.numel() else () for name, value in model.state_dict().items()}
+
+
+def _timm_name(name: str, others: Mapping[str, str]) -> str | tuple[str, ...]:
+    if pooled := re.fullmatch(r"head\.attention\.in_proj_(weight|bias)", name):
+        return f"attn_pool.q.{pooled[1]}", f"attn_pool.kv.{pooled[1]}"
+    name = _ROOT.sub("", name, count=1)
+    if (block := _BLOCK.fullmatch(name)) is None:
+        return _rename(_rename(name, _OTHERS), others) or ()
+    first, second, part = block.groups()
+    if part.startswith("downsample."):
+        return f"layers.{int(first) + 1}.{part}"
+    part = re.sub(r"^attention\.(?:attention|self)\.", "attention.", part).replace("feed_forward.", "mlp.")
+    place = f"blocks.{first}" if second is None else f"layers.{first}.blocks.{second}"
+    return f"{place}.{_rename(_rename(part, _PARTS), others)}"
+
+
+def _rename(name: str, table: Mapping[str, str]) -> str:
+    """Return a name whose longest start that is in the table is replaced; '' if that has no name."""
+    start = name
+    while start and start not in table:
+        start = start.rpartition(".")[0]
+    return name if not start else table[start] and table[start] + name[len(start) :]
 
 
 def rebuild(model: Any, config: Any) -> Any:
@@ -75,21 +111,6 @@ def rebuild(model: Any, config: Any) -> Any:
     parts["use_mask_token"] = getattr(embeddings, "mask_token", None) is not None
     known = type(model).__init__.__code__.co_varnames
     return type(model)(config, **{name: value for name, value in parts.items() if name in known})
-
-
-def timm_name(name: str) -> str | tuple[str, ...]:
-    """Return the name that a tensor of transformers has in timm's layout; none for a mask token."""
-    for pattern, new in _NAMES:
-        name = pattern.sub(new, name)
-    if name == "mask_token" or name.startswith(_AFTERWARDS):
-        return ()
-    if pooled := re.fullmatch(r"head\.attention\.in_proj_(weight|bias)", name):
-        return f"attn_pool.q.{pooled[1]}", f"attn_pool.kv.{pooled[1]}"
-    return name
-
-
-#: Modules that get the tokens of the encoder: the predictor of V-JEPA 2, and mergers of 2 x 2 tokens of Qwen-VL.
-_AFTERWARDS = ("predictor.", "merger.", "deepstack_merger_list.")
 
 
 def check_as_built(model: Any) -> None:
@@ -178,18 +199,13 @@ def read_vit(model: Any) -> Conversion:
     check_as_built(model)
     config = model.config
     state = model.state_dict()
-    names = {theirs: timm_name(theirs) for theirs, value in state.items() if value.numel()}
-    names |= {theirs: () for theirs, value in state.items() if not value.numel()}
-    if any(name == "blocks.0.mlp.fc1_g.weight" for name in names.values()):
-        names = {theirs: _gated(name) for theirs, name in names.items()}
+    teacher = "cls_classifier.weight" in state
+    others = {"reg_token": "dist_token"} if teacher else {}
     if config.model_type.startswith("clip"):  # its last norm is after pooling
-        names = {
-            theirs: name.replace("norm.", "fc_norm.") if isinstance(name, str) and name.startswith("norm.") else name
-            for theirs, name in names.items()
-        }
-    teacher = "head_dist.weight" in names.values()
-    if teacher:
-        names = {theirs: "dist_token" if name == "reg_token" else name for theirs, name in names.items()}
+        others["norm"] = "fc_norm"
+    if any("gate_proj" in name for name in state):  # the second layer of a gated MLP, the only one of others
+        others["mlp.fc1"] = "mlp.fc1_x"
+    names = names_of(model, others)
     tensors = {name: state[theirs] for theirs, name in names.items() if isinstance(name, str)}
     dim = tensors["blocks.0.norm1.weight"].shape[0]
     image, patch = sizes_of(config)
@@ -236,11 +252,6 @@ def read_vit(model: Any) -> Conversion:
 
 #: Tensors that have more axes in timm.
 _RESHAPED = ("cls_token", "pos_embed")
-
-
-def _gated(name: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """Return the name of the second layer of a gated MLP, which is the only one of others."""
-    return name.replace(".mlp.fc1.", ".mlp.fc1_x.") if isinstance(name, str) else name
 
 
 def channels_of(config: Any) -> str:
@@ -399,12 +410,11 @@ def read_swin(model: Any) -> Conversion:
     twice.
     """
     check_as_built(model)
-    config, state = model.config, model.state_dict()
+    config = model.config
     for name, value in (("hidden_act", "gelu"), ("hidden_dropout_prob", 0.0)):
         if getattr(config, name) != value:
             raise refuse(model, f"config.{name}", getattr(config, name), f"must be {value!r}")
-    names = {theirs: timm_name(theirs) for theirs in state}
-    names |= {theirs: "pos_embed1" for theirs, name in names.items() if name == "pos_embed"}  # of the first stage
+    names = names_of(model, {"pos_embed": "pos_embed1"})  # of the first stage
     arguments = {
         "img_size": to_2tuple(config.image_size),
         "patch_size": to_2tuple(config.patch_size)[0],
@@ -441,7 +451,7 @@ def read_sam(model: Any) -> Conversion:
     """Describe the image encoder of Segment Anything of transformers, whose output is a map here and tokens there."""
     check_as_built(model)
     config, state = model.config, model.state_dict()
-    names = {theirs: timm_name(theirs) for theirs in state}
+    names = names_of(model)
     hidden = next(len(value) for theirs, value in state.items() if names[theirs] == "blocks.0.mlp.fc1.weight")
     arguments = {
         "img_size": to_2tuple(config.image_size),
