@@ -192,7 +192,7 @@ def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
             torch.testing.assert_close(outputs(one, film)[1], ours.forward_features(film), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=f"must have square images to be a {name}, which computes others wrongly"):
         graticule.resize(model, (8, 48, 32))
-    with pytest.raises(ValueError, match="as the model has films or volumes, got 48 x 48"):
+    with pytest.raises(ValueError, match="as the model has volumes, got 48 x 48"):
         graticule.resize(model, (48, 48))
     assert graticule.convert(model).img_size == (8, 48, 48)
 
