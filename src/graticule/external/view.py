@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from graticule.external.attention_map import AttentionMap
 from graticule.external.images import Size, by_image, call, evaluating
 from graticule.position.grid import Grid
 from graticule.position.places import by, ravel
-
-if TYPE_CHECKING:
-    from graticule.external.debiased import Debiased
 
 #: From the index of a layer, its tokens (B, N, D) and their grid, to the tokens that replace them.
 Edit = Callable[[int, Tensor, Grid], Tensor]
@@ -39,12 +36,12 @@ class ModelView(ABC):
 
     model: the model.
     img_size: (height, width) in pixels of the images that its position is made for.
-    debiased: the model around it that removes position from its features (`graticule.debias`); None without one.
+    debiased: the `Debiased` model around it, which removes position from its features; None without one.
     """
 
     model: nn.Module
     img_size: Size
-    debiased: Debiased | None = None
+    debiased: Any = None
 
     @abstractmethod
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
@@ -122,7 +119,8 @@ class ModelView(ABC):
         """Return patches of the features without what `debiased` removes."""
         if self.debiased is None:
             return patches
-        return self.debiased.remove("features", patches, Grid(*grid.shape))
+        cleaned: Tensor = self.debiased.remove("features", patches, Grid(*grid.shape))
+        return cleaned
 
     @property
     @abstractmethod
