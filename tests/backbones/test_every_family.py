@@ -183,11 +183,11 @@ def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a
     paired = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
     named = model.forward_intermediates(x, return_prefix_tokens=True, output_dict=True)
     assert set(named) == {"image_intermediates", "image_features"} | (
-        {"image_intermediates_prefix"} if model.map_prefix_tokens else set()
+        {"image_intermediates_prefix"} if model.num_prefix_tokens else set()
     )
     torch.testing.assert_close(named["image_intermediates"], maps, rtol=0, atol=0)
     torch.testing.assert_close(named["image_features"], model.forward_features(x), rtol=0, atol=0)
-    if model.map_prefix_tokens:
+    if model.num_prefix_tokens:
         torch.testing.assert_close([m for m, _ in paired], maps, rtol=0, atol=0)
         assert paired[-1][1].shape == (2, model.num_prefix_tokens, model.num_features)
         last = [tokens for tokens, _ in model.each_layer(x)][-1]

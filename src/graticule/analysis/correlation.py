@@ -207,22 +207,19 @@ def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
 
 
 def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
-    """Yield the grid, stage and block of every layer, and the function that w passes through before its stage.
-
-    A block that pools its tokens belongs to the stage of the tokens that enter it.
-    """
+    """Yield the grid, stage and block of every layer, and the function that w passes through before its stage."""
     if isinstance(model, LanguageModel):
         for block in model.blocks:
             yield grid, 0, block, None
         return
     grids = model.position_grids(grid)
-    blocks = (model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth))
-    before = 0
-    for stage, block, at in zip(model.entered_stages(), blocks, model.layer_grids(grid), strict=True):
-        patches = Grid(*grids[before].shape)  # w has no rows for prefix tokens here
-        enter = partial(model.merge_table, stage, grid=patches) if stage > before else None
-        yield at, stage, block, enter
-        before = stage
+    layers = iter(model.layer_grids(grid))
+    for stage, depth in enumerate(model.depths):
+        for index in range(depth):
+            enter = None
+            if stage and not index:  # w has no rows for prefix tokens here
+                enter = partial(model.merge_table, stage, grid=Grid(*grids[stage - 1].shape))
+            yield next(layers), stage, model.block(stage, index), enter
 
 
 def seen_in(model: nn.Module, grid: Grid, stage: int) -> Grid:

@@ -177,8 +177,7 @@ class Backbone(TokenModel, HubModel):
 
     def drop_path_rates(self) -> list[float]:
         """Return the rate of stochastic depth of each block: it grows linearly from 0 to that of the last."""
-        rates: list[float] = torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
-        return rates
+        return torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
         """Build the final norm and the classifier."""
@@ -207,14 +206,10 @@ class Backbone(TokenModel, HubModel):
         """Return a block of a stage."""
         return self.stage_blocks(stage)[index]
 
-    def entered_stages(self) -> list[int]:
-        """Return, for each block, the stage that its input tokens belong to, by their grid and channels."""
-        return [stage for stage, depth in enumerate(self.depths) for _ in range(depth)]
-
     def layer_grids(self, grid: Grid) -> list[Grid]:
         """Return, for each block, the grid of its input tokens, with windows; `grid` is that of the first stage."""
         grids = self.position_grids(grid)
-        return [grids[stage] for stage in self.entered_stages()]
+        return [at for at, depth in zip(grids, self.depths, strict=True) for _ in range(depth)]
 
     def where(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
         """Return, for each block of a stage, its arguments after tokens and position: the `grid` of the stage."""
@@ -369,17 +364,7 @@ class Backbone(TokenModel, HubModel):
 
     def final(self, x: Tensor, grid: Grid) -> Tensor:
         """Turn the tokens after the last block, (B, N, D), into the features; here, by the final norm."""
-        features: Tensor = self.norm(x)
-        return features
-
-    def normed(self, x: Tensor, grid: Grid) -> Tensor:
-        """Apply the final norm to tokens between the blocks, (B, N, D)."""
-        return self.final(x, grid)
-
-    @property
-    def map_prefix_tokens(self) -> int:
-        """Return the number of prefix tokens of the intermediates."""
-        return self.num_prefix_tokens
+        return self.norm(x)
 
     def forward_intermediates(
         self,
@@ -418,13 +403,13 @@ class Backbone(TokenModel, HubModel):
         for layer, (tokens, grid) in enumerate(self.each_layer(x, crop), start=1):
             x, final = tokens, normed or layer == ends[-1]
             if layer in ends and ends.index(layer) in take:
-                tokens = self.normed(tokens, grid) if norm and final else tokens
+                tokens = self.final(tokens, grid) if norm and final else tokens
                 before, patches = grid.split(tokens)
                 prefix.append(before)
                 maps.append(grid.to_map(tokens).contiguous() if output_fmt == "NCHW" else patches)
             if stop_early and layer == ends[last]:
                 break
-        with_prefix = return_prefix_tokens and self.map_prefix_tokens > 0
+        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
         found: list[Any] = list(zip(maps, prefix, strict=True)) if with_prefix else list(maps)
         if intermediates_only and not output_dict:
             return found
@@ -468,8 +453,7 @@ class Backbone(TokenModel, HubModel):
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) according to `global_pool`: (B, D)."""
-        out: Tensor = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
-        return out
+        return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool tokens (B, N, D) and classify: (B, num_classes), or (B, D) with `pre_logits`."""

@@ -80,8 +80,7 @@ class CeitTransformer(VisionTransformer):
     def features_of(self, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Turn the tokens after each layer into the class token of all layers, (B, 1, D)."""
         tokens = torch.cat([tokens[:, :1] for tokens, _ in layers], 1)  # (B, depth, D)
-        out: Tensor = self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
-        return out
+        return self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of chosen blocks, as `VisionTransformer` does, and the tokens of `forward_features`.
@@ -123,16 +122,14 @@ class ClassAttentionOfLayers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map the class tokens of the layers, x: (B, layers, D), to one, (B, 1, D)."""
         last = x[:, -1:] + self._attend(self.norm1(x))
-        out: Tensor = last + self.feedforward(self.norm2(last))
-        return out
+        return last + self.feedforward(self.norm2(last))
 
     def _attend(self, x: Tensor) -> Tensor:
         attn = self.attn
         q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
         dropout = attn.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q[:, :, -1:], k, v, dropout_p=dropout, scale=attn.scale)
-        out: Tensor = attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
-        return out
+        return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
 
 
 class LocallyEnhancedFeedForward(nn.Module):
@@ -192,8 +189,7 @@ class LeffBlock(Block):
         """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         (grid,) = where
         x = x + self.drop_path1(self.ls1(self.attn(position.inside(self.norm1(x)), position, grid)))
-        out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), grid)))
-        return out
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), grid)))
 
 
 class ImageToTokens(Tokenizer):
@@ -220,8 +216,7 @@ class ImageToTokens(Tokenizer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (B, C, height, width) to tokens (B, N, D)."""
-        out: Tensor = self.proj(self.maxpool(self.bn(self.conv(x)))).flatten(2).transpose(1, 2)
-        return out
+        return self.proj(self.maxpool(self.bn(self.conv(x)))).flatten(2).transpose(1, 2)
 
 
 register_sizes(

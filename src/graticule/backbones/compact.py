@@ -130,13 +130,11 @@ class CompactBlock(Block):
         """Map tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
         y = self.ls1(self.attn(position.inside(self.norm1(x)), position, *where))
         x = self.norm2(x + self.drop_path1(y))
-        out: Tensor = x + self.drop_path2(self.ls2(self.mlp(x)))
-        return out
+        return x + self.drop_path2(self.ls2(self.mlp(x)))
 
     def carried(self, table: Tensor) -> Tensor:
         """Return a table on the residual stream, (N, D), as it is after the block."""
-        carried: Tensor = self.norm2(table)
-        return carried
+        return self.norm2(table)
 
 
 class ConvolutionalTokenizer(Tokenizer):
@@ -189,8 +187,7 @@ class ConvolutionalTokenizer(Tokenizer):
     @property
     def reduction(self) -> tuple[int, int]:
         """Return (height, width) in pixels of the patch of a token."""
-        out: tuple[int, int] = to_2tuple((2 * self.stride) ** len(self.conv_layers))
-        return out
+        return to_2tuple((2 * self.stride) ** len(self.conv_layers))
 
     def grid(self, image: tuple[int, ...], prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels."""
@@ -198,8 +195,7 @@ class ConvolutionalTokenizer(Tokenizer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (B, C, height, width) to tokens (B, N, D)."""
-        out: Tensor = self.conv_layers(x).flatten(2).transpose(1, 2)
-        return out
+        return self.conv_layers(x).flatten(2).transpose(1, 2)
 
 
 def convolved_grid(image: tuple[int, ...], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:

@@ -218,8 +218,7 @@ class LanguageModel(TokenModel):
         where = [()] * len(self.blocks) if cache is None else [(layer,) for layer in cache.layers]
         for after in self.run_blocks(x, zip(self.blocks, positions, where, strict=True)):
             x = after
-        features: Tensor = self.norm(x)
-        return features
+        return self.norm(x)
 
     def check_vocabulary(self, tokens: Tensor) -> None:
         """Check that tokens are in the vocabulary; on a GPU this waits for them."""

@@ -53,8 +53,7 @@ class SingleStage(Pyramid):
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn the patches of images into tokens (B, H * W, D)."""
-        tokens: Tensor = self.stem(x)
-        return tokens
+        return self.stem(x)
 
     def init_module(self, name: str, module: nn.Module) -> None:
         """Initialize the weights: Xavier uniform, biases of standard deviation 1e-6 in the blocks, the head at zero."""
@@ -127,16 +126,14 @@ class MixerBlock(nn.Module):
         y = self.mix(x, position, windows)
         x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
         y = self.mlp_channels(self.norm2(x))
-        mixed: Tensor = x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
-        return mixed
+        return x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
 
     def mix(self, x: Tensor, position: LayerPosition, windows: Windows | None) -> Tensor:
         """Normalize tokens x: (B, N, D), and mix them."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = position.inside(self.norm1(x))
-        mixed: Tensor = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
-        return mixed
+        return self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
 
 
 class Mixer(SingleStage):
@@ -259,8 +256,7 @@ class FilterBlock(MixerBlock):
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
         y = self.mix(x, position, windows)
-        mixed: Tensor = x + self.drop_path(self.mlp_channels(self.norm2(y)))
-        return mixed
+        return x + self.drop_path(self.mlp_channels(self.norm2(y)))
 
 
 class GfNet(Mixer):

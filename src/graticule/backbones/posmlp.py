@@ -196,8 +196,7 @@ class PosMlp(Pyramid):
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn images, or the map of the previous stage, into tokens (B, H * W, D)."""
-        tokens: Tensor = self.downsamples[stage](x)
-        return tokens
+        return self.downsamples[stage](x)
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
         """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
@@ -267,8 +266,7 @@ class LinearPatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (B, C, height, width) to tokens (B, N, D)."""
-        out: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
-        return out
+        return self.norm(self.proj(x).flatten(2).transpose(1, 2))
 
 
 class ConvPatchMerging(nn.Module):
@@ -309,8 +307,7 @@ class LinearPatchMerging(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
         x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, D, H / 2, 2, W / 2, 2)
-        out: Tensor = self.reduction(self.norm(x.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)))
-        return out
+        return self.reduction(self.norm(x.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)))
 
 
 def _norm(kind: ConvNorm, channels: int) -> nn.Module:

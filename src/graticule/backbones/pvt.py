@@ -73,8 +73,7 @@ class SpatialReductionAttention(nn.Module):
         q, k, v = self._project(x, grid)
         dropout = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-        out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
-        return out
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
     def seen_grids(self, grid: Grid) -> tuple[Grid, Grid]:
         """Return the grids of queries and of keys for tokens of `grid`."""
@@ -85,8 +84,7 @@ class SpatialReductionAttention(nn.Module):
     def weights(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
         """Compute the attention weights, which `forward` never stores, (B, h, N, M), rows summing to 1."""
         q, k, _ = self._project(x, grid)
-        out: Tensor = (q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
-        return out
+        return (q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
 
     def _project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         heads = (self.num_heads, self.head_dim)
@@ -207,8 +205,7 @@ class PyramidVisionTransformer(Pyramid):
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn patches of the images, or of the map of the previous stage, into tokens (B, H * W, D)."""
-        tokens: Tensor = self.patch_embeds[stage](x)
-        return tokens
+        return self.patch_embeds[stage](x)
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of PVT's code."""

@@ -95,8 +95,7 @@ class TokensToToken(Tokenizer):
         sides = (x.shape[-2] // 4, x.shape[-1] // 4)
         x = self.attention1(F.unfold(x, 7, stride=4, padding=2).transpose(1, 2))
         x = self.attention2(_split(x, sides))
-        out: Tensor = self.project(_split(x, (sides[0] // 2, sides[1] // 2)))
-        return out
+        return self.project(_split(x, (sides[0] // 2, sides[1] // 2)))
 
 
 def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
@@ -128,8 +127,7 @@ class TokenTransformer(nn.Module):
         q, k, v = self.attn["qkv"](self.norm1(x)).unsqueeze(1).chunk(3, -1)
         y = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         x = (v + self.attn["proj"](y)).squeeze(1)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return x + self.mlp(self.norm2(x))
 
 
 @register_notrace_module  # torch.fx records the call as one node: autocast depends on the device
@@ -162,8 +160,7 @@ class TokenPerformer(nn.Module):
         """Map x: (B, N, C) to (B, N, token_dim)."""
         k, q, v = self.kqv(self.norm1(x)).chunk(3, -1)
         x = v + self.dp(self.proj(self._attend(q, k, v).to(v.dtype)))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return x + self.mlp(self.norm2(x))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with without_autocast(q):

@@ -143,8 +143,7 @@ class TokenModel(Checked, PublishedNames, ABC):
         once: dict[str, Any] = (
             {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}
         )
-        outputs: Tensor = checkpoint(block, *inputs, use_reentrant=False, **once)
-        return outputs
+        return checkpoint(block, *inputs, use_reentrant=False, **once)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""

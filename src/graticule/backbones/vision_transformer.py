@@ -185,8 +185,7 @@ class PatchTransformer(Backbone):
 
     def tokenize(self, x: Tensor, stage: int = 0) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, H * W, D), row-major."""
-        tokens: Tensor = self.patch_embed(x)
-        return tokens
+        return self.patch_embed(x)
 
     def remove_head(self) -> None:
         """Remove the classifier and the norm of the pooled tokens."""
@@ -199,8 +198,7 @@ class PatchTransformer(Backbone):
             x = self.attn_pool(x if self.pool_include_prefix else x[:, self.num_prefix_tokens :])
         else:
             x = global_pool_nlc(x, self.global_pool, self.num_prefix_tokens, self.pool_include_prefix)
-        pooled: Tensor = self.fc_norm(x)
-        return pooled
+        return self.fc_norm(x)
 
     def start(self, x: Tensor) -> Tensor:
         """Turn the tokens with their position into the input of the first block, (B, N, D)."""

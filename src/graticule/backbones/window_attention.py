@@ -35,8 +35,7 @@ class WindowAttention(Attention):
         """Mix the tokens x: (B, N, D) within the windows `where`, after rolling the map by their shift."""
         y = self._mix(*self._project(x, position, *where), position)
         y = where[0].join(y.transpose(1, 2).flatten(2), x.shape[0])
-        out: Tensor = self.proj_drop(self.proj(self.norm(y)))
-        return out
+        return self.proj_drop(self.proj(self.norm(y)))
 
     def masking(self, dtype: torch.dtype) -> float:
         """Return the number that is added to the logits of tokens of a window that are not neighbors."""
@@ -79,8 +78,7 @@ class WindowAttention(Attention):
         q, k, v = (y.unflatten(0, (-1, windows)).contiguous().flatten(1, 2) for y in (q, k, v))
         bias = bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None]
         y = super()._mix(q, k, v, bias, position, is_causal)
-        mixed: Tensor = y.unflatten(1, (windows, heads)).flatten(0, 1)
-        return mixed
+        return y.unflatten(1, (windows, heads)).flatten(0, 1)
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         if bias is not None and not holds(bias.shape[0] == 1):

@@ -84,8 +84,7 @@ class ConvolutionalMlp(nn.Module):
 
     def forward(self, x: Tensor, shapes: Shapes) -> Tensor:
         """Map tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
-        out: Tensor = self.fc2(self.act(self.dwconv(self.fc1(x), shapes)))
-        return out
+        return self.fc2(self.act(self.dwconv(self.fc1(x), shapes)))
 
 
 class Injector(nn.Module):
@@ -105,8 +104,7 @@ class Injector(nn.Module):
 
     def forward(self, x: Tensor, at: Tensor, spatial: Tensor, shapes: Shapes) -> Tensor:
         """Map tokens x: (B, N, D) at `at` (1, N, 1, 2) to (B, N, D); `spatial` is (B, S, D) of maps of (H, W)."""
-        out: Tensor = x + self.gamma * self.attn(self.query_norm(x), at, self.feat_norm(spatial), shapes)
-        return out
+        return x + self.gamma * self.attn(self.query_norm(x), at, self.feat_norm(spatial), shapes)
 
 
 class Extractor(nn.Module):
@@ -129,8 +127,7 @@ class Extractor(nn.Module):
     def forward(self, spatial: Tensor, at: Tensor, x: Tensor, grid: tuple[int, int], shapes: Shapes) -> Tensor:
         """Map spatial features (B, S, D) at `at` (1, S, 1, 2) to (B, S, D); x: (B, H * W, D), the tokens."""
         spatial = spatial + self.attn(self.query_norm(spatial), at, self.feat_norm(x), [grid])
-        out: Tensor = spatial + self.drop_path(self.ffn(self.ffn_norm(spatial), shapes))
-        return out
+        return spatial + self.drop_path(self.ffn(self.ffn_norm(spatial), shapes))
 
 
 class Interaction(nn.Module):

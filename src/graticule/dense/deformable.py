@@ -127,8 +127,7 @@ class DeformableAttention(nn.Module):
             )
         locations, weights = self.points_of(query, reference, shapes)
         values = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
-        mixed: Tensor = self.output_proj(deformable_sample(values, shapes, locations, weights))
-        return mixed
+        return self.output_proj(deformable_sample(values, shapes, locations, weights))
 
     def points_of(self, query: Tensor, reference: Tensor, shapes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """Return the locations that each query samples, (B, Q, h, L, P, 2), and their weights, (B, Q, h, L, P)."""
@@ -184,8 +183,7 @@ class WindowedAttention(Attention):
         q, k, v = (self._cut(one, grid) for one in (q, k, v))
         bias = None if bias is None else self._cut_bias(bias, grid, len(x))
         mixed = self._join(self._mix(q, k, v, bias, LayerPosition()), grid, len(x))
-        out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
-        return out
+        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights between all tokens, (B, h, N, N), zero across windows.
@@ -214,15 +212,13 @@ class WindowedAttention(Attention):
     def _cut(self, x: Tensor, grid: Grid) -> Tensor:
         """Split (B, h, N, d) into windows, (B * L, h, n, d), zero beyond the grid."""
         cut = self._windows(grid).cut(x.flatten(0, 1)).unflatten(0, (*x.shape[:2], -1))  # (B, h, L, n, d)
-        windows: Tensor = cut.transpose(1, 2).flatten(0, 1)
-        return windows
+        return cut.transpose(1, 2).flatten(0, 1)
 
     def _join(self, x: Tensor, grid: Grid, batch: int) -> Tensor:
         """Join windows (B * L, h, n, d) to (B, h, N, d)."""
         windows = x.unflatten(0, (batch, -1)).transpose(1, 2)  # (B, h, L, n, d)
         tokens = self._windows(grid).join(windows.flatten(0, 2), batch * self.num_heads)
-        joined: Tensor = tokens.unflatten(0, (batch, -1))
-        return joined
+        return tokens.unflatten(0, (batch, -1))
 
     def _cut_bias(self, bias: Tensor, grid: Grid, batch: int) -> Tensor:
         """Return the bias of the pairs of each window, (B * L, h, n, n), from (B, h, N, N) or (h, N, N)."""

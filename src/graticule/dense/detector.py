@@ -64,8 +64,7 @@ class Detector(DenseModel, ABC):
     @property
     def features(self) -> Features:
         """Images to feature maps."""
-        features: Features = self.model.backbone
-        return features
+        return self.model.backbone
 
     def forward(
         self, images: Sequence[Tensor], targets: Sequence[Target] | None = None
@@ -93,8 +92,7 @@ class Detector(DenseModel, ABC):
         for index, (image, target) in enumerate(zip(images, targets, strict=True)):
             self._check(index, image, target)
         shifted = [{**target, "labels": target["labels"] + (self.first_class - 1)} for target in targets]
-        losses: dict[str, Tensor] = self.model(list(images), shifted)
-        return losses
+        return self.model(list(images), shifted)
 
     def _check(self, index: int, image: Tensor, target: Target) -> None:
         """Check a target for errors that torchvision would find later, or not at all."""

@@ -150,8 +150,7 @@ def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool)
     optional = "class_token" in list_arguments(name) and not MODELS[name].kind.needs_class_token
     if not tokens and optional and "class_token" not in arguments:
         arguments = {"class_token": False, "global_pool": "avg", **arguments}
-    built: Backbone = create_model(name, **{"num_classes": 0, **arguments})
-    return built
+    return create_model(name, **{"num_classes": 0, **arguments})
 
 
 def _one(argument: str, specs: tuple[Spec, ...]) -> Spec:

@@ -69,8 +69,7 @@ class Stages(Reader):
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
         """Return one map per stage."""
-        maps: list[Tensor] = backbone.forward_intermediates(images, intermediates_only=True, crop=crop)
-        return maps
+        return backbone.forward_intermediates(images, intermediates_only=True, crop=crop)
 
 
 class LastMap(Reader):
@@ -90,10 +89,7 @@ class LastMap(Reader):
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
         """Return a list of the one map."""
-        maps: list[Tensor] = backbone.forward_intermediates(
-            images, indices=1, norm=self.norm, intermediates_only=True, crop=crop
-        )
-        return maps
+        return backbone.forward_intermediates(images, indices=1, norm=self.norm, intermediates_only=True, crop=crop)
 
 
 class Features(nn.Module):
@@ -260,8 +256,7 @@ class FeaturePyramid(Neck):
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return the pyramid of maps (B, C, H, W)."""
         used = OrderedDict((str(level), one) for level, one in enumerate(maps[self.first :]))
-        levels: list[Tensor] = self.more(list(self.fpn(used).values()), maps[-1])
-        return levels
+        return self.more(list(self.fpn(used).values()), maps[-1])
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -329,8 +324,7 @@ class SimplePyramid(Neck):
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return the pyramid of the one map (B, D, H, W)."""
         made = [scale(maps[0]) for scale in self.scales]
-        levels: list[Tensor] = self.more(made, F.max_pool2d(maps[0], 2))
-        return levels
+        return self.more(made, F.max_pool2d(maps[0], 2))
 
 
 def check_levels(count: int, channels: int, first: int) -> None:
@@ -357,8 +351,7 @@ class DenseModel(Checked, HubModel):
     def backbone(self) -> Backbone:
         """The backbone."""
         features: Any = self.features
-        backbone: Backbone = features.backbone
-        return backbone
+        return features.backbone
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config.json of the model (see `HubModel`)."""

@@ -64,8 +64,7 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map (B, outputs, H, W) of (B, inputs, H, W)."""
-        out: Tensor = self.bn(self.conv(x)).relu()
-        return out
+        return self.bn(self.conv(x)).relu()
 
 
 def classifier(channels: int, num_classes: int) -> nn.Conv2d:
@@ -163,8 +162,7 @@ class MaskTransformer(Decoder):
         classes = x[:, -self.num_classes :] @ self.proj_classes
         patches, classes = (y / y.norm(dim=-1, keepdim=True) for y in (patches, classes))
         logits: Tensor = self.mask_norm(patches @ classes.mT)
-        out: Tensor = logits.transpose(1, 2).unflatten(-1, last.shape[-2:])
-        return out
+        return logits.transpose(1, 2).unflatten(-1, last.shape[-2:])
 
 
 @register_decoder("uperhead")
@@ -205,8 +203,7 @@ class UperHead(Decoder):
     def pool(self, x: Tensor) -> Tensor:
         """Return the coarsest map with its pooled versions mixed in, (B, channels, H, W)."""
         pooled = [resize_to(module(x), x.shape[-2:]) for module in self.psp_modules]
-        out: Tensor = self.bottleneck(torch.cat([x, *pooled], 1))
-        return out
+        return self.bottleneck(torch.cat([x, *pooled], 1))
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """Return logits (B, num_classes, H, W) at the resolution of the finest map."""
@@ -216,8 +213,7 @@ class UperHead(Decoder):
             sums.insert(0, lateral(x) + resize_to(sums[0], x.shape[-2:]))
         out = [*(conv(x) for conv, x in zip(self.fpn_convs, sums[:-1], strict=True)), sums[-1]]
         same = [resize_to(x, maps[0].shape[-2:]) for x in out]
-        logits: Tensor = self.conv_seg(self.dropout(self.fpn_bottleneck(torch.cat(same, 1))))
-        return logits
+        return self.conv_seg(self.dropout(self.fpn_bottleneck(torch.cat(same, 1))))
 
 
 @register_decoder("fpn")
@@ -261,8 +257,7 @@ class SemanticFpn(Decoder):
         first, *others = (head(x) for head, x in zip(self.scale_heads, maps, strict=True))
         for x in others:
             first = first + resize_to(x, first.shape[-2:])
-        logits: Tensor = self.conv_seg(self.dropout(first))
-        return logits
+        return self.conv_seg(self.dropout(first))
 
 
 @register_decoder("fcn")
@@ -297,8 +292,7 @@ class FcnHead(Decoder):
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """Return logits (B, num_classes, H, W) at the resolution of the map."""
-        logits: Tensor = self.conv_seg(self.dropout(self.convs(maps[self.level])))
-        return logits
+        return self.conv_seg(self.dropout(self.convs(maps[self.level])))
 
 
 class SegmentationModel(DenseModel):

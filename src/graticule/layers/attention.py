@@ -78,8 +78,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used."""
         mixed = self._mix(*self._project(x, position, *where), position)
-        out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
-        return out
+        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
@@ -176,8 +175,7 @@ class CausalAttention(Attention):
         whole = bias is None and q.shape[-2] == k.shape[-2]
         mask = None if whole else self._masked(bias, q.shape[-2], k)
         mixed = self._mix(q, k, v, mask, LayerPosition(), is_causal=whole)
-        out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
-        return out
+        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""

@@ -80,8 +80,7 @@ class Block(nn.Module):
         `where` is passed to the attention: the grid, or the cache of a text.
         """
         x = x + self.drop_path1(self.ls1(self.attn(position.inside(self.norm1(x)), position, *where)))
-        out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        return out
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 @register_notrace_module
@@ -108,8 +107,7 @@ class PostNormBlock(Block):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
         x = x + self.drop_path1(self.norm1(self.attn(position.inside(x), position, *where)))
-        out: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
-        return out
+        return x + self.drop_path2(self.norm2(self.mlp(x)))
 
 
 @register_notrace_module
@@ -132,8 +130,7 @@ class ParallelBlock(Block):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
         y = self.norm1(x)
-        out: Tensor = x + self.drop_path1(self.ls1(self.attn(position.inside(y), position, *where) + self.mlp(y)))
-        return out
+        return x + self.drop_path1(self.ls1(self.attn(position.inside(y), position, *where) + self.mlp(y)))
 
 
 class _Branch(nn.Module):
@@ -154,8 +151,7 @@ class _Branch(nn.Module):
             y = self.get_submodule(self.kind)(y)
         else:
             y = self.get_submodule(self.kind)(position.inside(y), position, *where)
-        out: Tensor = self.drop_path(self.ls(y))
-        return out
+        return self.drop_path(self.ls(y))
 
 
 @register_notrace_module
@@ -184,8 +180,7 @@ class ParallelBranchesBlock(nn.Module):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
         x = x + torch.stack([branch(x, position, *where) for branch in self.attns]).sum(0)
-        out: Tensor = x + torch.stack([branch(x) for branch in self.ffns]).sum(0)
-        return out
+        return x + torch.stack([branch(x) for branch in self.ffns]).sum(0)
 
 
 #: Blocks of a transformer by name.

@@ -68,8 +68,7 @@ def _parts(
     window = windows.window
 
     def split(part: Tensor, repeats: tuple[int, int], one: Grid) -> Tensor:
-        cut: Tensor = part.unflatten(2, (repeats[1], one.width)).unflatten(1, (repeats[0], one.height))
-        return cut
+        return part.unflatten(2, (repeats[1], one.width)).unflatten(1, (repeats[0], one.height))
 
     if windows.rolled:
         return [
@@ -129,8 +128,7 @@ def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
         y = y.unflatten(-1, (mixing.groups, y.shape[-1] // mixing.groups))
         y = y if bias is None else y + torch.atleast_2d(bias).mT[..., None].to(x.dtype)
         y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3]))
-        result: Tensor = y.transpose(2, 3)
-        return result
+        return y.transpose(2, 3)
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
     # one copy puts samples and windows next to each other, for one large product per group;
     # flat in between: PyTorch 2.11 does not merge dimensions in export if their strides contain a dynamic batch size
@@ -184,8 +182,7 @@ class GatingUnit(nn.Module):
         if self.combine == "concat":
             return torch.cat([u, v.flatten(-2)], -1)
         u = u.unflatten(-1, v.shape[-2:])
-        out: Tensor = (u + v if self.combine == "add" else u * v).flatten(-2)
-        return out
+        return (u + v if self.combine == "add" else u * v).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"combine={self.combine}"
@@ -204,8 +201,7 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Map x: (B, N, D) to (B, N, D)."""
-        out: Tensor = self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
-        return out
+        return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
 
 
 @register_notrace_module  # torch.fx records the call as one node, because it depends on the position
@@ -249,5 +245,4 @@ class GatedBlock(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
-        out: Tensor = x + self.drop_path(self.mlp_channels(self.norm(x), position, windows))
-        return out
+        return x + self.drop_path(self.mlp_channels(self.norm(x), position, windows))

@@ -113,10 +113,8 @@ def record_contributions(
 
 
 def entered_blocks(model: Backbone) -> list[list[Any]]:
-    """Return the blocks of each stage of the position: those whose input tokens have the same grid."""
-    blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
-    entered = model.entered_stages()
-    return [[block for at, block in zip(entered, blocks, strict=True) if at == stage] for stage in sorted(set(entered))]
+    """Return the blocks of each stage."""
+    return [[model.block(stage, index) for index in range(depth)] for stage, depth in enumerate(model.depths)]
 
 
 def is_pre_norm(block: nn.Module) -> bool:
