@@ -50,8 +50,6 @@ GOALS = {
     "one PEG (CPVT-Ti) at most 1 / 0.985.",
     "biases": "One attention layer of DeiT-Ti, forward and backward, over the same without a bias; goal: factors at "
     "most 1.1 at 4,096 tokens.",
-    "packed": "Images of 0.25 to 1 of the largest area, padded to it over packed in one row; goal: at least 2. Packed "
-    "rows were taken out of the library after this measurement.",
     "mixing": "A product of PosMLP's unit by displacements over the product by its matrix.",
     "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03.",
     "programs": "An exported program over the model.",
@@ -418,6 +416,10 @@ def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
     yield "programs", programs
 
 
+#: Values that are in gpu.json alone.
+LEFT_OUT = ("tera_operations_per_second", "kernels_ms", "timm_kernels_ms", "kernels_ms_of_default", "tokens_per_second")
+
+
 def page(found: dict[str, Any]) -> str:
     """Return the page of the results in Markdown."""
     from graticule.lab.studies.tables import markdown
@@ -433,7 +435,7 @@ def page(found: dict[str, Any]) -> str:
         records = [one for part, rows in found["parts"].items() for one in rows if part.partition(":")[0] == title]
         if not records:
             continue
-        columns = list(dict.fromkeys(key for one in records for key in one))
+        columns = [key for key in dict.fromkeys(key for one in records for key in one) if key not in LEFT_OUT]
         rows = [tuple(show(one[key]) if key in one else "" for key in columns) for one in records]
         named = tuple(key.replace("_", " ") for key in columns)
         lines += ["", f"## {title.capitalize()}", "", goal, "", markdown([named, *rows])]

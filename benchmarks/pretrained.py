@@ -541,17 +541,13 @@ def adapt_figure(found: dict[str, Any]) -> Figure:
 
 def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each table of the page."""
+    rows = [("layer", *(f"{name} {part}" for name in SIZES for part in ("position (%)", "linear (%)")))]
+    first = data["share"][next(iter(SIZES))]["layers"]
+    for index in (0, 4, 8, len(first) - 1):
+        parts = [data["share"][name][part] for name in SIZES for part in ("total", "linear")]
+        rows.append((first[index], *(span({key: part[key][index] for key in part}) for part in parts)))
+    yield "share", markdown(rows)
     for name in SIZES:
-        one = data["share"][name]
-        rows = [("layer", "position (%)", "linear (%)", "additive (%)", "SSDC", "largest norm")]
-        for index, layer in enumerate(one["layers"]):
-            at = {
-                part: {key: one[part][key][index] for key in one[part]}
-                for part in ("total", "linear", "additive", "decay")
-            }
-            cells = [span(at[part]) for part in ("total", "linear", "additive")]
-            rows.append((layer, *cells, span(at["decay"], 1, 2), f"{one['largest'][index]:.1f}"))
-        yield f"share_{name}", markdown(rows)
         chosen = {key.split(", ")[1]: found for key, found in data["debias"].items() if key.startswith(name)}
         first = next(iter(chosen.values()))
         labels = ["labels by neighbors (%)"] if first["labels"] else []
@@ -579,17 +575,18 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (found["class"], found["patches"])]
         rows.append((*name.split(" -> "), *cells))
     yield "sizes", markdown(rows)
-    rows = [("position", "seed", "steps", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "seconds")]
+    rows = [("position", "steps", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "seconds")]
     for name, runs in data.get("adapt", {}).items():
-        for seed, one in runs.items() if name != "original" else ():
-            for step, scores in one["scores"].items():
+        for one in runs.values() if name != "original" else ():
+            for step, scores in list(one["scores"].items())[-2:]:
                 cells = [gap(scores[key]) if key in scores else "-" for key in ("neighbors", "ridge", "miou")]
                 last = f"{one['seconds']:.0f}" if step == max(one["scores"], key=int) else ""
-                rows.append((f"`{name}`", seed, step, *cells, f"{scores['cosine']:.3f}", last))
+                rows.append((f"`{name}`", step, *cells, last))
     yield "adapt", markdown(rows)
-    rows = [("part", "pictures", "seconds", "date", "machine", "torch")]
-    rows += [(name, *(str(one) for one in data["runs"][name].values())) for name in PARTS if name in data["runs"]]
-    yield "runs", markdown(rows)
+    runs = {name: list(data["runs"][name].values()) for name in PARTS if name in data["runs"]}
+    said = "; ".join(f"{name}: {values[0]} pictures, {values[1]} s, {values[2]}" for name, values in runs.items())
+    machine = ", ".join(map(str, next(iter(runs.values()))[3:]))
+    yield "runs", f"{said}; {machine}."
 
 
 def report(docs: Path) -> None:
@@ -601,7 +598,7 @@ def report(docs: Path) -> None:
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = text.partition(start)
         after = rest.partition(end)[2]
-        text = f"{before}{start}\n{table}\n{end}{after}"
+        text = f"{before}{start}\n{table}\n{end}{after}" if after else text
     write_text(page, text)
     if "adapt" in data:
         save_figure(adapt_figure(data["adapt"]), docs / "figures" / "pretrained_adapt.png")

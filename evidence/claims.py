@@ -202,19 +202,27 @@ def left_out_table() -> str:
     return markdown([("paper", "table", "not run", "runs", "hours"), *rows, ("all", "", "", "", f"{total:.0f}")])
 
 
+#: Tasks of docs/which.md that share a table: their conditions on the same choices.
+CLASSIFY = ("same size", "zoomed", "canvas")
+
+
 def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, str]:
     """Return the tables of docs/which.md by task, the largest difference first."""
     parts = {}
+    cells: dict[str, dict[str, str]] = {}
     for task, group in groupby(zip(asked, found, strict=True), lambda pair: pair[0].question):
         ranked = sorted(group, key=lambda pair: -fmean(pair[1].values))
-        rows = [(one.label, *contrast.cells(1)) for one, contrast in ranked]
-        seeds = {row[2] for row in rows}
-        if len(seeds) == 1:  # in the line above the table
-            rows = [(*row[:2], *row[3:]) for row in rows]
-        columns = COLUMNS if len(seeds) > 1 else (COLUMNS[0], *COLUMNS[2:])
-        one = ranked[0][0]
-        said = f"{one.link}, {seeds.pop()} seeds, margin {one.margin:g}:" if len(seeds) == 1 else f"{one.link}:"
-        parts[task] = f"{said}\n\n{markdown([('choice', *columns), *rows])}"
+        if task in CLASSIFY:
+            for row, contrast in ranked:
+                cells.setdefault(row.label, {})[task] = contrast.short()
+            continue
+        rows = [(row.label, *contrast.cells(1)) for row, contrast in ranked]
+        first, seeds = ranked[0][0], {row[2] for row in rows}
+        title = f"{first.link}, {' or '.join(sorted(seeds))} seeds, margin {first.margin:g}:"
+        table = [(*row[:2], *row[3:]) for row in rows]
+        parts[task] = f"{title}\n\n{markdown([('choice', COLUMNS[0], *COLUMNS[2:]), *table])}"
+    table = [(label, *(by.get(task, "") for task in CLASSIFY)) for label, by in cells.items()]
+    parts["classify"] = markdown([("choice", "trained size", "zoomed", "canvas"), *table])
     return parts
 
 

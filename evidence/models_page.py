@@ -491,13 +491,19 @@ def record(names: list[str], only: list[str]) -> None:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the table of the rows of a library."""
-    lines = []
+    """Return a row for all classes of a library with the same results, and what does not convert and why."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for row in rows:
-        label = f"`{row.kind}`" + (f", `{row.name}`" if row.name != row.kind else "")
+        label = f"`{row.kind}`" + (f" ({row.name})" if row.name != row.kind else "")
+        groups.setdefault(tuple(getattr(row, column) for column in COLUMNS), []).append(label)
         note = NOTES.get(row.name, UNTRIED if row.library == "transformers" else row.reason)
-        lines.append([label, *(getattr(row, column) for column in COLUMNS), "" if row.convert == "yes" else note])
-    return markdown([["class", *COLUMNS, "why it does not convert"], *lines])
+        if row.convert != "yes" and note != UNTRIED:
+            reasons.setdefault(note, []).append(label)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    lines = [(*cells, ", ".join(names)) for cells, names in ordered]
+    why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    return f"{markdown([(*COLUMNS, 'classes'), *lines])}\n\nWhy they do not convert (others: {UNTRIED}): {why}."
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class Cell:
         """Return its text in a table."""
         text = grouped(self.value)
         if self.low:
-            text += f" ({grouped(self.low)} to {grouped(self.high)})"
+            text += f" [{grouped(self.low)}, {grouped(self.high)}]"
         if self.deviation:
             text += f" ± {self.deviation}"
         if self.p:

@@ -65,7 +65,7 @@ def test_the_page_of_a_gpu_is_made_of_its_figures():
 
 def test_a_cell_is_written_with_its_error_and_its_test():
     assert str(cell(value="12544")) == "12,544"
-    assert str(cell(value="1.01", low="0.99", high="1763")) == "1.01 (0.99 to 1,763)"
+    assert str(cell(value="1.01", low="0.99", high="1763")) == "1.01 [0.99, 1,763]"
     assert str(cell(value="3.61", deviation="0.42", unit="~")) == "3.61 ± 0.42 ~"
     assert str(cell(value="+0.06", p="< 0.001", adjusted="≤ 0.016")) == "+0.06 (p < 0.001; ≤ 0.016)"
     assert str(cell(value="")) == ""

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from graticule.lab.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
+from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, read_recipe, summarise
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
@@ -270,36 +270,3 @@ def test_missing_seconds_are_nan():
     without = metrics(50, 60)
     del without["seconds"]
     assert [point.epoch for point in curve([without], "val_top1")] == [1, 2]
-
-
-def test_runs_that_differ_only_in_the_seed_are_grouped_and_labeled_by_their_differences():
-    recipes = {
-        f"{joining}/{seed}": Recipe(joining=joining, seed=seed).to_dict()
-        for seed in (0, 1)
-        for joining in ("default", "lape")
-    }
-    assert group_seeds(recipes) == {
-        "joining=default": ["default/0", "default/1"],
-        "joining=lape": ["lape/0", "lape/1"],
-    }
-    recipes["other"] = Recipe(img_size=(28, 56), share_seed=1).to_dict()
-    assert list(group_seeds(recipes))[-1] == "joining=default, img_size=28 56, share_seed=1"
-
-
-def test_one_group_is_named_by_its_model_and_joining():
-    recipes = {str(seed): Recipe(seed=seed).to_dict() for seed in range(3)}
-    assert group_seeds(recipes) == {"vit_nano_patch4_28, default": ["0", "1", "2"]}
-
-
-def test_nested_values_and_keys_of_one_version_alone_tell_groups_apart():
-    old = Recipe().to_dict()
-    del old["mixing"]["mixup"]
-    new = Recipe().to_dict()
-    assert group_seeds({"old": old, "new": new}) == {"mixing.mixup=-": ["old"], "mixing.mixup=0.0": ["new"]}
-
-
-def test_a_group_that_would_have_a_long_name_is_named_by_its_first_run():
-    first = Recipe()
-    second = Recipe(model="vit_nano_patch4_28", lr=1e-4, epochs=300, batch_size=1024, weight_decay=0.1, warmup_epochs=5)
-    recipes = {"a": first.to_dict(), "b": second.to_dict()}
-    assert group_seeds(recipes) == {"as a": ["a"], "as b": ["b"]}
