@@ -276,7 +276,7 @@ def explored(
         ValueError: if there are no images, the model refuses a size, or it has no maps of position or attention.
     """
     if any(batch.ndim != 4 for batch in images):
-        raise ValueError("`images` must be (B, C, height, width) at each size; films and volumes are not explored.")
+        raise ValueError("`images` must be (B, C, height, width) at each size, got volumes.")
     if not images or any(len(batch) != len(images[0]) or not len(batch) for batch in images):
         counts = [len(batch) for batch in images]
         raise ValueError(f"`images` must have the same number at each size, at least one, got {counts or 'no sizes'}.")
