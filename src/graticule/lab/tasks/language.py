@@ -49,7 +49,7 @@ class TextScore:
     bits_per_byte: of the whole held-out text, whose number of bytes is the same at every length; loss: nats per token;
         tokens: number of predicted tokens.
     resampled: whether a table was resampled, for a length beyond the context of the model.
-    batch, tokens_per_second, memory: of inference only, on `batch` windows; memory in bytes per token (`Cost`).
+    batch, tokens_per_second, memory: of inference only, on `batch` windows; bytes per token on a GPU (`Cost`).
     by_place: (first position, last position, bits per byte) of the tokens at these positions of their windows, in bins
         of doubling size: 1, 2, 3-4, 5-8, ... The token at position p is predicted from p others.
     """
@@ -61,7 +61,7 @@ class TextScore:
     resampled: bool
     batch: int
     tokens_per_second: float
-    memory: float
+    memory: float | None
     by_place: list[tuple[int, int, float]]
 
 
@@ -98,7 +98,7 @@ class TextEvaluation(Evaluation[TextScore]):
                         f"{score.loss:.3f}",
                         f"{score.tokens:,}",
                         f"{score.tokens_per_second:,.0f}",
-                        f"{score.memory / 1e3:.1f}",
+                        "-" if score.memory is None else f"{score.memory / 1e3:.1f}",
                     ]
                 )
         notes = ["* the training length of the run; speed and peak memory are of the forward pass only"]
@@ -317,7 +317,7 @@ def _score(
         resampled=resampled,
         batch=cost.batch,
         tokens_per_second=cost.images_per_second * length,
-        memory=cost.memory / length,
+        memory=None if cost.memory is None else cost.memory / length,
         by_place=[
             (begin, end, float(bits[begin - 1 : end].sum() / counts[begin - 1 : end].sum()))
             for begin, end in _doubling(length)

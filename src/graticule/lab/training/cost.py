@@ -5,15 +5,11 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 #: Minimum total seconds of the timed passes, and their minimum number.
@@ -25,13 +21,12 @@ class Cost:
     """The cost of inference on batches of `batch` images, without reading them.
 
     images_per_second: from the median of several passes.
-    memory: bytes per image, the peak of the allocations of a pass besides weights and images; the scratch memory of
-        operations is included on a GPU, where the allocator counts, and not on a CPU.
+    memory: bytes per image on a GPU, the peak of the allocations of a pass besides weights and images; None on a CPU.
     """
 
     batch: int
     images_per_second: float
-    memory: float
+    memory: float | None
 
 
 @torch.inference_mode()
@@ -61,7 +56,7 @@ def inference_cost(model: nn.Module, images: Tensor) -> Cost:
         model(images)
         _wait(images.device)
         times.append(time.perf_counter() - start)
-    return Cost(len(images), len(images) / statistics.median(times), memory / len(images))
+    return Cost(len(images), len(images) / statistics.median(times), None if memory is None else memory / len(images))
 
 
 def _wait(device: torch.device) -> None:
@@ -69,47 +64,15 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _peak(model: nn.Module, images: Tensor) -> float:
-    if images.is_cuda:
-        _wait(images.device)
-        held: int = torch.cuda.memory_allocated(images.device)
-        torch.cuda.reset_peak_memory_stats(images.device)
+def _peak(model: nn.Module, images: Tensor) -> float | None:
+    """Run `model`, and return the peak of its allocations on a GPU; None elsewhere, where nothing counts them."""
+    if not images.is_cuda:
         model(images)
-        _wait(images.device)
-        peak: int = torch.cuda.max_memory_allocated(images.device)
-        return peak - held
-    tensors = _Tensors()
-    with tensors:
-        model(images)
-    return tensors.peak
-
-
-class _Tensors(TorchDispatchMode):
-    """Counts the bytes of all storages that operations allocate and that are still alive."""
-
-    def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
-        self.live = 0
-        self.peak = 0
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if not isinstance(leaf, Tensor):
-                continue
-            storage = leaf.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            if key in self._seen or key in given:  # a view, or the output of an in-place operation
-                continue
-            self._seen.add(key)
-            self.live += size
-            self.peak = max(self.peak, self.live)
-            weakref.finalize(storage, self._free, key, size)
-        return result
-
-    def _free(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self.live -= size
+        return None
+    _wait(images.device)
+    before: int = torch.cuda.memory_allocated(images.device)
+    torch.cuda.reset_peak_memory_stats(images.device)
+    model(images)
+    _wait(images.device)
+    peak: int = torch.cuda.max_memory_allocated(images.device)
+    return peak - before

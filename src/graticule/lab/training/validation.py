@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
@@ -14,22 +14,6 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from graticule.lab.terminal import bar as progress_bar
-
-
-class Scored(Protocol):
-    """The part of a task that scores held-out examples."""
-
-    def setup(self, model: nn.Module, data: Any, device: torch.device) -> None:
-        """Prepare for the validation of `model` on `device`."""
-
-    def start_validation(self) -> None:
-        """Clear the values of earlier validations."""
-
-    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return values of the examples of a batch."""
-
-    def score(self, sums: Mapping[str, float], count: int) -> float:
-        """Return the metric from the sums of these values."""
 
 
 class Sums:
@@ -96,7 +80,7 @@ def batch_results(
 
 @torch.inference_mode()
 def held_out(
-    task: Scored,
+    task: Any,
     model: nn.Module,
     data: Any,
     size: tuple[int, int] | None = None,
