@@ -1,21 +1,8 @@
 """On a canvas the content keeps its scale; only the area around it changes."""
 
-import pytest
 import torch
 
-from graticule.lab.data.module import DataModule
 from graticule.lab.data.transforms import border_color, place
-
-
-@pytest.fixture(scope="module")
-def data() -> DataModule:
-    module = DataModule("digits", size=(28, 28), limit_train=20, limit_test=30, eval_batch_size=16)
-    module.setup()
-    return module
-
-
-def images_of(loader):
-    return torch.cat([images for images, _ in loader]), torch.cat([labels for _, labels in loader])
 
 
 def occurrences(image, canvas):
@@ -43,14 +30,3 @@ def test_a_smaller_canvas_is_a_crop_and_the_same_size_is_the_image():
     assert torch.equal(place(image, (8, 7)), image)
     mixed = place(image, (3, 9))  # cropped along one axis, padded along the other
     assert mixed.shape == (2, 3, 9) and sum(occurrences(image[:, top : top + 3], mixed) for top in range(6)) == 1
-
-
-def test_images_lie_at_places_of_their_own_the_same_ones_every_time(data):
-    images, labels = images_of(data.eval_dataloader((44, 40), mode="canvas"))
-    again, same = images_of(data.eval_dataloader((44, 40), mode="canvas"))
-    assert torch.equal(images, again) and torch.equal(labels, same)
-    originals, expected = images_of(data.eval_dataloader((28, 28)))
-    assert torch.equal(labels, expected)
-    assert all(occurrences(image, canvas) == 1 for image, canvas in zip(originals, images, strict=True))
-    heights = [torch.nonzero((canvas != canvas.min()).any(dim=2)[0]).min().item() for canvas in images]
-    assert len(set(heights)) > 5

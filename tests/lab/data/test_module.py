@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.module import DataModule, build_mixup
+from graticule.lab.data.module import DataModule
 from graticule.lab.data.transforms import TensorImages, evaluation_transform
 
 
@@ -81,14 +81,3 @@ def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentati
     transform = evaluation_transform(here.info, size, Augmentation())
     one_by_one = torch.stack([transform(image) for image, _ in here._images["test"]])
     assert torch.equal(torch.cat([images for images, _ in there.val_dataloader()]), one_by_one)
-
-
-def test_mixed_labels_are_shares_that_add_up_to_one():
-    options = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": 0.1, "num_classes": 10}
-    assert build_mixup(mixup=0.0, cutmix=0.0, **options) is None
-    mixup = build_mixup(mixup=0.8, cutmix=1.0, **options)
-    images, labels = mixup(torch.randn(6, 1, 8, 12), torch.arange(6))
-    assert images.shape == (6, 1, 8, 12) and labels.shape == (6, 10)
-    torch.testing.assert_close(labels.sum(-1), torch.ones(6))
-    with pytest.raises(ValueError, match="`mixup`"):
-        build_mixup(mixup=-1.0, cutmix=0.0, **options)

@@ -63,18 +63,6 @@ def test_held_out_paragraphs_are_not_in_the_training_text():
     assert max(map(len, found["train"] & found["test"]), default=0) < 60
 
 
-def test_another_python_holds_out_the_same_topics_and_removes_repeated_paragraphs(monkeypatch):
-    quoted = "The text of a statement that is held out, and is long enough to be a paragraph."
-    compound = f"Compound statements\n\nThey have parts.\n\n   {quoted}\n\nSee also:"
-    topics = {"new": "A topic of a later Python.", "import": f"Import\n\n{quoted}\n\nSee also:", "compound": compound}
-    for order in (topics, dict(reversed(topics.items()))):
-        give_python_topics(monkeypatch, {**order, "empty": "\n"})
-        corpus = load_text("pydoc")
-        assert names(corpus) == {"train": ["compound", "new"], "test": ["import"]}
-        assert texts(corpus)["train"][0] == "Compound statements\n\nThey have parts.\n\nSee also:"
-        assert texts(corpus)["test"] == [topics["import"]]
-
-
 def test_a_python_without_topics_is_refused_with_an_alternative(monkeypatch):
     for topics in ({}, {"import": "Held out."}, {"compound": "Trained on."}):
         give_python_topics(monkeypatch, topics)
@@ -149,11 +137,3 @@ def test_text_in_another_encoding_is_an_error_that_names_file_and_byte(tmp_path,
     write(tmp_path, {"good.txt": "good", "bad.txt": content})
     with pytest.raises(ValueError, match=rf"bad\.txt must be text in UTF-8, got byte 0x{byte} at offset {offset}"):
         load_text("text_folder", tmp_path)
-
-
-def test_links_are_followed_and_a_copy_is_used_once(tmp_path):
-    root = write(tmp_path / "root", {"a.txt": "one", "b.txt": "two"})
-    write(tmp_path, {"elsewhere/far.txt": "three", "d.txt": "four"})
-    for name, target in (("c.txt", root / "a.txt"), ("d.txt", tmp_path / "d.txt"), ("far", tmp_path / "elsewhere")):
-        (root / name).symlink_to(target)
-    assert sorted(chain(*names(load_text("text_folder", root)).values())) == ["a.txt", "b.txt", "d.txt", "far/far.txt"]

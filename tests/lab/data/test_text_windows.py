@@ -30,16 +30,6 @@ def test_an_epoch_has_every_token_as_a_target_once_but_for_less_than_a_window(n,
         assert torch.equal(targets, (inputs + 1) % n)
 
 
-def test_a_window_depends_on_seed_epoch_and_index_alone():
-    windows, again, other = (TextWindows(counted(), 128, seed) for seed in (0, 0, 1))
-    forward = [windows[2, index][0] for index in range(7)]
-    backward = [again[2, index][0] for index in reversed(range(7))]
-    assert all(torch.equal(a, b) for a, b in zip(forward, reversed(backward), strict=True))
-    assert len({source.offset(epoch) for source in (windows, other) for epoch in range(50)}) > 90
-    both = windows.__getitems__([(0, 3), (1, 3)])[0]  # a batch may be of two epochs
-    assert torch.equal(both[0], windows[0, 3][0]) and torch.equal(both[1], windows[1, 3][0])
-
-
 def test_too_little_text_for_a_window_is_an_error():
     with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens, 100, got 128"):
         TextWindows(counted(100), 128, 0)
@@ -122,15 +112,6 @@ def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_process
         assert len({len(of_rank) for of_rank in ranks}) == 1
         found = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
         assert torch.equal(found.sort().values, everything.sort().values)
-
-
-def test_a_limit_counts_windows_and_gives_the_same_text_at_every_length():
-    data = module(limit_train=40, limit_test=10)
-    assert sum(len(inputs) for inputs, _ in data.train_dataloader()) == 40
-    assert len(next(iter(data.val_dataloader()))[0]) == 10
-    for length in LENGTHS:
-        assert sum((targets != PADDING).sum() for _, targets in data.eval_dataloader(length)) == 1280
-    assert data.num_bytes("test") == 1280
 
 
 def test_invalid_settings_are_refused_by_name():

@@ -39,13 +39,6 @@ def test_the_size_of_a_step_is_a_function_of_seed_epoch_and_step():
     assert (counts - 1000).abs().max() < 5 * (3000 * 2 / 9) ** 0.5  # five standard deviations
 
 
-def test_processes_and_micro_batches_of_a_step_have_its_size():
-    whole = order()
-    for rank in range(2):
-        part = order(rank=rank, world_size=2, parts=2)
-        assert [part.size(1, number) for number in range(60)] == [whole.size(1, n // 2) for n in range(60)]
-
-
 def test_the_images_and_their_randomness_are_those_of_a_single_size():
     several = digits(augmentation=Augmentation(scale=(0.5, 1.0)))
     options = {"batch_size": 8, "limit_train": 80, "limit_test": 20, "seed": 3}

@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +34,6 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.task import build_model, read_recipe
 from graticule.registry import plugins
-from in_turn import in_turn
 from tiny import without_memory
 
 FIGURES = yaml.safe_load((Path(__file__).parents[2] / "parity" / "golden" / "figures.yaml").read_text())
@@ -60,8 +58,6 @@ GATED = {
     "gmlp_small_imagenet": "gmlp_s16",
 }
 MIXING = {"sgu": Sgu, "lrpe": Lrpe, "lrpe_m": LrpeM, "glrpe": Glrpe, "gqpe": Gqpe, "ggqpe": Ggqpe}
-#: Groups of every stage, if the encoding has several.
-GROUPS = {"digits_gmlp": [8], "digits_posmlp": [4, 8]}
 #: The recipes of the package; a plugin may register others.
 NAMES = [name for name in list_recipes() if RECIPES[name].function.__module__.startswith("graticule.lab.recipes.")]
 #: The file of docs/extending.md.
@@ -301,26 +297,6 @@ def test_the_model_of_gmlps_recipe_is_that_of_table_3_with_and_without_ggqpe():
         assert {type(one) for one in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
 
 
-@in_turn(("name", "encoding"), [*[("digits_posmlp", encoding) for encoding in MIXING], ("digits_gmlp", "ggqpe")])
-def test_a_recipe_of_a_gated_mlp_takes_every_mixing_encoding_with_its_groups(name, encoding):
-    parts = stages(model_of(dataclasses.replace(load_recipe(name), encoding=encoding)))
-    assert {type(one) for part in parts for one in part.encodings} == {MIXING[encoding]}
-    groups = GROUPS[name] if encoding in ("glrpe", "ggqpe") else [1] * len(GROUPS[name])
-    assert [part.encodings[0].groups for part in parts] == groups
-
-
-def documentation(name):
-    """Return the docstring of the file of a recipe."""
-    return sys.modules[RECIPES[name].function.__module__].__doc__
-
-
-def test_every_recipe_documents_source_command_cost_and_result():
-    words = ("Reproduces", "Command", "Cost", "Result")
-    silent = {(name, word) for name in NAMES for word in words if f"\n{word}: " not in documentation(name)}
-    assert not silent
-    assert all(RECIPES[name].about for name in NAMES)
-
-
 def test_every_recipe_can_be_written_and_read():
     for name in NAMES:
         recipe = load_recipe(name)
@@ -413,29 +389,12 @@ def test_segmenter_starts_from_a_table_that_is_resampled_bilinearly():
     torch.testing.assert_close(new, expected.flatten(2)[0].T)
 
 
-@pytest.mark.parametrize("name", ["vit_adapter_tiny_mask_rcnn_coco", "vit_adapter_small_upernet_ade20k"])
-def test_vit_adapters_resample_their_table_as_in_its_code(name):
-    small = ("depth=4", "embed_dim=24", "num_heads=2", "init_values=1.0")
-    backbone = model_of(dataclasses.replace(load_recipe(name), model_kwargs=small)).backbone
-    encoding = backbone.position.encodings[0]
-    table = encoding.pos_embed[0].T.reshape(1, -1, 14, 14)
-    for grid in ((50, 83), (32, 32), (10, 12)):
-        found = encoding(graticule.Grid(*grid))
-        expected = F.interpolate(table, grid, mode="bicubic", align_corners=False).flatten(2)[0].T
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
 def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
     for name in [name for name in NAMES if name.startswith("posmlp_") and name.endswith("_coco")]:
         backbone = model_of(load_recipe(name)).backbone
         grid = backbone.position_grids(backbone.grid_at((448, 448)))[2]  # of several windows
         shifted = [any(windows.shift) for (windows,) in backbone.where(2, grid)]
         assert backbone.shift == "swin" and shifted == [False, True] * (len(shifted) // 2), name
-
-
-def test_a_recipe_with_an_unknown_key_is_refused():
-    with pytest.raises(ValueError, match="epocs"):
-        Recipe.from_dict({"epocs": 3})
 
 
 #: The published configurations of Compact Transformers (SHI-Labs/Compact-Transformers, configs/): those of the data
@@ -544,15 +503,6 @@ def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
         assert torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
     with pytest.raises(ValueError, match=r"`mixing.off_epoch` must be at least 0, got -1"):
         Mixing(off_epoch=-1)
-
-
-def test_the_spaces_of_a_spec_are_no_difference_and_its_options_are():
-    recipe = Recipe(encoding="shaw(clip=4)+learnable", joining="lape(layers=2)")
-    same = Recipe(encoding="shaw( clip = 4 ) + learnable()", joining=" lape(layers=2) ")
-    assert recipe.differences(same) == []
-    assert recipe.differences(dataclasses.replace(recipe, encoding="shaw(clip=5)+learnable")) == ["encoding"]
-    assert recipe.differences(dataclasses.replace(recipe, joining="lape(layers=3)")) == ["joining"]
-    assert recipe.differences(dataclasses.replace(recipe, encoding=None)) == ["encoding"]
 
 
 # Recipes of users

@@ -119,20 +119,6 @@ def test_a_student_with_the_logits_of_its_teacher_has_no_gradient():
     torch.testing.assert_close(student.grad, torch.zeros(6, 5), atol=1e-6, rtol=0)
 
 
-def test_the_hotter_the_soft_loss_the_more_it_matches_logits():
-    # Hinton et al. (2015), section 2.1: the gradient tends to the difference of centred logits over the classes
-    student, teacher = torch.randn(6, 5), torch.randn(6, 5)
-    centred = [logits - logits.mean(1, keepdim=True) for logits in (student, teacher)]
-    matching = (centred[0] - centred[1]) / 5 / 6  # the mean over six images
-    errors = []
-    for temperature in (1.0, 10.0, 100.0):
-        logits = student.clone().requires_grad_()
-        options = {"form": "soft", "alpha": 1.0, "temperature": temperature}
-        teacher_of(**options).combine(torch.tensor(0.0), logits, teacher).backward()
-        errors.append(((logits.grad - matching).norm() / matching.norm()).item())
-    assert errors[2] < errors[1] / 5 < errors[0] / 10 and errors[2] < 0.01
-
-
 def test_defaults_are_those_of_the_paper():
     hard, soft = Distillation(), Distillation(form="soft")
     assert (hard.share, soft.share, soft.tau) == (0.5, 0.1, 3.0)

@@ -10,10 +10,8 @@ from safetensors.torch import load_file
 
 import graticule
 from commands import run_command
-from graticule.backbones.registry import list_small_models
 from graticule.lab.cli import main
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.studies.matrix import combinations
 from graticule.lab.studies.study import recipe_hash
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
@@ -76,29 +74,6 @@ def test_without_its_plugin_a_run_is_refused_and_nothing_is_imported(run, monkey
         run.model()
     code, _, err = run_command(capsys, "evaluate", run.folder)
     assert code == 1 and "--plugin my_methods.py" in err
-
-
-def test_the_matrix_has_the_methods_of_a_plugin(methods, capsys):
-    command = (
-        "models",
-        "convolutional_vit",
-        "posmlp_nano_32",
-        "--matrix",
-        "--encodings",
-        "random_fourier",
-        "distance",
-        "--reasons",
-    )
-    code, out, _ = run_command(capsys, *command)
-    lines = [line.split("  ") for line in out.splitlines()]
-    cells = {words[0]: [word.strip() for word in words[1:] if word.strip()] for words in lines}
-    assert code == 0 and cells["random_fourier"] == ["d c s u qk t ls l d2", "-"]
-    assert cells["distance"] == ["d l", "-"] and "posmlp_nano_32, distance, default: `encoding` must be" in out
-    assert "d2 = decayed" in out
-    models = {"convolutional_vit": graticule.create_model("convolutional_vit")}
-    found = combinations(models, ["distance(scale=2.0)"])
-    assert [case[2] for case, reason in found.items() if not reason] == ["default", "lape"]
-    assert list_small_models()["convolutional_vit"] == ("convolutional_vit", {})
 
 
 def test_all_missing_plugins_of_a_run_are_named(run, tmp_path):

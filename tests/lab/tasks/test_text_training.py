@@ -7,18 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forked import two_processes
-from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import LanguageModeling, TextRecipe, token_nats
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model, list_tasks, read_recipe
 from graticule.lab.training.validation import held_out
-from in_turn import in_turn
 from short_runs import assert_same_end, copied, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
@@ -34,7 +30,6 @@ SHORT = {
     "epochs": 2,
     "accelerator": "cpu",
 }
-PLAIN = SHORT | {"optimizer": "sgd", "lr": 0.05, "precision": "64-true"}
 RICH = SHORT | {"drop_rate": 0.1, "drop_path_rate": 0.1, "ema_decay": 0.8, "warmup_epochs": 1, "accumulate": 2}
 
 
@@ -58,11 +53,6 @@ def naive_bits(model, data: TextModule) -> float:
 def validated(recipe: TextRecipe, model, data: TextModule) -> float:
     """Compute bits per byte as after an epoch."""
     return held_out(LanguageModeling(recipe), model, data, progress=False)[0]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Run:
-    return train(TextRecipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -102,31 +92,6 @@ def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
     assert nats[1, 4] == 0
 
 
-def test_the_weights_of_the_lowest_bits_per_byte_are_kept(tmp_path, monkeypatch):
-    scores = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr(LanguageModeling, "score", lambda self, sums, count: next(scores))
-    run = train(short(epochs=3, keep=3), tmp_path / "run", progress=False)
-    assert run.best is not None and run.best.name == "step-000000006.ckpt"
-    assert (run.result()["best_bpb"], run.result()["best_epoch"], run.result()["last_bpb"]) == (2.0, 2, 2.5)
-    assert json.loads((run.checkpoints / "best.json").read_text())["val_bpb"] == 2.0
-    state = read_checkpoint(run.best)["state_dict"]
-    assert torch.equal(load_file(run.weights)["embed.weight"], state["model.embed.weight"])
-
-
-def test_a_run_whose_scores_are_no_numbers_has_no_best(tmp_path, monkeypatch):
-    inner = TrainingModule.validation_step
-
-    def spoilt(self, batch, batch_idx):
-        self.model.norm.weight.data[0] = math.nan
-        inner(self, batch, batch_idx)
-
-    monkeypatch.setattr(TrainingModule, "validation_step", spoilt)
-    with pytest.raises(ValueError, match="no epoch has a finite val_bpb"):
-        train(short(epochs=1), tmp_path / "run", progress=False)
-    run = Run(tmp_path / "run")
-    assert run.best is None and [(row["val_bpb"], row["val_loss"]) for row in rows(run)] == [("nan", "nan")]
-
-
 def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
     run = train(short(precision="bf16-true", limit_test=300), tmp_path / "run", progress=False)
     model, data = run.model(checkpoint="last").bfloat16(), run.data()
@@ -149,13 +114,6 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
 
 
-def both(folder, **options) -> Run:
-    """Train with two processes."""
-    recipe = TextRecipe(**(PLAIN | {"devices": 2} | options))
-    two_processes(lambda: train(recipe, folder, progress=False))
-    return Run(folder)
-
-
 # The recipe and the run folder
 
 
@@ -170,20 +128,6 @@ def test_a_recipe_read_from_json_has_its_class():
         read_recipe({"task": "langauge"})
     with pytest.raises(ValueError, match="img_size"):
         read_recipe({"task": "language", "img_size": [28, 28]})
-
-
-@in_turn(
-    ("options", "message"),
-    [
-        ({"context": 0}, "`context` must be at least 1, got 0"),
-        ({"drop_rate": 1.0}, "`drop_rate` must be less than 1, got 1.0"),
-        ({"batch_size": 5, "accumulate": 2}, "`batch_size` must be a multiple"),
-        ({"optimizer": "adamv"}, "`optimizer` must be one of"),
-    ],
-)
-def test_an_invalid_value_is_refused_at_once(options, message):
-    with pytest.raises(ValueError, match=message):
-        TextRecipe(**(SHORT | options))
 
 
 # Weights of other runs

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import zipfile
 
 import pytest
@@ -16,7 +15,7 @@ from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoint
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from in_turn import in_turn
-from short_runs import assert_same_end, at_step, copied, rows, short, stopped
+from short_runs import assert_same_end, copied, rows, short, stopped
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +151,6 @@ def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, plain_
 
 
 # A folder that is replaced during training
-
-
-def test_a_run_folder_that_is_deleted_during_training_ends_the_run_and_is_not_created_again(tmp_path, capsys):
-    folder = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 3, lambda: shutil.rmtree(folder))
-        given = ("--quick", "--limit-train", 40, "--epochs", 2, "--model-kwargs", "depth=1", "--output", folder)
-        code, _, err = run_command(capsys, "train", "digits_quick", *given)
-    assert code == 1 and not folder.exists()
-    assert err.splitlines()[-1].endswith("restore it, or name another folder.")
 
 
 # A full disk

@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from graticule.lab.training.callbacks import Progress
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from short_runs import RICH, at_step, rows, short, stopped
+from short_runs import RICH, rows, short, stopped
 
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
 
@@ -141,16 +140,3 @@ def test_after_a_resume_the_bar_continues_where_it_was_and_ends_at_its_end(tmp_p
     assert steps[0] >= stop + 1 and steps == sorted(steps) and steps[-1] == 6 == drawn[-1][1]
     rates = [float(text[1].replace(",", "")) for _, _, shown in drawn if (text := re.search(r"img/s=([-\d,]+)", shown))]
     assert all(rate > 0 for rate in rates)
-
-
-def test_no_bar_is_left_open_by_an_error(tmp_path, bars, monkeypatch):
-    closed = []
-    monkeypatch.setattr(Progress, "_close", lambda self: closed.append(self._bar.close()))
-
-    def fail():
-        raise ValueError("of its own")
-
-    at_step(monkeypatch, 1, fail)
-    with pytest.raises(ValueError, match="of its own"):
-        train(short(), tmp_path / "run")
-    assert closed == [None]

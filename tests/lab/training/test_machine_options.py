@@ -7,19 +7,15 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import build_trainer, train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
@@ -203,43 +199,6 @@ def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, whole):
         train(recipe, run.folder, progress=False)
     assert_same_end(run, whole)
     assert not multiprocessing.active_children()
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
-    noise = np.random.default_rng(0)
-    for split, images in (("train", 10), ("val", 4)):
-        for name in ("cat", "dog"):
-            (root / split / name).mkdir(parents=True)
-            for number in range(images):
-                pixels = noise.integers(0, 256, (28, 28, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
-    return root
-
-
-def of_pictures(root: Path, dataset: str, **options) -> Recipe:
-    fixed = {"limit_train": None, "limit_test": None, "batch_size": 8, "augmentation": EACH, "checkpoint_steps": 1}
-    return short(dataset=dataset, data_root=root, **{**fixed, **options})
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_in_evaluation_is_reported_in_one_line(tmp_path, capsys, pictures, workers):
-    import shutil
-
-    root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
-    broken = root / "val" / "dog" / "2.png"
-    whole_image = broken.read_bytes()
-    broken.write_bytes(whole_image[:200])
-    run = Run(tmp_path / "run")
-    with pytest.raises((ValueError, OSError)) as error:
-        train(of_pictures(root, "image_folder", workers=workers), run.folder, progress=False)
-    assert str(broken) in str(error.value) and "Traceback" not in str(error.value) and "\n" not in str(error.value)
-    code, said = command(capsys, "train", "--resume", run.folder)
-    assert code == 1 and said.strip().splitlines()[-1].startswith("graticule: error:") and "dog/2.png" in said
-    broken.write_bytes(whole_image)
-    assert command(capsys, "train", "--resume", run.folder)[0] == 0
-    assert run.changes(run.data()) == []
 
 
 # Computation

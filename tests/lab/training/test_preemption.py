@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
-from short_runs import assert_same_end, at_step, short, signal_itself, stopped
+from short_runs import assert_same_end, at_step, signal_itself, stopped
 
 STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "lape_place.py"
 
@@ -150,21 +149,6 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
     assert not Run(tmp_path / "run").recipe_file.exists()
     monkeypatch.undo()
     assert main(command) == 0
-
-
-def test_in_a_thread_a_run_trains_without_listening(tmp_path):
-    found: list[object] = []
-
-    def work() -> None:
-        try:
-            found.append(train(short(), tmp_path / "run", progress=False).finished)
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [True]
 
 
 @pytest.mark.parametrize(

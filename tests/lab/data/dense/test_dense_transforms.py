@@ -9,7 +9,6 @@ from torchvision import tv_tensors
 
 from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import IGNORED, boxes_target
-from graticule.lab.data.dense_module import DenseModule, Examples
 from graticule.lab.data.dense_transforms import (
     EvaluationTransform,
     TrainingTransform,
@@ -233,19 +232,6 @@ def test_a_scene_is_a_function_of_its_index_and_its_target_has_the_visible_pixel
     classes = sum((label + 1) * mask.int() for label, mask in zip(target["labels"], target["masks"], strict=True))
     assert torch.equal(torch.as_tensor(target["classes"]).int(), torch.as_tensor(classes).int())
     assert info.pixel_names[0] == "background" and len(info.class_names) == 10
-
-
-def test_the_draws_for_an_image_are_a_function_of_seed_and_key_and_leave_the_global_state_unchanged():
-    data = DenseModule("scenes", truth=("boxes",), size=SIZE, augmentation=DenseAugmentation(crop=(50, 50), hflip=0.5))
-    examples = data.train_dataloader().dataset
-    assert isinstance(examples, Examples)
-    before = torch.get_rng_state()
-    first, other = examples[(0, 3)], examples[(1, 3)]
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(5)
-    assert torch.equal(first[0], examples[(0, 3)][0]) and not torch.equal(first[0], other[0])
-    assert set(first[1]) == {"boxes", "labels", "iscrowd", "area", "image_id"}
-    assert type(first[1]["boxes"]) is torch.Tensor
 
 
 def test_batches_by_shape_have_each_image_once_and_one_shape_but_the_last_ones():

@@ -7,8 +7,6 @@ import graticule
 from graticule.lab.data.sets.scenes import scenes_sides
 from graticule.lab.tasks.segmentation import confusion, mean_iou
 
-ENCODINGS = ("learnable", "sinusoidal_2d", "rope", "relative_bias", "peg", "kerple")
-
 
 @pytest.fixture(scope="module")
 def held_out():
