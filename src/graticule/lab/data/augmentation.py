@@ -127,9 +127,9 @@ class DenseAugmentation:
             raise ValueError("`augmentation.crop_majority` must be left out without `augmentation.crop`.")
 
 
-def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
+def fitted_sizes(texts: tuple[str, ...], name: str) -> list[tuple[int, int]]:
     """Parse sizes that images are fitted to, SHORTERxLONGER or SIDE in pixels."""
-    sizes = parse_sizes(given, name)
+    sizes = parse_sizes(texts, name)
     for shorter, longer in sizes:
         if shorter > longer:
             raise ValueError(

@@ -106,12 +106,12 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
         image_id: the number of the image.
         further: other entries of the target.
     """
-    held = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
-    sides = held[:, 2:] - held[:, :2]
+    corners = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
+    sides = corners[:, 2:] - corners[:, :2]
     return {
-        "boxes": tv_tensors.BoundingBoxes(held, format="XYXY", canvas_size=size),
+        "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size),
         "labels": torch.from_numpy(np.asarray(labels, dtype=np.int64).reshape(-1).copy()),
-        "iscrowd": torch.zeros(len(held), dtype=torch.bool),
+        "iscrowd": torch.zeros(len(corners), dtype=torch.bool),
         "area": sides.prod(-1),
         "image_id": image_id,
         **further,

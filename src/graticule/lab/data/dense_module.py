@@ -109,13 +109,13 @@ class DenseModule(Loading):
         """Yield the contents of an image and its targets; a broken one has no targets."""
         images = self.images[split]
         stored = images.place(index)
-        if held := stored.is_file():
+        if in_file := stored.is_file():
             yield stored.read_bytes()
         try:
             image, target = images.example(index)
         except UNREADABLE:
             return
-        if not held:
+        if not in_file:
             yield image.numpy()
         yield from (plain(target[name]).numpy() for name in (*_OF_OBJECTS[:2], *self.truth) if name in target)
 
@@ -182,7 +182,7 @@ class Examples(Dataset[tuple[Tensor, Target]]):
         self.images = images
         self.indices = indices
         self.transform = transform
-        self.kept = {*truth, "image_id", *(_OF_OBJECTS if "boxes" in truth else ())}
+        self.entries = {*truth, "image_id", *(_OF_OBJECTS if "boxes" in truth else ())}
         self.seed = seed
 
     def __len__(self) -> int:
@@ -191,7 +191,7 @@ class Examples(Dataset[tuple[Tensor, Target]]):
     def __getitem__(self, key: int | Key) -> tuple[Tensor, Target]:
         index = key[1] if isinstance(key, tuple) else key
         image, target = self.images[int(self.indices[index if index >= 0 else -1 - index])]
-        target = {name: value for name, value in target.items() if name in self.kept}
+        target = {name: value for name, value in target.items() if name in self.entries}
         if isinstance(key, tuple) and self.seed is not None:
             with drawing(self.seed, key):
                 image, target = self.transform(image, target)

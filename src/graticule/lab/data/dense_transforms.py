@@ -55,7 +55,7 @@ def resized(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
 
 def flipped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     """Flip an image and its target horizontally."""
-    return F.horizontal_flip(image), _each(target, F.horizontal_flip)
+    return F.horizontal_flip(image), _change_each(target, F.horizontal_flip)
 
 
 def cropped(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tuple[Tensor, Target]:
@@ -63,7 +63,7 @@ def cropped(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tu
 
     Boxes are clipped at the border of the crop.
     """
-    changed = _each(target, lambda value: F.crop(value, *box))
+    changed = _change_each(target, lambda value: F.crop(value, *box))
     if "boxes" in changed:
         changed["boxes"] = F.clamp_bounding_boxes(changed["boxes"])
     return F.crop(image, *box), without_empty(changed)
@@ -75,7 +75,9 @@ def padded(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor
     if not any(missing):
         return image, target
     margins = [0, 0, missing[1], missing[0]]
-    changed = _each({name: value for name, value in target.items() if name != "classes"}, lambda v: F.pad(v, margins))
+    changed = _change_each(
+        {name: value for name, value in target.items() if name != "classes"}, lambda v: F.pad(v, margins)
+    )
     if "classes" in target:
         changed["classes"] = F.pad(target["classes"], margins, fill=IGNORED)
     return F.pad(image, margins), changed
@@ -114,25 +116,27 @@ def without_empty(target: Target) -> Target:
     if "boxes" not in target:
         return target
     boxes = target["boxes"]
-    kept = (boxes[:, 2:] > boxes[:, :2]).all(-1)
+    visible = (boxes[:, 2:] > boxes[:, :2]).all(-1)
     if "masks" in target:
-        kept = kept & target["masks"].bool().any(-1).any(-1)
-    return chosen(target, kept)
+        visible = visible & target["masks"].bool().any(-1).any(-1)
+    return chosen(target, visible)
 
 
-def chosen(target: Target, kept: Tensor) -> Target:
-    """Return the target with some of its objects; kept: (n,), bool."""
+def chosen(target: Target, selection: Tensor) -> Target:
+    """Return the target with some of its objects; selection: (n,), bool."""
     changed = dict(target)
     for name in ("boxes", *_PER_OBJECT):
         if name in target:
             value = target[name]
             changed[name] = (
-                tv_tensors.wrap(value[kept], like=value) if isinstance(value, tv_tensors.TVTensor) else value[kept]
+                tv_tensors.wrap(value[selection], like=value)
+                if isinstance(value, tv_tensors.TVTensor)
+                else value[selection]
             )
     return changed
 
 
-def _each(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
+def _change_each(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
     return {name: change(value) if isinstance(value, tv_tensors.TVTensor) else value for name, value in target.items()}
 
 
@@ -152,22 +156,24 @@ class TrainingTransform:
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         """Return an image, float32, and its target."""
-        given = self.augmentation
-        if given.part and _uniform() < given.part:
+        augmentation = self.augmentation
+        if augmentation.part and _uniform() < augmentation.part:
             image, target = resized(image, target, fitted(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
             image, target = cropped(image, target, self._box(image, self._part(image)))
         size = fitted(_size(image), self.sizes[_below(len(self.sizes))])
-        if given.scale is not None:
-            size = _scaled(size, self._factor(given.scale))
+        if augmentation.scale is not None:
+            size = _scaled(size, self._factor(augmentation.scale))
         image, target = resized(image, target, size)
-        if given.crop is not None:
-            image, target = self._cropped(image, target, given.crop)
-        if given.hflip and _uniform() < given.hflip:
+        if augmentation.crop is not None:
+            image, target = self._cropped(image, target, augmentation.crop)
+        if augmentation.hflip and _uniform() < augmentation.hflip:
             image, target = flipped(image, target)
-        if given.photometric:
+        if augmentation.photometric:
             image = distorted(image)
         image = normalized(image, self.info)
-        return padded(image, target, given.crop) if given.crop and "classes" in target else (image, target)
+        return (
+            padded(image, target, augmentation.crop) if augmentation.crop and "classes" in target else (image, target)
+        )
 
     def _factor(self, scale: tuple[float, float]) -> float:
         low, high = map(math.log, scale) if self.augmentation.log_scale else scale

@@ -69,52 +69,53 @@ class DatasetInfo:
         return len(self.class_names)
 
 
-def check_class_names(found: Sequence[str], expected: Sequence[str], source: str, name: str = "data_root") -> None:
+def check_class_names(names_here: Sequence[str], expected: Sequence[str], source: str, name: str = "data_root") -> None:
     """Check that the data of the argument `name` have the classes that `source` was trained on, by name and in order.
 
     Raises:
         ValueError: naming the classes that differ, since the outputs would mean other classes.
     """
-    found, expected = tuple(found), tuple(expected)
-    if found == expected:
+    names_here, expected = tuple(names_here), tuple(expected)
+    if names_here == expected:
         return
     here, there = (
-        [name for name in names if name not in set(others)] for names, others in ((found, expected), (expected, found))
+        [name for name in names if name not in set(others)]
+        for names, others in ((names_here, expected), (expected, names_here))
     )
     if here or there:
         differing = f"only in the data: {_listed(here)}; only in {source}: {_listed(there)}"
     else:
-        number = next(n for n, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1])
-        differing = f"the order differs: class {number} is {found[number]!r}, and {expected[number]!r} in {source}"
+        number = next(n for n, pair in enumerate(zip(names_here, expected, strict=False)) if pair[0] != pair[1])
+        differing = f"the order differs: class {number} is {names_here[number]!r}, and {expected[number]!r} in {source}"
     raise ValueError(
-        f"`{name}` must have the classes of {source}, by name and in order ({len(expected)}), got {len(found)}; "
+        f"`{name}` must have the classes of {source}, by name and in order ({len(expected)}), got {len(names_here)}; "
         f"{differing}. Restore the names, or train another run."
     )
 
 
-def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+def same_classes(ours: Sequence[str], others: Sequence[str]) -> bool:
     """Return whether two data sets have the same classes in the same order, as far as the classes have names.
 
     Classes without names are called "0", "1" and so on, and match any other classes of the same number.
     """
-    ours, theirs = tuple(ours), tuple(theirs)
+    ours, others = tuple(ours), tuple(others)
     numbers = tuple(map(str, range(len(ours))))
-    return ours == theirs or (len(ours) == len(theirs) and numbers in (ours, theirs))
+    return ours == others or (len(ours) == len(others) and numbers in (ours, others))
 
 
-def class_labels(found: Sequence[str], names: Sequence[str], num_classes: int) -> list[int] | None:
+def class_labels(folders: Sequence[str], names: Sequence[str], num_classes: int) -> list[int] | None:
     """Return the output of a model for each class of data; None if they are not the classes of the model.
 
     Classes are matched by name. Only if those of the model or of the data have no names are they taken in order.
 
     Args:
-        found: the classes of the data.
+        folders: the classes of the data.
         names: the classes of the model, in the order of its outputs; empty if it does not name them.
         num_classes: number of outputs of the model.
     """
-    if found and set(found) <= set(names):
-        return [list(names).index(name) for name in found]
-    in_order = len(found) == num_classes and (not names or same_classes(found, names))
+    if folders and set(folders) <= set(names):
+        return [list(names).index(name) for name in folders]
+    in_order = len(folders) == num_classes and (not names or same_classes(folders, names))
     return list(range(num_classes)) if in_order else None
 
 

@@ -189,7 +189,7 @@ class DataModule(Loading, L.LightningDataModule):
         if self._train is None:
             images = [self._train_images(size) for size in self.train_sizes]
             self._train = images[0] if len(images) == 1 else SizedImages(images)
-        return self.load(self._train, whole=_gives_batches(self._train), batch_sampler=order or self.train_order())
+        return self.load(self._train, in_batches=_gives_batches(self._train), batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, int]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
@@ -225,7 +225,7 @@ class DataModule(Loading, L.LightningDataModule):
             images = self._tensor_images(images, size)
         else:
             images = TransformedImages(images, evaluation_transform(self.info, size, self.augmentation))
-        return self.load_test(images, self.eval_batch_size, rank, world_size, whole=_gives_batches(images))
+        return self.load_test(images, self.eval_batch_size, rank, world_size, in_batches=_gives_batches(images))
 
     @property
     def num_test(self) -> int:

@@ -54,28 +54,28 @@ class Pictures(DataModule):
         augmentation: Augmentation | None = None,
     ) -> None:
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
-        root, found = find_pictures(folder)
+        root, paths = find_pictures(folder)
         self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one
-        kept = [found[index] for index in spread(len(found), count or len(found))]
-        places = [path.relative_to(root) for path in kept]
+        chosen = [paths[index] for index in spread(len(paths), count or len(paths))]
+        places = [path.relative_to(root) for path in chosen]
         if labels is not None:
             table = _read_labels(labels, info.class_names, num_classes)
             if missing := [place for place in places if place.as_posix() not in table]:
                 raise ValueError(f"`labels` must have a line for each image, got none for {missing[0]} in {labels}.")
-            given: list[int] | None = [table[place.as_posix()] for place in places]
+            label_list: list[int] | None = [table[place.as_posix()] for place in places]
         else:
-            flat = any(path.parent == root for path in found)
-            self.folders = () if flat else tuple(sorted({path.relative_to(root).parts[0] for path in found}))
+            flat = any(path.parent == root for path in paths)
+            self.folders = () if flat else tuple(sorted({path.relative_to(root).parts[0] for path in paths}))
             outputs = class_labels(self.folders, info.class_names, num_classes) if self.folders else None
             by_folder = None if outputs is None else dict(zip(self.folders, outputs, strict=True))
-            given = None if by_folder is None else [by_folder[place.parts[0]] for place in places]
-        self.labelled = given is not None
+            label_list = None if by_folder is None else [by_folder[place.parts[0]] for place in places]
+        self.labelled = label_list is not None
         several = len(self.folders) > 1
         #: The index of the folder of each image, (n,), for models without classes; None if images are in one folder.
         self.groups = np.array([self.folders.index(place.parts[0]) for place in places]) if several else None
         names = info.class_names or tuple(str(index) for index in range(num_classes))
         self.info = replace(info, name="images", class_names=names)
-        pairs = list(zip(kept, [0] * len(kept) if given is None else given, strict=True))
+        pairs = list(zip(chosen, [0] * len(chosen) if label_list is None else label_list, strict=True))
         self._images = {"test": _Pictures(pairs, info.channels)}
 
     @property
@@ -89,9 +89,9 @@ def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
     if not folder.is_dir():
         raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
     root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
-    if not (found := files_below(root, is_image)):
+    if not (paths := files_below(root, is_image)):
         raise ValueError(f"`images` must have images in it, got none in {folder}.")
-    return root, found
+    return root, paths
 
 
 class _Pictures(FolderImages):
@@ -108,7 +108,7 @@ class _Pictures(FolderImages):
 
 def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[str, int]:
     """Read a file of lines `path,label`."""
-    found: dict[str, int] = {}
+    table: dict[str, int] = {}
     lines = read_bytes(path, _LARGEST).decode("utf-8", errors="replace").splitlines()
     for number, row in enumerate(csv.reader(lines), start=1):
         if not row or (number == 1 and row[-1].strip() == "label"):
@@ -120,5 +120,5 @@ def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[
                 f"`labels` must have lines path,label with labels from 0 to {num_classes - 1} or names of classes, got "
                 f"{','.join(row)[:80]!r} in line {number} of {path}."
             )
-        found[row[0].strip()] = label
-    return found
+        table[row[0].strip()] = label
+    return table

@@ -257,7 +257,7 @@ class Loading:
         examples: Dataset[Any],
         collate: Callable[[Any], Any] | None = None,
         *,
-        whole: bool = False,
+        in_batches: bool = False,
         **batches: Any,
     ) -> DataLoader[Any]:
         """Return the loader of `examples`.
@@ -265,14 +265,14 @@ class Loading:
         Args:
             examples: the examples by key.
             collate: makes a batch from a list of examples; PyTorch's by default.
-            whole: whether `examples` gives whole batches, which need no collation and no workers.
+            in_batches: whether `examples` gives whole batches, which need no collation and no workers.
             batches: the batches, as arguments of `DataLoader`.
         """
-        workers = 0 if whole else self.workers
+        workers = 0 if in_batches else self.workers
         return DataLoader(
             examples,
             num_workers=workers,
-            collate_fn=_unchanged if whole else collate,
+            collate_fn=_unchanged if in_batches else collate,
             persistent_workers=workers > 0,
             generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
             **batches,

@@ -199,8 +199,8 @@ class TextModule(Loading, L.LightningDataModule):
     ) -> None:
         super().__init__()
         TEXTS[dataset]  # refuses an unknown name
-        given = {"context": context, "eval_batch_size": eval_batch_size}
-        for name, value in {**given, "limit_train": limit_train, "limit_test": limit_test}.items():
+        lengths = {"context": context, "eval_batch_size": eval_batch_size}
+        for name, value in {**lengths, "limit_train": limit_train, "limit_test": limit_test}.items():
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         self.dataset = dataset
@@ -227,12 +227,12 @@ class TextModule(Loading, L.LightningDataModule):
         """
         if self._train is not None:
             return
-        own = self.tokenizer
+        tokenizer = self.tokenizer
         for split, documents in load_text(self.dataset, self.root).items():
-            tokens = own.stream(document.text for document in documents)
+            tokens = tokenizer.stream(document.text for document in documents)
             limit = self.limits[split]
             self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
-        self.info = TextInfo(self.dataset, own.vocab_size, own.end, own.fingerprint)
+        self.info = TextInfo(self.dataset, tokenizer.vocab_size, tokenizer.end, tokenizer.fingerprint)
         self._train = TextWindows(self._tokens["train"], self.context, self.seed)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class TextModule(Loading, L.LightningDataModule):
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
-        return self.load(self._windows(), whole=True, batch_sampler=order or self.train_order())
+        return self.load(self._windows(), in_batches=True, batch_sampler=order or self.train_order())
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return batches of the held-out text at the training length."""
@@ -263,7 +263,7 @@ class TextModule(Loading, L.LightningDataModule):
         """
         windows = EvaluationWindows(self._tokens["test"], length)
         batch_size = max(self.eval_batch_size * self.context // length, 1)
-        return self.load_test(windows, batch_size, rank, world_size, whole=True)
+        return self.load_test(windows, batch_size, rank, world_size, in_batches=True)
 
     def _windows(self) -> TextWindows:
         self.setup()

@@ -332,9 +332,9 @@ def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None =
     for length, room in zip(image.shape[1:], size, strict=True):
         start = int(torch.randint(abs(room - length) + 1, (), generator=random))
         inside = slice(start, start + min(length, room))
-        whole = slice(0, min(length, room))
-        there.append(inside if room >= length else whole)
-        here.append(whole if room >= length else inside)
+        uncropped = slice(0, min(length, room))
+        there.append(inside if room >= length else uncropped)
+        here.append(uncropped if room >= length else inside)
     canvas[tuple(there)] = image[tuple(here)]
     return canvas
 

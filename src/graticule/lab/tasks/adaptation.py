@@ -223,7 +223,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
             "before": words,
             "after": {"encoding": encoding, "joining": recipe.joining},
             **json.loads(certificate.to_json()),
-            "drift": {"fitted": [one._asdict() for one in self._drift(changed, data)]},
+            "drift": {"fitted": [layer._asdict() for layer in self._drift(changed, data)]},
         }
         return transfer(model, changed.state_dict())
 
@@ -240,9 +240,12 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
         """Move the original to the device, and freeze what no stage trains."""
         self.original.to(device)
-        trainable = {id(one) for one in model.parameters() if one.requires_grad}
-        found = {stage: {id(one) for one in stage_parameters(model, stage)} & trainable for stage in self.recipe.stages}
-        self._stages = {stage: trained for stage, trained in found.items() if trained}
+        trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        stages = {
+            stage: {id(parameter) for parameter in stage_parameters(model, stage)} & trainable
+            for stage in self.recipe.stages
+        }
+        self._stages = {stage: trained for stage, trained in stages.items() if trained}
         if not self._stages:
             raise ValueError(f"`stages` must train something, got {' '.join(self.recipe.stages)}.")
         _train_only(model, set.union(*self._stages.values()))  # the optimizer is built with these
@@ -266,11 +269,11 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         with torch.no_grad():
             expected = self._tokens(self.original, images)
         distances = []
-        for (own, prefix), (there, _) in zip(self._tokens(model, images), expected, strict=True):
-            cosine = F.cosine_similarity(own, there, dim=-1)  # (B, N)
-            each = 1 - cosine
-            patches = each[:, prefix:].mean(1)
-            distances.append((each[:, :prefix].mean(1) + patches) / 2 if prefix else patches)
+        for (new, prefix), (old, _) in zip(self._tokens(model, images), expected, strict=True):
+            cosine = F.cosine_similarity(new, old, dim=-1)  # (B, N)
+            distance = 1 - cosine
+            patches = distance[:, prefix:].mean(1)
+            distances.append((distance[:, :prefix].mean(1) + patches) / 2 if prefix else patches)
         return torch.stack(distances).mean(0), cosine.mean(1)
 
     def _tokens(self, model: Any, images: Tensor) -> list[tuple[Tensor, int]]:
@@ -279,10 +282,10 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         chosen = self.recipe.layers or sorted({(part * count + count - 1) // 4 for part in range(1, 4)} - {count - 1})
         layers = []
         for layer, (tokens, grid) in enumerate(model.each_layer(images)):
-            whole = layer in chosen or layer == count - 1  # of other layers, features read the prefix tokens at most
-            layers.append((tokens if whole else tokens[:, : grid.prefix].clone(), grid))
-        found = [(layers[layer][0], layers[layer][1].prefix) for layer in chosen]
-        return [*found, (model.features_of(layers), layers[-1][1].prefix)]
+            needed = layer in chosen or layer == count - 1  # of other layers, features read the prefix tokens at most
+            layers.append((tokens if needed else tokens[:, : grid.prefix].clone(), grid))
+        chosen_tokens = [(layers[layer][0], layers[layer][1].prefix) for layer in chosen]
+        return [*chosen_tokens, (model.features_of(layers), layers[-1][1].prefix)]
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss and the mean cosine of the features of each image."""
@@ -298,9 +301,9 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
         model: Any = run.model()
         path = run.folder / "certificate.json"
-        found = read_json(path)
-        found["drift"]["adapted"] = [one._asdict() for one in self._drift(model, data)]
-        write_json(path, found)
+        certificate = read_json(path)
+        certificate["drift"]["adapted"] = [layer._asdict() for layer in self._drift(model, data)]
+        write_json(path, certificate)
         with run.metrics_file.open(newline="") as file:
             rows = list(csv.DictReader(file))
         key = self.metric.column
@@ -323,13 +326,17 @@ def _train_only(model: nn.Module, trained: set[int]) -> None:
 
 def stage_parameters(model: Any, stage: Stage) -> Iterator[Any]:
     """Yield the parameters that a stage trains; the classifier is in none."""
-    held = model.get_classifier()
-    heads = {id(one) for head in (held if isinstance(held, tuple) else (held,)) for one in head.parameters()}
-    position = {id(one) for one in model.position.parameters()}
+    classifier = model.get_classifier()
+    heads = {
+        id(parameter)
+        for head in (classifier if isinstance(classifier, tuple) else (classifier,))
+        for parameter in head.parameters()
+    }
+    position = {id(parameter) for parameter in model.position.parameters()}
     for name, module in model.named_modules():
         attention = isinstance(module, nn.LayerNorm) or ".attn" in name or name.startswith("attn")
-        for one in module.parameters(recurse=False):
-            if id(one) in heads:
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in heads:
                 continue
-            if stage == "all" or id(one) in position or (stage == "attention" and attention):
-                yield one
+            if stage == "all" or id(parameter) in position or (stage == "attention" and attention):
+                yield parameter

@@ -234,10 +234,10 @@ class Classification(Task[Recipe, "DataModule"]):
         height, width = np.array(data.stored_sizes("train")).T
         seen = size[0] / size[1] * height / width  # the aspect ratio of the crop by that of the image
         lost = round(100 * (1 - self.recipe.augmentation.crop_pct**2 * np.minimum(seen, 1 / seen)).mean())
-        one = (height == height[0]).all() and (width == width[0]).all()
-        theirs = f"; `img_size` {height[0]} {width[0]} is theirs" if one else ""
+        same = (height == height[0]).all() and (width == width[0]).all()
+        native = f"; `img_size` {height[0]} {width[0]} is theirs" if same else ""
         crop = f"in evaluation, the center crop of {size[0]} x {size[1]} leaves out {lost} % of the images"
-        return [f"{crop} (mean of {len(height)}){theirs}"] if lost >= 1 else []
+        return [f"{crop} (mean of {len(height)}){native}"] if lost >= 1 else []
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
         """Return whether classes are those of the data, as far as the classes have names."""
@@ -304,7 +304,7 @@ class Classification(Task[Recipe, "DataModule"]):
             {"class": names[n], "probability": share}
             for share, n in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
-        lines = [f"{one['class']} {100 * one['probability']:.1f} %" for one in top]
+        lines = [f"{entry['class']} {100 * entry['probability']:.1f} %" for entry in top]
         entries = {"classes.json": [{"image_id": number, "top": top}]}
         return Found(Prediction(image, labels=lines), entries, lines=lines)
 

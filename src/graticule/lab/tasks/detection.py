@@ -42,7 +42,7 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
             for score in run.scores:
                 size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
                 speed = [f"{score.images:,}", f"{score.images_per_second:,.1f}"]
-                rows += [[run.label, size, *shown, *speed] for shown in score.kinds]
+                rows += [[run.label, size, *cells, *speed] for cells in score.kinds]
                 if self.per_class:
                     rows += [
                         [f"  {name}", size, "box", show(value), *[""] * 7] for name, value in score.class_map.items()
@@ -93,10 +93,12 @@ class Detection(DenseTask[DetectionRecipe]):
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the sum of the detector's losses of images and their objects."""
         images, targets = batch
-        each = [_objects(target, images[0].dtype) for target in targets]
-        for given, target in zip(each, targets, strict=True):  # seeds the sampling of regions in two-stage detectors
-            given["seed"] = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
-        losses = model(images, each)
+        objects = [_objects(target, images[0].dtype) for target in targets]
+        for inputs, target in zip(
+            objects, targets, strict=True
+        ):  # seeds the sampling of regions in two-stage detectors
+            inputs["seed"] = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
+        losses = model(images, objects)
         return torch.stack(list(losses.values())).sum()
 
     def start_validation(self) -> None:
@@ -107,28 +109,28 @@ class Detection(DenseTask[DetectionRecipe]):
         """Store the detections of each image for the score; returns ones, one per image."""
         images, targets = batch
         real = [target["image_id"] != PADDING for target in targets]
-        for image, target, found, counts in zip(images, targets, model(images), real, strict=True):
+        for image, target, boxes, counts in zip(images, targets, model(images), real, strict=True):
             if counts:
-                self._scores.add(target, found, tuple(image.shape[-2:]))
+                self._scores.add(target, boxes, tuple(image.shape[-2:]))
         return {"images": torch.ones(sum(real), device=images[0].device)}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the detections in an image; they are written as COCO results of boxes, and of masks."""
         size = (int(image.shape[1]), int(image.shape[2]))
         small = self.prepared(image, described).to(next(model.parameters()).device)
-        (found,) = model([small])
+        (detected,) = model([small])
         names = described["class_names"]
         scores = CocoScores(described["category_ids"])
-        boxes, masks = scores.results(number, found, (small.shape[1], small.shape[2]), size)
-        numbers = [int(label) - 1 for label in found["labels"]]
+        boxes, masks = scores.results(number, detected, (small.shape[1], small.shape[2]), size)
+        numbers = [int(label) - 1 for label in detected["labels"]]
         prediction = Prediction(
             image,
             boxes=_corners(boxes),
             labels=[f"{names[n]} {entry['score']:.2f}" for n, entry in zip(numbers, boxes, strict=True)],
             numbers=numbers,
-            masks=restored(found["masks"], size).bool() if "masks" in found else None,
+            masks=restored(detected["masks"], size).bool() if "masks" in detected else None,
         )
-        entries = {"boxes.json": boxes, **({"masks.json": masks} if "masks" in found else {})}
+        entries = {"boxes.json": boxes, **({"masks.json": masks} if "masks" in detected else {})}
         return Found(prediction, entries)
 
     def score(self, sums: Mapping[str, float], count: int) -> float:

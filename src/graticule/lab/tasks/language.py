@@ -192,7 +192,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         """Build the language model for `num_classes` tokens."""
         recipe = self.recipe
         known_name("model", recipe.model, list_language_models())
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "vocab_size": described["num_classes"],
             "context": recipe.context,
             "tied": recipe.tied,
@@ -200,7 +200,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
             "proj_drop_rate": recipe.drop_rate,
             "drop_path_rate": recipe.drop_path_rate,
         }
-        arguments = model_arguments(recipe, list_language_arguments(), given)
+        arguments = model_arguments(recipe, list_language_arguments(), values)
         return build_checked(partial(create_language_model, recipe.model, **arguments), recipe)
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: TextModule) -> bool:
@@ -300,11 +300,11 @@ def _score(
     counts = torch.zeros(length, dtype=torch.int64)
     first = None
     loader, label = data.eval_dataloader(length), f"{length} tokens"
-    for (inputs, targets), found, _ in batch_results(
+    for (inputs, targets), token_losses, _ in batch_results(
         lambda batch: token_nats(model(batch[0]), batch[1]), loader, label, device, progress
     ):
         first = inputs if first is None else first
-        nats += found.cpu().sum(0, dtype=torch.float64)
+        nats += token_losses.cpu().sum(0, dtype=torch.float64)
         counts += (targets != PADDING).sum(0)
     assert first is not None  # `check_lengths` raises if there is no whole window
     cost = inference_cost(model, first.to(device))

@@ -89,8 +89,8 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
                     size += f" in {score.window}/{score.stride}" + ", located" * score.located
                 windows = (score.window, score.stride, score.located)
                 label = [run.label, size + " *" * (same and windows == windows_of(run.recipe))]
-                shown = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
-                rows.append([*label, *shown, f"{score.images_per_second:,.1f}"])
+                cells = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
+                rows.append([*label, *cells, f"{score.images_per_second:,.1f}"])
                 if self.per_class:
                     rows += [[f"  {name}", size, show(iou), "", "", ""] for name, iou in score.class_iou.items()]
         notes = ["* the size and the windows of the recipe; scores are on the original images"]
@@ -176,17 +176,17 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         losses = []
         for numbers in by_size.values():
             classes = torch.stack([targets[n]["classes"] for n in numbers])
-            each = self._logits(model, torch.stack([images[n] for n in numbers]))
-            loss = self._image_losses(each[0], classes)
-            for logits in each[1:]:
-                loss = loss + self.recipe.auxiliary_weight * self._image_losses(logits, classes)
-            losses.append(loss)
+            outputs = self._logits(model, torch.stack([images[n] for n in numbers]))
+            total = self._image_losses(outputs[0], classes)
+            for logits in outputs[1:]:
+                total = total + self.recipe.auxiliary_weight * self._image_losses(logits, classes)
+            losses.append(total)
         return torch.cat(losses).mean()
 
     def _logits(self, model: Any, images: Tensor) -> list[Tensor]:
         """Return the logits of the decoder, and of the auxiliary one if there is one."""
-        found: list[Tensor] = [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
-        return found
+        logits: list[Tensor] = [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
+        return logits
 
     def _image_losses(self, logits: Tensor, classes: Tensor) -> Tensor:
         """Return the loss of each image, (B,)."""
@@ -203,16 +203,16 @@ class Segmentation(DenseTask[SegmentationRecipe]):
             logits = logits_of(model, image, target["size"], self.recipe)
             truth = target["classes"]
             counts = per_class(confusion(logits.argmax(0), truth, len(logits)))  # (3, classes)
-            found = {
+            pixel_counts = {
                 f"{name}_{n}": value for name, row in zip(_COUNTS, counts, strict=True) for n, value in enumerate(row)
             }
-            found["loss"] = pixel_losses(logits[None], truth[None]).mean()
-            for name, value in found.items():
+            pixel_counts["loss"] = pixel_losses(logits[None], truth[None]).mean()
+            for name, value in pixel_counts.items():
                 values.setdefault(name, []).append(value)
         if not values:
             names = (*(f"{name}_{n}" for name in _COUNTS for n in range(cast("Any", model).num_classes)), "loss")
             return {name: torch.zeros(0) for name in names}
-        return {name: torch.stack(each) for name, each in values.items()}
+        return {name: torch.stack(per_image) for name, per_image in values.items()}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the class of every pixel of an image, and the share of each class."""
@@ -220,9 +220,9 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         classes = logits_of(model, small, image.shape[1:], self.recipe).argmax(0).cpu()
         names = tuple(described["class_names"])
         shares = (classes.flatten().bincount(minlength=len(names)).double() / classes.numel()).tolist()
-        found = {name: share for name, share in zip(names, shares, strict=True) if share}
+        present = {name: share for name, share in zip(names, shares, strict=True) if share}
         prediction = Prediction(image, classes=classes, class_names=names)
-        return Found(prediction, {"classes.json": [{"image_id": number, "shares": found}]}, classes)
+        return Found(prediction, {"classes.json": [{"image_id": number, "shares": present}]}, classes)
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""
@@ -269,25 +269,25 @@ def per_class(matrix: Tensor) -> Tensor:
     return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
 
-def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
+def confusion(predicted: Tensor, truth: Tensor, classes: int) -> Tensor:
     """Return the numbers of pixels of each class (row) predicted as each (column), (classes, classes).
 
     Args:
-        found: (height, width), the predicted classes.
+        predicted: (height, width), the predicted classes.
         truth: (height, width); pixels that are `IGNORED` do not count.
         classes: number of classes.
     """
     counts = truth != IGNORED
-    pairs = truth[counts].long() * classes + found[counts].long()
+    pairs = truth[counts].long() * classes + predicted[counts].long()
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
 
 def class_ious(counts: Any) -> list[float | None]:
     """Return the intersection over union of each class in percent; None if neither present nor predicted."""
-    both, truth, found = (list(map(float, row)) for row in counts)
+    both, truth, predicted = (list(map(float, row)) for row in counts)
     return [
-        100 * one / union if (union := there + seen - one) else None
-        for one, there, seen in zip(both, truth, found, strict=True)
+        100 * right / union if (union := there + seen - right) else None
+        for right, there, seen in zip(both, truth, predicted, strict=True)
     ]
 
 
@@ -329,8 +329,8 @@ def evaluate_segmentation(
     for (_, targets), predicted, spent in batch_results(compute, loader, label, device, progress):
         seconds += spent
         images += len(targets)
-        for found, target in zip(predicted, targets, strict=True):
-            matrix += confusion(found, target["classes"], len(names))
+        for guess, target in zip(predicted, targets, strict=True):
+            matrix += confusion(guess, target["classes"], len(names))
     window, stride, located = windows_of(windows)
     counts = per_class(matrix)
     return PixelScore(

@@ -77,8 +77,8 @@ class History(L.Callback):
         writer.writerows(self.rows)
         write_text(self.run.metrics_file, text.getvalue())
         self._events.write(trainer.global_step, self.rows[-1])
-        shown = ", ".join(f"{name} {value:.6g}" for name, value in self.rows[-1].items() if name != "epoch")
-        self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}")
+        values = ", ".join(f"{name} {value:.6g}" for name, value in self.rows[-1].items() if name != "epoch")
+        self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {values}")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Log the reason why the run stopped."""
@@ -132,7 +132,7 @@ class Progress(L.Callback):
         self.metric = metric
         self._bar: tqdm[Any] | None = None
         self._best = metric.worst
-        self._shown: dict[str, str] = {}
+        self._values: dict[str, str] = {}
         self._start, self._first = time.monotonic(), 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -162,9 +162,9 @@ class Progress(L.Callback):
             rate = bar.format_dict["rate"]
             if rate:
                 unit, amount = pl_module.task.rate
-                self._shown[unit] = f"{rate * amount:,.0f}"
-            self._shown["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"
-            bar.set_postfix(self._shown, refresh=False)
+                self._values[unit] = f"{rate * amount:,.0f}"
+            self._values["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"
+            bar.set_postfix(self._values, refresh=False)
         bar.update(trainer.global_step - bar.n)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -173,7 +173,7 @@ class Progress(L.Callback):
         score = float(metrics[self.metric.column])
         if self.metric.better(score, self._best):
             self._best = score
-        self._shown |= {
+        self._values |= {
             "loss": f"{float(metrics['train_loss']):.3f}",
             self.metric.key: self.metric.show(score, unit=False),
             "best": self.metric.show(self._best, unit=False),
@@ -181,15 +181,15 @@ class Progress(L.Callback):
         if isinstance(self._bar, Lines):
             self._print(trainer)
         elif self._bar is not None:
-            self._bar.set_postfix(self._shown)
+            self._bar.set_postfix(self._values)
 
     def _print(self, trainer: L.Trainer) -> None:
         """Print a line about the epoch, with an estimate of the remaining time."""
         done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
         seconds = time.monotonic() - self._start
         left = seconds / (done - self._first) * (epochs - done)
-        shown = ", ".join(f"{name} {value}" for name, value in self._shown.items())
-        print(f"epoch {done}/{epochs}: {shown}, {seconds:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True)
+        values = ", ".join(f"{name} {value}" for name, value in self._values.items())
+        print(f"epoch {done}/{epochs}: {values}, {seconds:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""

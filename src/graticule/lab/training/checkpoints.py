@@ -103,7 +103,7 @@ def check_sums(path: Path) -> None:
         return  # named as damaged when it is read
     try:
         with zipfile.ZipFile(path) as file:
-            compressed = any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist())
+            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
             damaged = "a compressed entry" if compressed else file.testzip()
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         damaged = str(error)

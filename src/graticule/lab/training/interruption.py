@@ -48,8 +48,8 @@ def requeue_code() -> int:
     Raises:
         ValueError: if GRATICULE_REQUEUE_CODE is not an exit code.
     """
-    given = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
-    if not given.isdecimal() or int(given) > 255:
-        raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {given!r}.")
+    code = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
+    if not code.isdecimal() or int(code) > 255:
+        raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {code!r}.")
     # if a process started by Lightning failed, Lightning would kill the first one before that has ended
-    return 0 if int(os.environ.get("LOCAL_RANK", 0)) else int(given)
+    return 0 if int(os.environ.get("LOCAL_RANK", 0)) else int(code)

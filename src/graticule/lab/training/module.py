@@ -189,7 +189,7 @@ class TrainingModule(L.LightningModule):
 def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer:
     """Build timm's optimizer, without decay for parameters that the model excludes."""
     eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
-    kept: set[str] = set() if recipe.decay_position else getattr(model, "no_weight_decay", set)()
+    excluded: set[str] = set() if recipe.decay_position else getattr(model, "no_weight_decay", set)()
     groups: Any = param_groups_weight_decay
     if recipe.layer_decay:  # 0 freezes the layers instead
         groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
@@ -198,7 +198,7 @@ def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opt
         opt=recipe.optimizer,
         lr=recipe.lr,
         momentum=0.9,
-        param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=kept),
+        param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=excluded),
         **eps,
     )
 

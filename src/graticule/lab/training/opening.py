@@ -178,9 +178,9 @@ def label_names(source: str | Path | nn.Module) -> tuple[str, ...]:
     config = (path if path.is_dir() else path.parent) / CONFIG
     if not config.is_file():
         return ()
-    found: _Named = read_typed(config, _Named)
-    names = found.get("pretrained_cfg", Preparation()).label_names or found.get("label_names") or ()
-    labels = found.get("id2label", {})
+    config_values: _Named = read_typed(config, _Named)
+    names = config_values.get("pretrained_cfg", Preparation()).label_names or config_values.get("label_names") or ()
+    labels = config_values.get("id2label", {})
     generic = all(name == f"LABEL_{index}" for index, name in labels.items())
     return tuple(names or ([] if generic else [labels[index] for index in sorted(labels)]))
 

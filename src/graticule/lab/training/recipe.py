@@ -246,26 +246,28 @@ class TrainingRecipe:
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Parse `model_kwargs`: the value after each = is JSON or a word."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for text in self.model_kwargs:
             name, equals, value = text.partition("=")
-            if not (name.isidentifier() and equals and value) or name in found:
+            if not (name.isidentifier() and equals and value) or name in arguments:
                 raise ValueError(
                     f"`model_kwargs` must be different NAME=VALUE, such as windows=[28,14,14,7], got {text!r}."
                 )
             try:
-                found[name] = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
+                arguments[name] = json.loads(
+                    {"True": "true", "False": "false"}.get(value, value), parse_constant=_refused
+                )
             except ValueError:
                 if not value.isidentifier():
                     raise ValueError(
                         f"`model_kwargs` must have JSON or a word after =, such as windows=[28,14,14,7], got {text!r}."
                     ) from None
-                found[name] = value
-            if found[name] is None:
+                arguments[name] = value
+            if arguments[name] is None:
                 raise ValueError(
                     f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
                 )
-        return found
+        return arguments
 
     def give(self, names: Iterable[str]) -> None:
         """Record the values that a user gave, and check that they have an effect."""
@@ -354,16 +356,16 @@ class TrainingRecipe:
 
 def _specs(encoding: str | None, joining: str) -> tuple[Spec, ...]:
     """Return checked specs of an encoding, if there is one, and a joining; the defaults need no PyTorch."""
-    found: tuple[Spec, ...] = ()
+    specs: tuple[Spec, ...] = ()
     if encoding is not None:
         from graticule.position.position import ENCODINGS
 
-        found += ENCODINGS.specs(encoding)
+        specs += ENCODINGS.specs(encoding)
     if joining == USUAL_JOINING:
-        return (*found, Spec(joining, {}))
+        return (*specs, Spec(joining, {}))
     from graticule.position.joining import JOININGS
 
-    return (*found, *JOININGS.specs(joining))
+    return (*specs, *JOININGS.specs(joining))
 
 
 def _refused(constant: str) -> None:

@@ -165,9 +165,9 @@ class HeldOutEvaluation(Evaluation[HeldOut]):
         from graticule.external.open_view import view_of
 
         if not isinstance(getattr(data, "size", None), tuple):
-            given = " ".join(self.sizes)
+            sizes = " ".join(self.sizes)
             raise ValueError(
-                f"`sizes` must be left out with {type(data).__name__}, which resizes nothing, got {given}."
+                f"`sizes` must be left out with {type(data).__name__}, which resizes nothing, got {sizes}."
             )
         for size in parse_sizes(self.sizes):
             view_of(model).sized(size)
@@ -177,20 +177,20 @@ class HeldOutEvaluation(Evaluation[HeldOut]):
         from graticule.external.open_view import view_of
         from graticule.lab.training.validation import held_out
 
-        found: list[HeldOut] = []
+        results: list[HeldOut] = []
         sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
         for size in sizes or [None]:
             sized = model if size is None else view_of(model).sized(size).model
-            found.append(HeldOut(*held_out(task, sized, data, size, device=device, progress=progress), size))
-        return found
+            results.append(HeldOut(*held_out(task, sized, data, size, device=device, progress=progress), size))
+        return results
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> Table:
         """Return size, score, loss and number of examples."""
         rows = []
         for run in evaluated:
-            for one in run.scores:
-                size = [] if one.size is None else [f"{one.size[0]}x{one.size[1]}"]
-                scores = metric.show(one.score, unit=False), f"{one.loss:.4g}", f"{one.examples:,}"
+            for score in run.scores:
+                size = [] if score.size is None else [f"{score.size[0]}x{score.size[1]}"]
+                scores = metric.show(score.score, unit=False), f"{score.loss:.4g}", f"{score.examples:,}"
                 rows.append([run.label, *size, *scores])
         return Table(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)
 
@@ -233,18 +233,18 @@ class Found:
     lines: list[str] = field(default_factory=list)
 
 
-def above(found: Found, threshold: float) -> Prediction:
+def above(result: Found, threshold: float) -> Prediction:
     """Return the prediction without the boxes whose written score is below `threshold`."""
-    prediction = found.prediction
+    prediction = result.prediction
     if prediction.boxes is None:
         return prediction
-    kept = [n for n, entry in enumerate(found.entries["boxes.json"]) if entry["score"] >= threshold]
+    chosen = [n for n, entry in enumerate(result.entries["boxes.json"]) if entry["score"] >= threshold]
     return dataclasses.replace(
         prediction,
-        boxes=prediction.boxes[kept],
-        labels=[prediction.labels[n] for n in kept],
-        numbers=[prediction.numbers[n] for n in kept],
-        masks=None if prediction.masks is None else prediction.masks[kept],
+        boxes=prediction.boxes[chosen],
+        labels=[prediction.labels[n] for n in chosen],
+        numbers=[prediction.numbers[n] for n in chosen],
+        masks=None if prediction.masks is None else prediction.masks[chosen],
     )
 
 

@@ -166,9 +166,9 @@ class Run(RunFolder):
         Raises:
             ValueError: also if the meaning of the data differs, such as other classes or another order of them.
         """
-        own = self.recipe()
-        data = task_of(own if recipe is None else recipe).build_data(self)
-        if (recipe is None or not own.differences(recipe)) and (changed := self.changes(data)):
+        recorded = self.recipe()
+        data = task_of(recorded if recipe is None else recipe).build_data(self)
+        if (recipe is None or not recorded.differences(recipe)) and (changed := self.changes(data)):
             log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
         return data
 
@@ -182,12 +182,12 @@ class Run(RunFolder):
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
             return []
-        found = data.fingerprint()
+        current = data.fingerprint()
         return [
-            f"{split} has {found.get(split, {}).get('examples', 0):,} examples, and had {known['examples']:,}"
-            + ("" if found.get(split, {}).get("examples") != known["examples"] else " others")
+            f"{split} has {current.get(split, {}).get('examples', 0):,} examples, and had {known['examples']:,}"
+            + ("" if current.get(split, {}).get("examples") != known["examples"] else " others")
             for split, known in recorded.items()
-            if found.get(split) != known
+            if current.get(split) != known
         ]
 
     def _described(self) -> _Described:
@@ -258,13 +258,13 @@ def _version(name: str) -> str:
 
 def changed_surroundings(recorded: Mapping[str, Any]) -> list[str]:
     """List the differences from the record of a run, such as 'threads 2 where the run had 4'."""
-    found = []
+    changes = []
     for part, values in surroundings().items():
         before = recorded.get(part)
         if isinstance(before, Mapping):
-            found += [
+            changes += [
                 f"{name} {value} where the run had {before[name]}"
                 for name, value in values.items()
                 if name in before and before[name] != value
             ]
-    return found
+    return changes

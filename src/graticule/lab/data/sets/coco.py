@@ -82,14 +82,14 @@ class CocoImages(DenseImages):
     def __init__(self, folder: Path, file: Path, training: bool) -> None:
         values: _File = check_value(_File, read_json(file, _LARGEST), f"{file} must be annotations of COCO's format")
         self.file = file
-        names = {one["id"]: one["name"] for one in values["categories"]}
+        names = {entry["id"]: entry["name"] for entry in values["categories"]}
         if not 1 <= len(names) <= MOST_CLASSES or len(names) < len(values["categories"]):
             raise ValueError(f"{file} must have 1 to {MOST_CLASSES:,} categories with different ids, got {len(names)}.")
         if len(set(names.values())) < len(names):
             raise ValueError(f"{file} must have categories of different names, got {len(names)} of fewer names.")
         self.category_ids = tuple(sorted(names))
         self.class_names = tuple(names[number] for number in self.category_ids)
-        images = {one["id"]: one for one in values["images"]}
+        images = {entry["id"]: entry for entry in values["images"]}
         if not images or len(images) < len(values["images"]):
             raise ValueError(f"{file} must have images with different ids, got {len(values['images'])}.")
         self.ids = sorted(images)
@@ -102,27 +102,31 @@ class CocoImages(DenseImages):
             )
         self._objects: dict[int, list[dict[str, Any]]] = {number: [] for number in self.ids}
         self._take(values["annotations"], images, training)
-        held = [one for objects in self._objects.values() for one in objects]
-        self.truth = ("boxes", "masks") if all(one["segmentation"] for one in held) else ("boxes",)
+        entries = [entry for objects in self._objects.values() for entry in objects]
+        self.truth = ("boxes", "masks") if all(entry["segmentation"] for entry in entries) else ("boxes",)
         super().__init__(len(self.ids), skip_broken=training)
 
     def _take(self, annotations: list[_Annotation], images: dict[int, _Image], training: bool) -> None:
         """Keep the fields that are used of the objects, and say how many are left out or clipped."""
         label = {number: index for index, number in enumerate(self.category_ids)}
-        for one in annotations:
+        for annotation in annotations:
             for key, table, number, known in (
-                ("image_id", "images", one["image_id"], images.keys()),
-                ("category_id", "categories", one["category_id"], label.keys()),
+                ("image_id", "images", annotation["image_id"], images.keys()),
+                ("category_id", "categories", annotation["category_id"], label.keys()),
             ):
                 if number not in known:
-                    named = f"annotation {printable(str(one.get('id')))} of {self.file}"
+                    named = f"annotation {printable(str(annotation.get('id')))} of {self.file}"
                     raise ValueError(f"`{key}` must be an `id` of `{table}`, got {number} in {named}.")
-        stated = np.array([one["bbox"] for one in annotations], dtype=np.float64).reshape(-1, 4)
+        stated = np.array([annotation["bbox"] for annotation in annotations], dtype=np.float64).reshape(-1, 4)
         stated[:, 2:] += stated[:, :2]
-        of = [images[one["image_id"]] for one in annotations]
-        boxes = clip_boxes(stated, np.array([(one["height"], one["width"]) for one in of]).reshape(-1, 2))
+        of = [images[annotation["image_id"]] for annotation in annotations]
+        boxes = clip_boxes(
+            stated, np.array([(annotation["height"], annotation["width"]) for annotation in of]).reshape(-1, 2)
+        )
         areas = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1)
-        left_out = np.array([training and one.get("iscrowd", False) for one in annotations], dtype=bool) | (areas <= 0)
+        left_out = np.array(
+            [training and annotation.get("iscrowd", False) for annotation in annotations], dtype=bool
+        ) | (areas <= 0)
         self.left_out = int(left_out.sum())
         empty, clipped = int((areas <= 0).sum()), int(((abs(boxes - stated) >= 1).any(-1) & ~left_out).sum())
         if left_out.all():
@@ -136,16 +140,16 @@ class CocoImages(DenseImages):
                 "%s: of %d objects, %d are left out, as they have no area in their image, and %d are clipped to it",
                 *(self.file, len(annotations), empty, clipped),
             )
-        for kept in np.flatnonzero(~left_out).tolist():
-            one = annotations[kept]
-            self._objects[one["image_id"]].append(
+        for row in np.flatnonzero(~left_out).tolist():
+            annotation = annotations[row]
+            self._objects[annotation["image_id"]].append(
                 {
-                    "id": one.get("id"),
-                    "box": boxes[kept],
-                    "label": label[one["category_id"]],
-                    "iscrowd": one.get("iscrowd", False),
-                    "area": one.get("area", float(areas[kept])),
-                    "segmentation": one.get("segmentation"),
+                    "id": annotation.get("id"),
+                    "box": boxes[row],
+                    "label": label[annotation["category_id"]],
+                    "iscrowd": annotation.get("iscrowd", False),
+                    "area": annotation.get("area", float(areas[row])),
+                    "segmentation": annotation.get("segmentation"),
                 }
             )
 
@@ -159,14 +163,14 @@ class CocoImages(DenseImages):
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
         image = read_image(self.files[index], size)
         objects = self._objects[self.ids[index]]
-        boxes = np.array([one["box"] for one in objects]).reshape(-1, 4)
-        target = boxes_target(boxes, np.array([one["label"] for one in objects]), size, self.ids[index])
-        target["iscrowd"] = torch.tensor([one["iscrowd"] for one in objects], dtype=torch.bool)
-        target["area"] = torch.tensor([one["area"] for one in objects], dtype=torch.float64)
+        boxes = np.array([entry["box"] for entry in objects]).reshape(-1, 4)
+        target = boxes_target(boxes, np.array([entry["label"] for entry in objects]), size, self.ids[index])
+        target["iscrowd"] = torch.tensor([entry["iscrowd"] for entry in objects], dtype=torch.bool)
+        target["area"] = torch.tensor([entry["area"] for entry in objects], dtype=torch.float64)
         if "masks" in (self.truth if self.wanted is None else self.wanted):
             masks = np.zeros((len(objects), *size), np.uint8)
-            for n, one in enumerate(objects):
-                masks[n] = decoded_mask(one["segmentation"], size, f"annotation {one['id']}")
+            for n, entry in enumerate(objects):
+                masks[n] = decoded_mask(entry["segmentation"], size, f"annotation {entry['id']}")
             target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
         return image, target
 
@@ -184,10 +188,10 @@ def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.
         counts = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))["counts"].decode("ascii")
         runs = _run_lengths(counts, named)
     elif isinstance(segmentation, dict):
-        given: _Runs = check_value(_Runs, segmentation, f"the run lengths of {named} are damaged")
-        if given["size"] != size:
-            raise ValueError(f"the mask of {named} has the size {given['size']}, and its image {size}")
-        counts = given["counts"]
+        encoded: _Runs = check_value(_Runs, segmentation, f"the run lengths of {named} are damaged")
+        if encoded["size"] != size:
+            raise ValueError(f"the mask of {named} has the size {encoded['size']}, and its image {size}")
+        counts = encoded["counts"]
         runs = _run_lengths(counts, named) if isinstance(counts, str) else counts
     else:
         raise ValueError(f"the mask of {named} must be polygons or run lengths, got {type(segmentation).__name__}")
@@ -200,8 +204,8 @@ def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.
 def _check_extent(polygons: list[list[float]], named: str) -> None:
     """Check that the edges of polygons can be drawn: pycocotools takes 80 bytes per pixel of them, without a check."""
     points = [np.array(polygon).reshape(-1, 2) for polygon in polygons]
-    edges = sum(abs(np.diff(one, axis=0, append=one[:1])).max(1).sum() for one in points)
-    if max(edges, *(abs(one).max() for one in points)) > _LONGEST:
+    edges = sum(abs(np.diff(corners, axis=0, append=corners[:1])).max(1).sum() for corners in points)
+    if max(edges, *(abs(corners).max() for corners in points)) > _LONGEST:
         raise ValueError(
             f"the polygons of {named} must lie within {_LONGEST:,} pixels and have edges of as many at most"
         )
@@ -247,8 +251,8 @@ def coco_train(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
 
 def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages, DenseInfo]:
     names = _NAMES[files]
-    found = (name for name in names if root and (root / "annotations" / f"instances_{name}.json").is_file())
-    name = next(found, None)
+    existing = (name for name in names if root and (root / "annotations" / f"instances_{name}.json").is_file())
+    name = next(existing, None)
     if root is None or name is None or not (root / name).is_dir():
         raise FileNotFoundError(
             f"`data_root` must be a folder with annotations/instances_{names[0]}.json and the images in {names[0]}, "

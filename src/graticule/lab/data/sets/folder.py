@@ -67,8 +67,8 @@ def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo
     files = files_below(root, is_image)
     if len(files) < 2:
         raise ValueError(f"`data_root` must have two pictures or more, got {len(files)} in {root}.")
-    found = [path for index, path in enumerate(files) if (index % _HELD_OUT == 0) == (split == "test")]
-    return FolderImages([(path, 0) for path in found], skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
+    chosen = [path for index, path in enumerate(files) if (index % _HELD_OUT == 0) == (split == "test")]
+    return FolderImages([(path, 0) for path in chosen], skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
 
 
 def existing(root: Path | None, what: str) -> Path:
@@ -83,12 +83,12 @@ def existing(root: Path | None, what: str) -> Path:
 def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
     """Find the names of the classes, and (file, label) of every image of both splits."""
     root = existing(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG")
-    found = {split: _classes(root, split) for split in SPLITS}
-    check_same_classes(root, *found.values())
-    names = tuple(sorted(found["train"]))
+    classes_of = {split: _classes(root, split) for split in SPLITS}
+    check_same_classes(root, *classes_of.values())
+    names = tuple(sorted(classes_of["train"]))
     return names, {
         split: [(path, label) for label, name in enumerate(names) for path in classes[name]]
-        for split, classes in found.items()
+        for split, classes in classes_of.items()
     }
 
 
@@ -110,13 +110,13 @@ def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
         raise ValueError(f"`data_root` must have two classes or more, got {len(classes)} in {folder}.")
     for name in classes:
         check_link(folder / name)
-    found = {name: files_below(folder / name, is_image) for name in classes}
-    if empty := [name for name, images in found.items() if not images]:
+    images_of = {name: files_below(folder / name, is_image) for name in classes}
+    if empty := [name for name, images in images_of.items() if not images]:
         raise ValueError(
             f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
             f"{', '.join(str(folder / name) for name in empty[:3])}."
         )
-    return found
+    return images_of
 
 
 def split_folder(root: Path, split: Split) -> Path:
@@ -138,7 +138,7 @@ def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = T
         ValueError: for a link that leads nowhere or to a folder that contains it, or a file that is not regular, such
             as a pipe.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     left: list[tuple[Path, tuple[str, ...]]] = [(folder, ())]  # with the folders from which a link was followed
     while left:
         place, origins = left.pop()
@@ -149,15 +149,15 @@ def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = T
                     if not hidden and entry.name.startswith("."):
                         continue
                     above = (*origins, os.path.realpath(place)) if link else origins
-                    if link and any(Path(one).is_relative_to(os.path.realpath(path)) for one in above):
+                    if link and any(Path(origin).is_relative_to(os.path.realpath(path)) for origin in above):
                         raise ValueError(f"{path} must not be a link to a folder that contains it.")
                     left.append((path, above))
                 elif wanted(entry.name):
                     if not entry.is_file(follow_symlinks=False):
                         check_link(path)
                         check_plain(path)
-                    found.append(path)
-    return sorted(found)
+                    paths.append(path)
+    return sorted(paths)
 
 
 def check_link(path: Path) -> None:

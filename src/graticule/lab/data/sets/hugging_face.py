@@ -98,10 +98,10 @@ def _undamaged(root: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"`data_root` must be a folder of DatasetDict.save_to_disk, whole and undamaged, got {root} "
-            f"({type(error).__name__}: {said})."
+            f"({type(error).__name__}: {message})."
         ) from None
 
 

@@ -101,17 +101,17 @@ def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, 
             f"{', '.join(names[1:])}), got {str(root)!r}, which does not."
         )
     folders = [root / kind / name for kind in ("images", "annotations")]
-    found = [
+    existing_pairs = [
         {path.relative_to(folder).with_suffix(""): path for path in files_below(folder, is_image)} for folder in folders
     ]
-    if not found[0]:
+    if not existing_pairs[0]:
         raise ValueError(f"`data_root` must have images, got none in {folders[0]}.")
-    if alone := sorted(set(found[0]) ^ set(found[1])):
+    if alone := sorted(set(existing_pairs[0]) ^ set(existing_pairs[1])):
         raise ValueError(
             f"`data_root` must have one mask per image with its name; {len(alone)} have no counterpart, such as "
-            f"{(found[0].get(alone[0]) or found[1][alone[0]])}."
+            f"{(existing_pairs[0].get(alone[0]) or existing_pairs[1][alone[0]])}."
         )
-    return root, [(found[0][key], found[1][key]) for key in sorted(found[0])]
+    return root, [(existing_pairs[0][key], existing_pairs[1][key]) for key in sorted(existing_pairs[0])]
 
 
 @register_dataset("ade20k")

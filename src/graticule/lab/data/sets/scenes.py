@@ -119,7 +119,7 @@ class Composition:
             color = random.randint(128, 256, 3)
             for _ in range(20):
                 free = (height - ink.shape[0] + 1, width - ink.shape[1] + 1)
-                top, left = (self.margin + random.randint(0, one) for one in free)
+                top, left = (self.margin + random.randint(0, room) for room in free)
                 box = (top, left, top + ink.shape[0], left + ink.shape[1])
                 if all(_share(box, other) <= _OVERLAP for other in placed):
                     region = np.s_[box[0] : box[2], box[1] : box[3]]
@@ -164,7 +164,7 @@ def _scaled(digit: np.ndarray, height: int, widest: int) -> np.ndarray:
 def _share(box: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> float:
     """Return the share of the smaller of two boxes that lies in the other."""
     sides = [max(0, min(box[n + 2], other[n + 2]) - max(box[n], other[n])) for n in (0, 1)]
-    areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
+    areas = [(corners[2] - corners[0]) * (corners[3] - corners[1]) for corners in (box, other)]
     return sides[0] * sides[1] / min(areas)
 
 

@@ -48,14 +48,14 @@ def pydoc(root: Path | None = None) -> Corpus:
             f"`dataset` pydoc needs the module pydoc_data of Python, which is missing here ({error}); use "
             "another Python, or text_folder."
         ) from None
-    found = sorted((name, text) for name, text in topics.items() if text.strip())
+    pairs = sorted((name, text) for name, text in topics.items() if text.strip())
     corpus = _split(
-        [Document(name, text) for name, text in found], {name for name, _ in found if _held_out_topic(name)}
+        [Document(name, text) for name, text in pairs], {name for name, _ in pairs if _held_out_topic(name)}
     )
     if not corpus["train"] or not corpus["test"]:
         raise ValueError(
             "`dataset` pydoc must have topics to train on and topics held out, got "
-            f"{len(corpus['train'])} and {len(corpus['test'])}: this installation of Python has {len(found)} of "
+            f"{len(corpus['train'])} and {len(corpus['test'])}: this installation of Python has {len(pairs)} of "
             "about 79; use another, or text_folder."
         )
     held_out = {key for document in corpus["test"] for key in map(_key, _paragraphs(document.text))}
@@ -134,10 +134,10 @@ def _documents(folder: Path, root: Path) -> list[Document]:
 
 def _text_files(folder: Path, root: Path) -> dict[str, Path]:
     """Find the text files below `folder`, by their paths within `root`."""
-    found = files_below(
+    paths = files_below(
         folder, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
     )
-    return {path.relative_to(root).as_posix(): path for path in found}
+    return {path.relative_to(root).as_posix(): path for path in paths}
 
 
 def _read(path: Path) -> str:

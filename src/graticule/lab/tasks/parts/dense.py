@@ -207,12 +207,12 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
         """Build the model for the classes of the data."""
         recipe, classes = self.recipe, len(described["class_names"])
-        given = (described["channels"], recipe.img_size, recipe.patch_size)
+        shape = (described["channels"], recipe.img_size, recipe.patch_size)
         if recipe.of_source:
-            backbone = build_backbone(recipe, 0, *given, source=described.get("backbone"))
+            backbone = build_backbone(recipe, 0, *shape, source=described.get("backbone"))
             model: nn.Module = self.create(backbone, classes)
         else:
-            arguments = {key: value for key, value in backbone_arguments(recipe, *given).items() if value is not None}
+            arguments = {key: value for key, value in backbone_arguments(recipe, *shape).items() if value is not None}
             model = build_checked(partial(self.create, recipe.model, classes, **arguments), recipe)
         return model
 

@@ -55,32 +55,32 @@ class Score:
     multiply_adds: int | None = None
 
 
-def check_crop(size: Size, whole: Size) -> None:
-    """Check that images of `whole` = (height, width) can be cropped to `size`, in pixels."""
-    if size[0] > whole[0] or size[1] > whole[1]:
+def check_crop(size: Size, trained: Size) -> None:
+    """Check that images of `trained` = (height, width) can be cropped to `size`, in pixels."""
+    if size[0] > trained[0] or size[1] > trained[1]:
         raise ValueError(
-            f"`sizes` of crops must be at most that of the training, {whole[0]} x {whole[1]}, on both sides, "
+            f"`sizes` of crops must be at most that of the training, {trained[0]} x {trained[1]}, on both sides, "
             f"got {size[0]} x {size[1]}; canvas keeps the scale of the content on larger images."
         )
 
 
-def middle(model: nn.Module, size: Size, whole: Size) -> Size:
-    """Return the corner (top, left), in pixels, of the middle part of `size` of an image of `whole`.
+def middle(model: nn.Module, size: Size, full: Size) -> Size:
+    """Return the corner (top, left), in pixels, of the middle part of `size` of an image of `full`.
 
     It is at the corner of a patch of the model, so the patches of the part are patches of the image.
     """
     patch = model.coarsest_patch if isinstance(model, Backbone) else (1, 1)
-    top, left = ((long - short) // 2 // step * step for long, short, step in zip(whole, size, patch, strict=True))
+    top, left = ((long - short) // 2 // step * step for long, short, step in zip(full, size, patch, strict=True))
     return top, left
 
 
-def crop_of(model: nn.Module, size: Size, whole: Size) -> Crop | None:
+def crop_of(model: nn.Module, size: Size, full: Size) -> Crop | None:
     """Return the middle part as the model receives it; None if its encoding cannot encode a part of an image."""
     if not isinstance(model, Backbone):
         return None
-    grid = unfold(model).grid_at(whole)
-    patch = (whole[0] // grid.height, whole[1] // grid.width)
-    crop = Crop.of_pixels(whole, (*middle(model, size, whole), *size), patch)
+    grid = unfold(model).grid_at(full)
+    patch = (full[0] // grid.height, full[1] // grid.width)
+    crop = Crop.of_pixels(full, (*middle(model, size, full), *size), patch)
     try:
         model.position(model.grid_at(size).cropped(crop))
     except ValueError:  # raised by the encoding
@@ -198,9 +198,9 @@ def _multiply_adds(model: nn.Module, channels: int, size: Size) -> int | None:
     return count_multiply_adds(sized, torch.empty(1, channels, *size))
 
 
-def _on_middle(model: nn.Module, size: Size, whole: Size) -> OnMiddle:
-    crop = crop_of(model, size, whole)
-    return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, whole), size, crop)
+def _on_middle(model: nn.Module, size: Size, full: Size) -> OnMiddle:
+    crop = crop_of(model, size, full)
+    return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, full), size, crop)
 
 
 @dataclass
