@@ -1,6 +1,18 @@
 """Commands of the command line, run within a test."""
 
+import dataclasses
+from importlib import import_module
+
 from graticule.lab.cli import main
+
+
+def command_options(name: str) -> type:
+    """Return the dataclass of a command's options."""
+    module = import_module(f"graticule.lab.commands.{name}")
+    if hasattr(module, "options_class"):
+        return module.options_class()
+    classes = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    return next(value for value in classes if dataclasses.is_dataclass(value) and isinstance(value, type))
 
 
 def run_command(capsys, *arguments: object) -> tuple[int, str, str]:

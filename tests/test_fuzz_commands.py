@@ -13,10 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from commands import command_options
 from fuzz import SCALARS, altered, fuzzed
 from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS, main
-from graticule.lab.commands.help import command_options
 
 pytestmark = [pytest.mark.usefixtures("quick_pictures"), pytest.mark.slow]
 
@@ -84,7 +84,7 @@ def options(command: str) -> list[tuple[str, bool]]:
         (f"--{option.name}", bool(option.word))
         for option in options_of(command_options(command))
         if not option.positional and option.name not in LONG
-    ]
+    ] or [("--output", True)]
 
 
 @st.composite

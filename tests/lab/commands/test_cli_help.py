@@ -3,10 +3,9 @@
 import re
 import shlex
 
-from commands import run_command
-from graticule.lab.arguments import options_of
+from commands import command_options, run_command
+from graticule.lab.arguments import help_page, options_of
 from graticule.lab.cli import COMMANDS
-from graticule.lab.commands.help import command_options, help_page
 from graticule.lab.commands.look import KINDS
 from graticule.lab.commands.options import parse
 from in_turn import in_turn
@@ -66,7 +65,7 @@ def test_help_can_be_asked_for_in_three_ways(capsys):
 
 
 def test_a_value_is_named_by_a_word_for_what_it_is():
-    shown = {one.name: one.shown for one in options_of(command_options("evaluate"))}
+    shown = {one.name: one.usage for one in options_of(command_options("evaluate"))}
     assert (shown["models"], shown["sizes"], shown["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
     assert shown["mode"] == "--mode {zoom,canvas,crop}" and shown["per-class"] == "--per-class"
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeVar
 
-from graticule.lab.arguments import FieldPath, Rare, change, options_of, parse_arguments
-from graticule.lab.commands.help import help_page
+from graticule.lab.arguments import FieldPath, Rare, change, help_page, options_of, parse_arguments
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.plugins import named_plugins
 from graticule.system.tables import format_table
