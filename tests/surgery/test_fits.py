@@ -14,24 +14,21 @@ from torch import nn
 import graticule
 import graticule.encodings.sinusoidal
 from graticule import Grid
-from graticule.encodings.coordinate_mlp import Fourier
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.encodings.learnable import Learnable
-from graticule.encodings.mlp_bias import MlpBias
-from graticule.encodings.relative_bias import RelativeBias
 from graticule.lab.studies.matrix import build
-from graticule.position.joining import Default, Scale, Shared
+from graticule.position.joining import Scale
 from graticule.position.position import ENCODINGS
 from graticule.surgery.change import change_position
-from graticule.surgery.fits.biases import displacement_means, table_logits
+from graticule.surgery.fits.biases import displacement_means
 from graticule.surgery.fits.contributions import (
     is_pre_norm,
     table_contributions,
 )
-from graticule.surgery.fits.registry import FITS, Before, find_fit
+from graticule.surgery.fits.registry import Before
 from graticule.surgery.fits.tables import factorize, fit_norm
-from tiny import DIM, SIZE, draw, images, tiny
+from in_turn import in_turn
+from tiny import DIM, SIZE, assert_same, draw, images, tiny
 
 GRID = Grid(3, 5)
 
@@ -56,7 +53,7 @@ def assert_exact(model, old, x):
     """Check that nothing was lost."""
     assert kept(model) == pytest.approx([1.0] * len(kept(model)), abs=1e-9)
     assert all(fit.fitted for fit in model.certificate.fits)
-    torch.testing.assert_close(model(x), old, rtol=0, atol=1e-9)
+    assert_same(model(x), old, atol=1e-9)
     assert max(drift.error for drift in model.certificate.drift) < 1e-9
 
 
@@ -97,7 +94,7 @@ def test_a_table_of_rows_and_columns_is_factorized_exactly():
         planted = draw(Factorized(Grid(3, 5), 4, product=product)).double()
         new = Factorized(Grid(3, 5), 4, product=product).double()
         assert factorize(planted, new, Before(GRID, [], [], planted(GRID)))
-        torch.testing.assert_close(new(GRID), planted(GRID), rtol=0, atol=1e-9)
+        assert_same(new(GRID), planted(GRID), atol=1e-9)
 
 
 @torch.no_grad()
@@ -118,7 +115,7 @@ def test_lape_has_exactly_the_contribution_of_a_table_alone_in_the_residual_stre
     change_position(model, "learnable", "lape(layers=1)", images=x)
     assert kept(model)[0] == pytest.approx(1, abs=1e-9)
     weight = model.position.joining.norms.get_submodule("0").weight
-    torch.testing.assert_close(weight, model.blocks[0].norm1.weight, rtol=0, atol=1e-6)
+    assert_same(weight, model.blocks[0].norm1.weight, atol=1e-6)
 
 
 @torch.no_grad()
@@ -138,7 +135,7 @@ def test_logits_that_depend_on_the_displacement_alone_become_a_bias(x):
     assert kept(model) == pytest.approx([1.0], abs=1e-9)
     bias = model.position(model.grid)[0].bias[0]
     # LN makes the squared norm of a row D, up to its eps
-    torch.testing.assert_close(bias, DIM**0.5 * (dx[:, None] - dx).cos(), rtol=0, atol=1e-4)
+    assert_same(bias, DIM**0.5 * (dx[:, None] - dx).cos(), atol=1e-4)
 
 
 # Least squares: the closest solution
@@ -289,33 +286,32 @@ def test_the_code_of_the_guide_runs(capsys):
     assert "Learnable, Default -> Learnable, Lape: fitted" in capsys.readouterr().out
 
 
-def test_images_of_another_size_are_refused_before_anything_changes(model):
+REFUSED = {
+    **{
+        f"images of {shape}": (("rope", "default"), torch.zeros(shape), "(B, 3, 24, 40), of the size of the model, got")
+        for shape in ((2, 3, 32, 32), (3, 24, 40), (0, 3, 24, 40))
+    },
+    "bytes": (("rope", "default"), torch.zeros(2, 3, 24, 40).byte(), "must be preprocessed as for the model, in float"),
+    "NaN": (("rope", "default"), torch.full((2, 3, 24, 40), torch.nan), "`images` must be finite, got"),
+    "sum": (("learnable + sinusoidal_2d", "default"), None, "`encoding` must"),
+}
+
+
+@in_turn("name", REFUSED)
+def test_what_cannot_be_changed_is_refused_before_anything_changes(name):
+    model = draw(tiny(img_size=(24, 40))).double().eval()
+    (encoding, joining), wrong, message = REFUSED[name]
     position = model.position
-    for wrong in (torch.zeros(2, 3, 32, 32), torch.zeros(3, 24, 40), torch.zeros(0, 3, 24, 40)):
-        with pytest.raises(ValueError, match=r"`images` must be \(B, 3, 24, 40\), of the size of the model, got"):
-            change_position(model, "rope", images=wrong)
-    blank = torch.zeros(2, 3, 24, 40)
-    for wrong, rule in ((blank.byte(), "preprocessed as for the model, in floating point"), (blank / 0, "finite")):
-        with pytest.raises(ValueError, match=f"`images` must be {rule}, got"):
-            change_position(model, "rope", images=wrong)
-    with pytest.raises(ValueError, match="`encoding` must"):
-        change_position(model, "learnable + sinusoidal_2d")
-    assert model.position is position and model.certificate is None
+    with pytest.raises(ValueError) as refusal:
+        change_position(model, encoding, joining, images=wrong)
+    assert message in str(refusal.value) and model.position is position and model.certificate is None
 
 
 def test_a_model_of_another_library_is_refused_and_the_message_names_convert():
-    theirs = timm.create_model("vit_tiny_patch16_224", depth=1)
     with pytest.raises(ValueError, match=r"one of our backbones, got VisionTransformer; graticule\.convert makes"):
-        change_position(theirs, "learnable", "lape")
+        change_position(timm.create_model("vit_tiny_patch16_224", depth=1), "learnable", "lape")
     with pytest.raises(ValueError, match=r"one of ours already; graticule\.change_position gives"):
         graticule.convert(graticule.create_model("vit_nano_patch4_28", depth=1), joining="lape")
-
-
-def test_a_fit_is_found_for_classes_that_extend_those_of_the_table():
-    assert find_fit(Default, Shared) is FITS[Default, Shared]
-    assert find_fit(Fourier, Learnable) is not None
-    assert find_fit(MlpBias, RelativeBias) is None  # biases are fitted for all layers at once
-    assert table_logits(None, GRID) is None
 
 
 # From LaPE, and to fixed biases
@@ -346,7 +342,7 @@ def test_a_fixed_bias_is_kept_and_has_no_parameters_to_fit(encoding, x):
     change_position(change_position(model, "relative_bias", images=x), encoding, images=x)
     assert kept(model) == pytest.approx([1.0] * 3, abs=1e-9)
     assert "not fitted, as it has no parameters to fit" in str(model.certificate)
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-9)
+    assert_same(model(x), before, atol=1e-9)
 
 
 @torch.no_grad()
@@ -362,7 +358,7 @@ def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(mode
     # least squares: what is missing is orthogonal to every channel of the table
     table = projected.position.encodings[0](model.grid)
     missing = target - projected.position(model.grid)[0].pre
-    torch.testing.assert_close(table.T @ missing, torch.zeros(DIM, DIM).double(), rtol=0, atol=1e-9)
+    assert_same(table.T @ missing, torch.zeros(DIM, DIM).double(), atol=1e-9)
 
 
 @torch.no_grad()

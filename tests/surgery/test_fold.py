@@ -18,7 +18,6 @@ from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.conditional import ConvolutionalProjection, Peg
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.absolute import JoinedPosition
-from graticule.encodings.forms.bias import BiasPosition
 from graticule.encodings.irpe import Irpe
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.shaw import ShawBias
@@ -27,7 +26,7 @@ from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
 from in_turn import in_turn
-from tiny import COVER, DEPTH, DIM, SIZE, assert_same, draw, images, tiny
+from tiny import COVER, DEPTH, SIZE, assert_same, draw, images, tiny
 
 PEGS = [(f"peg({options})", "default") for options in ("places=[-1, 0, 2]", "acts_on='queries_keys'", "layers=2")]
 each = pytest.mark.parametrize(("encoding", "joining"), [*COVER, *PEGS])
@@ -122,10 +121,8 @@ class Adds(nn.Module):
 CAPTURED = {
     "closure": lambda table: lambda x: x + table,
     "partial": lambda table: partial(torch.add, table),
-    "default": lambda table: lambda x, table=table: x + table,
-    "nested": lambda table: partial(lambda add, x: add(x), lambda x: x + table),
-    "dictionary": lambda table: (lambda held: lambda x: x + held["w"])({"w": table}),
-    "module": Adds,
+    "nested": lambda table: partial(lambda add, x: add(x), lambda x, table=table: x + table),
+    "dictionary": lambda table: (lambda values: lambda x: x + values["w"])({"w": table}),
     "method": lambda table: Adds(table).forward,
 }
 
@@ -242,8 +239,8 @@ def test_backbones_inside_another_module_fold_too():
     before = pair["student"](x), pair["teacher"](y)
     fold(pair)
     assert all(isinstance(model.position, FoldedPosition) for model in pair.values())
-    torch.testing.assert_close(pair["student"](x), before[0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(pair["teacher"](y), before[1], rtol=0, atol=1e-6)
+    assert_same(pair["student"](x), before[0], 1e-6)
+    assert_same(pair["teacher"](y), before[1], 1e-6)
     unfold(pair)
     assert not any(isinstance(module, FoldedPosition) for module in pair.modules())
 
@@ -296,15 +293,6 @@ def test_a_folded_model_refuses_another_grid_also_without_any_constant(encoding)
     assert bool(list(model.position.named_buffers(recurse=False))) == (encoding == "learnable")
     with pytest.raises(ValueError, match=r"folded for a grid of \(4, 4\) patches with 1 prefix .*got one of \(3, 5\)"):
         model(images(24, 40))
-
-
-def test_folding_for_a_grid_keeps_the_shapes_that_layers_expect():
-    model = fold(tiny("learnable+relative_bias", "lape"), img_size=(24, 40))
-    for position in model.position(model.position.grid):
-        assert position.inner.shape == (16, DIM)
-        assert position.bias.shape == (3, 16, 16)
-    assert "grid=(3, 5), prefix=1" in repr(model.position)
-    assert isinstance(model.position.original.parts[1], BiasPosition)
 
 
 def drawn_again(model):
