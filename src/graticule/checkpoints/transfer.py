@@ -19,7 +19,6 @@ from graticule.checkpoints.read import dtype_name, kind, read_grids, read_state,
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.folded import Folded
-from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 
 
@@ -84,19 +83,22 @@ def _combine(rows: Sequence[Transferred], others: Sequence[Transferred] = ()) ->
     for row in (*rows, *others):
         for module in _modules(row.name):
             kinds.setdefault(module, set()).add((row.status, row.detail))
-    groups: dict[tuple[str, ...], dict[str, int]] = {}
+    lines: dict[tuple[str, ...], list[tuple[int, str, int]]] = {}
     for row in rows:
         name = next((module for module in _modules(row.name) if len(kinds[module]) == 1), row.name)
-        values = groups.setdefault((_NUMBER.sub("*", name, 1), row.status, row.detail), {})
-        values[name] = values.get(name, 0) + row.values
-    lines = []
-    for (pattern, status, detail), values in groups.items():
-        numbers = sorted({int(match[0]) for name in values if (match := _NUMBER.search(name))})
-        successive = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+        number = _NUMBER.search(name)
+        pattern = _NUMBER.sub("*", name, 1)
+        lines.setdefault((pattern, row.status, row.detail), []).append(
+            (int(number[0]) if number else -1, name, row.values)
+        )
+    combined = []
+    for (pattern, status, detail), parts in lines.items():
+        numbers = sorted({number for number, _, _ in parts})
+        successive = numbers[-1] - numbers[0] == len(numbers) - 1 > 0
         label = f"{numbers[0]}-{numbers[-1]}" if successive else ",".join(map(str, numbers))
-        name = pattern.replace("*", label, 1) if numbers else pattern
-        lines.append(Transferred(name, status, detail, sum(values.values())))
-    return lines
+        name = parts[0][1] if numbers == [-1] else pattern.replace("*", label, 1)
+        combined.append(Transferred(name, status, detail, sum(values for _, _, values in parts)))
+    return combined
 
 
 #: The first number among the parts of a name.
@@ -124,17 +126,15 @@ _FORMULA = 1e-2
 def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
     """Load all tensors of the checkpoint `source` that fit into `model`, and return a report.
 
-    If it fails, the model is unchanged. The checkpoint may be of another image, patch or window size, class count,
-    number of channels, depth, encoding or joining; names are those of `load_checkpoint`. A tensor with the same name
-    and shape is loaded. Others are converted where possible:
+    The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
+    joining; names are those of `load_checkpoint`. A tensor with the same name and shape is loaded. Others are converted
+    where possible:
 
-    - Position parameters of another grid or window are resampled by the `fit` of their position. Rows of prefix
-      tokens are matched by token: rows that the model lacks are omitted; rows that the checkpoint lacks keep the
-      model's initial values (zero if the checkpoint has the token and gives it no position).
-    - All joinings have the same table w; LaPE's norms are new, or unused. If every layer has its own table, each
-      starts as a copy of the shared one; in the other direction, the first layer's table is used.
-    - A table that is given by a formula keeps the formula's values, and a learned one is then unused. In the other
-      direction, a learnable table starts from the formula's values.
+    - Position parameters of another grid or window are resampled. Rows of prefix tokens are matched by token: rows that
+      the checkpoint lacks keep the model's initial values (zero if it has the token and gives it no position).
+    - All joinings have the same table w. If every layer has its own table, each starts as a copy of the shared one; in
+      the other direction, the first layer's table is used.
+    - A table that is given by a formula keeps the formula's values; a learnable one starts from them.
     - The first convolution of another number of channels is summed for gray images, else repeated and scaled, as in
       timm. A patch embedding of another patch size is resampled as in FlexiViT (Beyer et al., 2023).
 
@@ -155,8 +155,11 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
     published = read_state(source)
     grids = read_grids(published)
-    values, released = _in_own_layout(model, published)
-    keys = _own_names(model, values)  # our name -> name in the checkpoint
+    values = model.own_layout(published)
+    released = dict(zip(values, published, strict=False))  # our name -> name in the checkpoint
+    if len(values) != len(published):  # computed tensors were added
+        values, released = published, {}
+    keys = _own_names(model, values)  # our name -> name in our layout
     origins = _origins(model.state_dict(), keys)
     fitting = Fitting(model, {name: values[key] for name, key in keys.items()})
     heads = _classifier_names(model)
@@ -171,7 +174,8 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
             value, source_name = values[keys[origin]], released.get(keys[origin], keys[origin])
             fitted, status, detail = fitting(name, value, grids.get(source_name), published=origin != source_name)
             if fitted is None and name in heads:
-                detail = _classes(value, target) or detail
+                alike = value.ndim == target.ndim and value.shape[1:] == target.shape[1:]
+                detail = f"{value.shape[0]:,} -> {target.shape[0]:,} classes" if alike else detail
             elif fitted is not None and _layer(name) != _layer(origin):
                 status, detail = "copied", ", ".join(filter(None, [f"from {source_name}", detail]))
         if fitted is not None:
@@ -189,14 +193,6 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         if (name := released.get(key, key)) not in used
     ]
     return Transfer((*rows.values(), *unused))
-
-
-def _in_own_layout(model: Any, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return a checkpoint in our layout, and its previous names, if the authors' code has another layout."""
-    converted = model.own_layout(state)
-    if len(converted) != len(state):  # computed tensors were added
-        return state, {}
-    return converted, dict(zip(converted, state, strict=True))
 
 
 def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
@@ -264,13 +260,6 @@ def _classifier_names(model: Any) -> set[str]:
     classifiers = {id(module) for module in (head if isinstance(head, tuple) else (head,))}
     modules = {name for name, module in model.named_modules() if id(module) in classifiers}
     return {name for name in model.state_dict() if name.rpartition(".")[0] in modules}
-
-
-def _classes(value: Tensor, target: Tensor) -> str:
-    """Describe a difference of the class counts; '' if something else differs."""
-    if value.ndim != target.ndim or value.shape[1:] != target.shape[1:]:
-        return ""
-    return f"{value.shape[0]:,} -> {target.shape[0]:,} classes"
 
 
 def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfits: Iterable[str]) -> None:
@@ -379,7 +368,8 @@ class Fitting:
         table = encoding.fit(same_prefix, replace(old, prefix=len(wanted)))
         if table is None:
             return None
-        details = [f"{_by(old)} -> {_by(grid)}"] if old != grid else []
+        sizes = ("x".join(map(str, at.shape)) for at in (old, grid))
+        details = [" -> ".join(sizes)] if old != grid else []
         details += [f"without {token}" for token in prefix if token not in wanted]
         details += [f"{token} {'zero' if token in tokens else 'new'}" for token in wanted if token not in prefix]
         return table[None], "resized" if details else "loaded", ", ".join(details)
@@ -401,10 +391,6 @@ class Fitting:
             details.append(f"{old[0]}x{old[1]} -> {new[0]}x{new[1]} pixels")
             value = resample_patch_embed(value, list(new))
         return value, status, ", ".join(details)
-
-
-def _by(grid: Grid) -> str:
-    return "x".join(map(str, grid.shape))
 
 
 def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:

@@ -54,25 +54,18 @@ def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
         )
     if "position" in trained_parts and isinstance(backbone.position, Folded):
         raise ValueError("`model` must not be folded, to train its position; call graticule.unfold(model) first.")
-    # a table that is given by a formula stays fixed, also if the model was frozen before
-    fixed = vars(model).setdefault(
-        "_fixed", {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    )
-    trained = {
-        id(parameter)
-        for part in trained_parts
-        for module in _modules(model, backbone, part)
-        for parameter in module.parameters()
-    }
+    modules = [module for part in trained_parts for module in _modules(model, backbone, part)]
+    trained = {parameter for module in modules for parameter in module.parameters()}
     if "head" in trained_parts and model is not backbone:
-        trained |= {id(parameter) for parameter in model.parameters()} - {
-            id(parameter) for parameter in backbone.parameters()
-        }
-    trained -= {id(parameter) for name, parameter in model.named_parameters() if name in fixed}
+        trained |= set(model.parameters()) - set(backbone.parameters())
+    # a table that is given by a formula stays fixed, also if the model was frozen before
+    names = dict(model.named_parameters())
+    fixed = vars(model).setdefault("_fixed", {name for name in names if not names[name].requires_grad})
+    trained -= {parameter for name, parameter in names.items() if name in fixed}
     if not trained:
         raise ValueError(f"`freeze` must leave something to train, got {parts!r} of a model that has no such part.")
-    for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in trained)
+    for parameter in names.values():
+        parameter.requires_grad_(parameter in trained)
     _set_modes(model)
     return model
 
