@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +81,6 @@ class Format(ABC):
     def open(self, path: Path) -> Runner:
         """Open a file with the runtime of its users."""
 
-    @abstractmethod
-    def operators(self, path: Path) -> Counter[str]:
-        """Count the operators of a file by name."""
-
 
 class Onnx(Format):
     """ONNX, run by ONNX Runtime on one CPU thread per core."""
@@ -132,12 +127,6 @@ class Onnx(Format):
 
         return run
 
-    def operators(self, path: Path) -> Counter[str]:
-        """Count the nodes by the name of their operator."""
-        import onnx
-
-        return Counter(node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node)
-
 
 class TorchExport(Format):
     """A program of `torch.export`, opened by `torch.export.load`."""
@@ -169,14 +158,6 @@ class TorchExport(Format):
             return list(module(x))
 
         return run
-
-    def operators(self, path: Path) -> Counter[str]:
-        """Count the calls by the name of the operator."""
-        with path.open("rb") as file:
-            graph = torch.export.load(file).graph
-        # without arithmetic on sizes, and without checks
-        called = (node.target.__name__ for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload))
-        return Counter(name.split(".")[0] for name in called if not name.startswith("_assert"))
 
 
 FORMATS: dict[str, Format] = {"onnx": Onnx(), "torch-export": TorchExport()}
@@ -228,7 +209,6 @@ class Exported:
     format: its format.
     takes: description of the images that it accepts.
     size: bytes on disk.
-    operators: their counts by name.
     compared: the differences from PyTorch.
     """
 
@@ -236,7 +216,6 @@ class Exported:
     format: str
     takes: str
     size: int
-    operators: dict[str, int]
     compared: tuple[Comparison, ...]
 
     @property
@@ -309,9 +288,8 @@ def export(
         for images, size in batches:
             error = difference(run(images), expected(images))
             compared.append(Comparison(len(images), size, error if int8 else checked_error(error, path, size)))
-        operators = dict(kind.operators(file).most_common())
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
-    return Exported(path, name, str(sizes), path.stat().st_size, operators, tuple(compared))
+    return Exported(path, name, str(sizes), path.stat().st_size, tuple(compared))
 
 
 def _format(path: Path, name: str | None) -> str:

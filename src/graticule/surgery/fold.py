@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import nn
 
 from graticule.backbones.language import LanguageModel
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
-from graticule.position.grid import Grid
 from graticule.position.position import Position
 from graticule.registry.checks import checked
 
@@ -68,36 +66,23 @@ def unfold(model: Model) -> Model:
     return model
 
 
-class _Positioned(Protocol):
-    """The interface of a module whose position is folded, such as a backbone or a language model."""
-
-    position: Position
-    grid: Grid
-    _load_state_dict_post_hooks: dict[int, Callable[..., Any]]
-
-    def grid_at(self, image: tuple[int, ...]) -> Grid: ...
-
-    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> object: ...
-
-
-def _fold_again(backbone: _Positioned, _: object) -> None:
+def _fold_again(backbone: Any, _: object) -> None:
     if isinstance(backbone.position, Folded):
         backbone.position.fold()
 
 
-def _backbones(model: nn.Module) -> list[_Positioned]:
-    modules = [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
-    return cast("list[_Positioned]", modules)
+def _backbones(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
 
 
-def _original(backbone: _Positioned) -> Position:
-    return backbone.position.original if isinstance(backbone.position, Folded) else backbone.position
+def _original(backbone: Any) -> Position:
+    position: Position = backbone.position
+    return position.original if isinstance(position, Folded) else position
 
 
-def _grid(backbone: _Positioned, img_size: Any) -> Grid:
+def _grid(backbone: Any, img_size: Any) -> Any:
     if img_size is None:
         return backbone.grid
     if isinstance(backbone, LanguageModel):
         raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
-    size: Any = (img_size,) * backbone.grid.ndim if isinstance(img_size, int) else img_size
-    return backbone.grid_at(size)
+    return backbone.grid_at((img_size,) * backbone.grid.ndim if isinstance(img_size, int) else img_size)

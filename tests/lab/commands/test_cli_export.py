@@ -22,7 +22,6 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path
     assert code == 0 and f"wrote {file}" in out
     said = {line.split()[0]: line for line in out.splitlines()}
     assert "batch of any size, height 28, width 28" in said["takes"]
-    assert "layer_norm" in said["operators"] and "latency" not in said
     assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 #: The suffix of a file in each format.
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
-#: Number of most frequent operators that are printed.
-_PRINTED = 8
 
 
 @dataclass
@@ -84,9 +82,6 @@ def report(exported: Exported) -> list[str]:
     from graticule.position.places import by
 
     lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
-    top = list(exported.operators.items())[:_PRINTED]
-    rest = sum(exported.operators.values()) - sum(count for _, count in top)
-    lines.append("operators  " + ", ".join(f"{count} {name}" for name, count in top) + f", {rest} others")
     for one in exported.compared:
         lines.append(
             f"compared   batch {one.batch}, {by(one.size)}: differs from PyTorch by {one.error:.1e} of the largest"
