@@ -497,6 +497,7 @@ STRANGE = [
     torch.zeros(1, 17, 24, dtype=torch.complex64),
     torch.zeros(17, 24).to_sparse(),
     torch.zeros(1, 17, 24, device="meta"),
+    torch.full((1, 1, 24), torch.inf),
 ]
 
 

@@ -17,7 +17,7 @@ import graticule
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.hub.files import Card, can_connect
-from tiny import draw, images, tiny
+from tiny import SMALL, assert_same, draw, images, tiny
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def test_preprocessing_that_does_not_fit_is_refused_when_it_is_written_and_when_
 
 
 @torch.no_grad()
-def assert_same(one, other):
-    x = images(24, 40)
-    torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
+def assert_same_outputs(model, other, *size):
+    x = images(*(size or (24, 40)))
+    assert_same(other.eval()(x), model.eval()(x), atol=0)
 
 
 # Round trips
@@ -82,7 +82,7 @@ def assert_same(one, other):
 
 def test_a_saved_model_round_trips_with_its_position_and_its_sizes(model, folder):
     again = graticule.from_pretrained(folder)
-    assert_same(again, model)
+    assert_same_outputs(again, model)
     assert not again.training and again.img_size == (24, 40) and again.num_classes == 5
     assert type(VisionTransformer.from_pretrained(folder)) is VisionTransformer
     config = json.loads((folder / "config.json").read_text())
@@ -94,7 +94,7 @@ def test_a_saved_model_round_trips_with_its_position_and_its_sizes(model, folder
 
 def test_timm_opens_the_folder(model, folder):
     again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert_same(again, model)
+    assert_same_outputs(again, model)
     assert timm.data.resolve_model_data_config(again)["mean"] == [0.1, 0.2, 0.3]
     other = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7)
     assert other.head.weight.shape[0] == 7
@@ -107,20 +107,17 @@ def test_changes_after_building_are_saved(tmp_path):
     model.reset_classifier(3)
     graticule.fold(graticule.surgery.change_position(model, "rope(base=10)"))
     again = graticule.from_pretrained(model.save_pretrained(tmp_path / "changed"))
-    x = images(16, 48)
     with torch.no_grad():
-        torch.testing.assert_close(again(x), model.eval()(x))
+        torch.testing.assert_close(again(x := images(16, 48)), model.eval()(x))
     assert again.created["arguments"]["encoding"] == "rope(base=10.0)"
 
 
 def test_models_with_stages_and_windows_round_trip(tmp_path):
-    sizes = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4, "num_classes": 2}
-    model = graticule.create_model("swin_tiny_patch4_window7_224", **sizes).eval()
+    name, sizes = SMALL["Swin"]
+    model = graticule.create_model(name, **sizes, num_classes=2).eval()
     model.set_input_size((32, 64), window_size=2)
     again = SwinTransformer.from_pretrained(model.save_pretrained(tmp_path / "swin"))
-    x = images(32, 64)
-    with torch.no_grad():
-        torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    assert_same_outputs(again, model, 32, 64)
     assert again.windows == model.windows
 
 
@@ -167,7 +164,7 @@ def test_a_pushed_model_is_opened_by_its_name(model, tmp_path, monkeypatch):
     monkeypatch.setattr("graticule.hub.files.can_connect", lambda address: True)
     assert model.push_to_hub("me/tiny", private=True).endswith("me/tiny/commit/1")
     assert "# tiny" in (tmp_path / "me" / "tiny" / "README.md").read_text()
-    assert_same(graticule.from_pretrained("me/tiny"), model)
+    assert_same_outputs(graticule.from_pretrained("me/tiny"), model)
     with pytest.raises(FileNotFoundError, match=r"me/other on the hub has no config\.json"):
         graticule.from_pretrained("me/other")
     with pytest.raises(ValueError, match=r"`repo_id` must be OWNER/NAME, got 'a/\.\.'"):
@@ -275,7 +272,7 @@ def test_links_to_files_elsewhere_are_followed(model, changed, tmp_path):
     copy = changed()
     shutil.move(copy / "model.safetensors", tmp_path / "elsewhere.safetensors")
     (copy / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    assert_same(graticule.from_pretrained(copy), model)
+    assert_same_outputs(graticule.from_pretrained(copy), model)
 
 
 def test_a_folder_without_a_model_is_refused(model, tmp_path):
