@@ -60,12 +60,14 @@ class Alibi(BiasEncoding):
             self.exempt = ("one_frame, permutation: heads are divided among the axes",)
         self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
         if slopes is None or slopes == "learned":
-            each = [m for heads in (self.heads if distance == "axes" else [num_heads]) for m in default_slopes(heads)]
+            initial = [
+                m for heads in (self.heads if distance == "axes" else [num_heads]) for m in default_slopes(heads)
+            ]
         elif len(slopes) != num_heads:
             raise ValueError(f"`slopes` must be one per head, {num_heads}, got {len(slopes)}.")
         else:
-            each = [float(m) for m in slopes]
-        self.register_buffer("initial", torch.tensor(each), persistent=False)
+            initial = [float(m) for m in slopes]
+        self.register_buffer("initial", torch.tensor(initial), persistent=False)
         self.initial: Tensor
         self.log_slopes = nn.Parameter(torch.empty(num_heads)) if slopes == "learned" else None
         self.reset_parameters()
@@ -93,8 +95,8 @@ class Alibi(BiasEncoding):
         elif self.distance == "manhattan":
             bias = slope * offsets.abs().sum(-1)
         else:
-            each = zip(slope.split(self.heads), offsets.abs().unbind(-1), strict=True)
-            bias = torch.cat([own * distance for own, distance in each])
+            parts = zip(slope.split(self.heads), offsets.abs().unbind(-1), strict=True)
+            bias = torch.cat([factor * distance for factor, distance in parts])
         return grid.with_prefix_bias(bias.to(self.slopes.dtype))
 
     def low_rank(self, grid: Grid) -> LowRank | None:
@@ -105,8 +107,8 @@ class Alibi(BiasEncoding):
 def default_slopes(num_heads: int) -> list[float]:
     """Return m_h of every head, the steepest first for a power of two."""
     below = 2 ** math.floor(math.log2(num_heads))
-    found = [2 ** (-8 * h / below) for h in range(1, below + 1)]
-    return found + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
+    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+    return slopes + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
 
 
 @register_encoding("kerple")
@@ -141,13 +143,13 @@ class Kerple(PatchBias):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        one, two = (torch.rand_like(self.raw_r1) for _ in range(2))
+        first, second = (torch.rand_like(self.raw_r1) for _ in range(2))
         if self.kernel == "log":
-            self.raw_r1.copy_((2 * one).clamp(min=0.01).log())
-            self.raw_r2.copy_(two.clamp(min=0.01).log())
+            self.raw_r1.copy_((2 * first).clamp(min=0.01).log())
+            self.raw_r2.copy_(second.clamp(min=0.01).log())
         else:
-            self.raw_r1.copy_(one.clamp(min=0.01).log())
-            self.raw_r2.copy_(two.clamp(0.005, 0.995).logit())
+            self.raw_r1.copy_(first.clamp(min=0.01).log())
+            self.raw_r2.copy_(second.clamp(0.005, 0.995).logit())
 
     def rates(self) -> tuple[Tensor, Tensor]:
         """Return r_1 and r_2, (num_heads,) each, in float32 at least."""

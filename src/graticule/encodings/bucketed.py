@@ -84,8 +84,8 @@ class BucketedBias(BiasEncoding):
             self._of_axis(getattr(self, name), displacements[axis])
             for name, axis in zip(self.names, self.axes[::-1], strict=True)
         )
-        for own in others:  # (h, H, H), and the sum so far (h, W, W)
-            first = own[:, :, None, :, None] + first[:, None, :, None, :]  # (h, H, W, H, W)
+        for other in others:  # (h, H, H), and the sum so far (h, W, W)
+            first = other[:, :, None, :, None] + first[:, None, :, None, :]  # (h, H, W, H, W)
             first = first.flatten(3).flatten(1, 2)
         return grid.with_prefix_bias(first)
 

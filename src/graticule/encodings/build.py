@@ -61,14 +61,14 @@ def build_position(
         ValueError: for an unknown name or option, or a combination that is not defined, or does not fit into memory.
     """
     specs = ENCODINGS.specs(encoding)
-    said = " + ".join(map(str, specs))
+    text = " + ".join(map(str, specs))
     how, *more = JOININGS.specs(joining)
     if more:
         raise ValueError(f"`joining` must be one joining, got {joining!s}.")
     site = Site(grid, dim, depth, num_heads, **within)
     names = [spec.name for spec in specs]
     if _repeat_layers(specs, depth) or ("none" in names and len(names) > 1):
-        raise ValueError(f"`encoding` must name each encoding once per layer, and 'none' alone, got {said}.")
+        raise ValueError(f"`encoding` must name each encoding once per layer, and 'none' alone, got {text}.")
     kinds = [ENCODINGS[name] for name in names]
     tables = [name for name, kind in zip(names, kinds, strict=True) if kind.joined == "table"]
     if len(tables) > 1:
@@ -78,9 +78,9 @@ def build_position(
         known = " or ".join(repr(name) for name, kind in JOININGS.items() if joined in kind.joins)
         what = {"table": "it has a table", "bias": "its bias differs from layer to layer"}
         why = what.get(joined or "", "there is nothing to join")
-        raise ValueError(f"`joining` must be {known} with encoding {said!r}: {why}, got {how.name!r}.")
+        raise ValueError(f"`joining` must be {known} with encoding {text!r}: {why}, got {how.name!r}.")
     if "layers" in how.options and not any(kind.layered for kind in kinds):
-        raise ValueError(f"`layers` of the joining must be left out with encoding {said!r}, got {how!s}.")
+        raise ValueError(f"`layers` of the joining must be left out with encoding {text!r}, got {how!s}.")
     if joined == "table" and JOININGS[how.name].whole_grid and grid.windows:
         raise ValueError(
             f"`joining` must not be {how.name!r} where tokens attend within windows: it is for all pairs of tokens."
@@ -96,9 +96,9 @@ def build_position(
                 its = Spec(its.name, {**its.options, "layers": options["layers"]})
             if kind.has_layers():
                 options.pop("layers", None)
-            one = build_joining(its, dim, depth, num_heads, grid.prefix)
-            one.check(kind.joined, its.options)
-            parts.append(kind.position(site, one, **options))
+            joining_module = build_joining(its, dim, depth, num_heads, grid.prefix)
+            joining_module.check(kind.joined, its.options)
+            parts.append(kind.position(site, joining_module, **options))
         position = combine(parts)
         position.axes = grid.ndim
         return position
@@ -118,14 +118,14 @@ def _repeat_layers(specs: Sequence[Spec], depth: int) -> bool:
     for spec in specs:
         repeated = [other.name for other in specs].count(spec.name) > 1
         layers = joined_layers(depth, _own_layers(spec)) if repeated else range(depth)
-        own = {(spec.name, layer) for layer in layers}
-        if own & taken:
+        pairs = {(spec.name, layer) for layer in layers}
+        if pairs & taken:
             return True
-        taken |= own
+        taken |= pairs
     return False
 
 
 def combine(parts: list[Position]) -> Position:
     """Combine positions into one, without those that are empty."""
-    kept = [part for part in parts if not part.empty] or parts[:1]
-    return kept[0] if len(kept) == 1 else CombinedPosition(kept)
+    filled = [part for part in parts if not part.empty] or parts[:1]
+    return filled[0] if len(filled) == 1 else CombinedPosition(filled)

@@ -22,10 +22,10 @@ Places = int | tuple[int, ...]
 
 def each_place(places: Places) -> tuple[int, ...]:
     """Return insert positions as a tuple."""
-    found = (places,) if isinstance(places, int) else tuple(places)
-    if not found or len(set(found)) < len(found):
+    different = (places,) if isinstance(places, int) else tuple(places)
+    if not different or len(set(different)) < len(different):
         raise ValueError(f"`places` must be different layers, at least one, such as [0, 1, 2], got {places!r}.")
-    return found
+    return different
 
 
 #: Key of the module before the first layer, at insert position -1.
@@ -52,14 +52,14 @@ class BetweenBlocks(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`: functions of the tokens."""
-        given = [LayerPosition()] * self.depth
+        positions = [LayerPosition()] * self.depth
         for key, peg in self.pegs.items():
             act = partial(peg, grid=grid)
             if key == _FIRST:
-                given[0] = given[0]._replace(before=act)
+                positions[0] = positions[0]._replace(before=act)
             else:
-                given[int(key)] = given[int(key)]._replace(after=act)
-        return given
+                positions[int(key)] = positions[int(key)]._replace(after=act)
+        return positions
 
     def set_grid(self, grid: Grid) -> None:
         """Do nothing: no parameter depends on the grid."""
@@ -97,10 +97,10 @@ class BeforeProjections(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`: functions of its normalized tokens."""
-        given = [LayerPosition()] * self.depth
+        positions = [LayerPosition()] * self.depth
         for key, module in self.inputs.items():
-            given[int(key)] = LayerPosition(inputs=partial(module, grid=grid))
-        return given
+            positions[int(key)] = LayerPosition(inputs=partial(module, grid=grid))
+        return positions
 
     def set_grid(self, grid: Grid) -> None:
         """Do nothing: no parameter depends on the grid."""
@@ -299,8 +299,8 @@ class ConvolutionalProjection(Encoding):
             frozen: do not train the weights.
             options: of the constructor.
         """
-        each = {place: cls.build(site, site.grid, options) for place in each_place(places)}
-        return BeforeProjections(each, site.depth).requires_grad_(not frozen)
+        modules = {place: cls.build(site, site.grid, options) for place in each_place(places)}
+        return BeforeProjections(modules, site.depth).requires_grad_(not frozen)
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""

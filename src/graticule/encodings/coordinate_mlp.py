@@ -74,8 +74,8 @@ class CoordinateMlp(ComputedEncoding):
         place = self.coordinates(grid, next(self.mlp.parameters()).device, self.grid)
         if self.local_shift:
             local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
-            whole = self.grid if isinstance(grid, Points) else grid.whole
-            place = place + local * (2 / as_tensor(whole.shape, place))
+            image = self.grid if isinstance(grid, Points) else grid.whole
+            place = place + local * (2 / as_tensor(image.shape, place))
         return self.noise(place)
 
 

@@ -79,11 +79,11 @@ class Decomposed(BiasEncoding):
         # offsets of the queries' patches from every row and column
         first = max(start - grid.prefix, 0)
         last = max(start + queries.shape[-2] - grid.prefix, first)
-        own = queries[..., queries.shape[-2] - (last - first) :, :]  # (B, h, n, d)
+        of_patches = queries[..., queries.shape[-2] - (last - first) :, :]  # (B, h, n, d)
         size = queries.element_size() * math.prod(queries.shape[:-1]) * stop
         check_memory("grid", "the values of all pairs of its patches", size, queries.device)
         places = Grid(*grid.shape).coordinates(queries.device)[first:last]
-        bias = self._between(own, places, grid)[..., : max(stop - grid.prefix, 0)]
+        bias = self._between(of_patches, places, grid)[..., : max(stop - grid.prefix, 0)]
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
 
     def _between(self, queries: Tensor, places: Tensor, grid: Grid) -> Tensor:
@@ -93,18 +93,18 @@ class Decomposed(BiasEncoding):
             self._products(queries, self._vectors(grid, axis).to(queries.dtype), places[:, axis], side)
             for axis, side in enumerate(grid.shape)
         )  # (B, h, n, H) and (B, h, n, W)
-        for own in others:
-            bias = (bias[..., :, None] + own[..., None, :]).flatten(-2)
+        for other in others:
+            bias = (bias[..., :, None] + other[..., None, :]).flatten(-2)
         return bias
 
     def _vectors(self, grid: Grid, axis: int) -> Tensor:
         """Return the vectors of all displacements along an axis of `grid`, (2H - 1, d)."""
-        whole, side = grid.whole.shape[axis], grid.shape[axis]
-        table = self._resampled(getattr(self, self.names[axis]), 2 * whole - 1)
+        length, side = grid.whole.shape[axis], grid.shape[axis]
+        table = self._resampled(getattr(self, self.names[axis]), 2 * length - 1)
         if grid.crop is None:
             return table
         displacements = grid.axes[axis].displacements(side)
-        return Axis(displacements.first + whole - 1, displacements.step).sample(table.T, 2 * side - 1).T
+        return Axis(displacements.first + length - 1, displacements.step).sample(table.T, 2 * side - 1).T
 
     @staticmethod
     def _products(queries: Tensor, table: Tensor, place: Tensor, side: int) -> Tensor:

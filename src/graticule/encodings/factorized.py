@@ -61,11 +61,11 @@ class Factorized(AbsoluteEncoding):
         return self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        whole = grid.whole.shape
-        tables = [self._axis(table, axis, self.grid.shape, whole) for axis, table in enumerate(self._tables())]
+        shape = grid.whole.shape
+        tables = [self._axis(table, axis, self.grid.shape, shape) for axis, table in enumerate(self._tables())]
         if grid.crop is not None:
-            each = zip(grid.axes, tables, grid.shape, strict=True)
-            tables = [axis.sample(table.mT, side).mT for axis, table, side in each]
+            axes = zip(grid.axes, tables, grid.shape, strict=True)
+            tables = [axis.sample(table.mT, side).mT for axis, table, side in axes]
         rows = tables[0][0]
         for table in tables[1:]:
             rows = (rows[:, None] * table if self.product else rows[:, None] + table).flatten(0, 1)

@@ -84,9 +84,9 @@ class Fire(PatchBias):
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
         offsets = grid.lags(device).flatten(0, -2).to(wide)  # (displacements, axes)
-        whole = self.grid if isinstance(grid, Points) else grid
-        step = 1 if whole.spacing is None else as_tensor(whole.spacing, offsets)
-        largest = as_tensor(whole.extent, offsets) - step
+        image = self.grid if isinstance(grid, Points) else grid
+        step = 1 if image.spacing is None else as_tensor(image.spacing, offsets)
+        largest = as_tensor(image.extent, offsets) - step
         if self.form == "axes":
             return offsets.sign() * self._share(offsets.abs(), largest, reference)
         diagonal = (self.reference - 1).to(wide).norm().clamp(min=1)

@@ -69,8 +69,8 @@ class Gpsa(BiasEncoding):
         delta = (-grid.offsets(weight.device).to(wide)).unbind(-1)  # (H * W, H * W) per axis, key minus query
         # elementwise products of coordinates, whose precision autocast does not reduce
         *along, squared = weight.to(wide).T[..., None, None]  # (h, 1, 1) each, the last axis first
-        terms = [own * each for own, each in zip(along, delta[::-1], strict=True)]
-        scores = sum(terms[1:], terms[0]) + squared * sum(each * each for each in delta)
+        terms = [weight_of_axis * displacement for weight_of_axis, displacement in zip(along, delta[::-1], strict=True)]
+        scores = sum(terms[1:], terms[0]) + squared * sum(displacement * displacement for displacement in delta)
         if self.pos_proj.bias is not None:
             scores = scores + self.pos_proj.bias.to(wide)[:, None, None]
         weights = scores.softmax(-1)

@@ -146,7 +146,7 @@ class QuadraticMixing(MixingEncoding):
         else:
             if self.form == "gamma":
                 matrix = (matrix + matrix.mT) / 2
-            rest = [place - each / 2 for place, each in zip(at, delta, strict=True)]
+            rest = [place - offset / 2 for place, offset in zip(at, delta, strict=True)]
             rows = [row[..., None].unbind(1) for row in matrix.unbind(1)]
             logits = _dot(delta, [_dot(row, rest) for row in rows])
         table: Tensor = logits.unflatten(-1, lags.shape[:-1])
@@ -161,9 +161,9 @@ class QuadraticMixing(MixingEncoding):
         return Displacements(self.logits(grid), self.softmax)
 
 
-def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
     """Return the sum of the products of coordinates."""
-    products = [a * b for a, b in zip(one, other, strict=True)]
+    products = [a * b for a, b in zip(first, second, strict=True)]
     return sum(products[1:], products[0])
 
 

@@ -92,17 +92,17 @@ class Irpe(BiasEncoding):
         tables = axes if method == "cross" else 1
         for letter in on:
             shape = shapes[letter] if mode == "contextual" else (heads, buckets)
-            each = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(tables))
-            self.register_module(f"rpe_{letter}", each)
+            parameters = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(tables))
+            self.register_module(f"rpe_{letter}", parameters)
         self.register_buffer("index", self._buckets(grid), persistent=False)
 
     def forward(self, grid: Grid) -> LayerPosition:
         """Return functions of queries, keys and attention weights on `grid`; with the mode 'bias' a bias."""
         if self.mode == "bias":
             index = self._index(grid)
-            each = [self._numbers(self.rpe_k, index)] if "k" in self.on else []
-            each += [self._numbers(self.rpe_q, index).mT] if "q" in self.on else []
-            return LayerPosition(bias=_sum(each))
+            terms = [self._numbers(self.rpe_k, index)] if "k" in self.on else []
+            terms += [self._numbers(self.rpe_q, index).mT] if "q" in self.on else []
+            return LayerPosition(bias=_sum(terms))
         return LayerPosition(
             bias=partial(self.bias, grid=grid) if "k" in self.on else None,
             key_bias=partial(self.key_bias, grid=grid) if "q" in self.on else None,
@@ -154,34 +154,34 @@ class Irpe(BiasEncoding):
     @staticmethod
     def _products(tables: nn.ParameterList, vectors: Tensor, index: Tensor) -> Tensor:
         """Return the products of vectors (B, h, n, d) with those of the buckets, (B, h, n, M)."""
-        each = [
+        products = [
             (vectors @ table.to(vectors.dtype)).gather(-1, at.expand(*vectors.shape[:2], -1, -1))
             for table, at in zip(tables, index, strict=True)
         ]
-        return _sum(each)
+        return _sum(products)
 
     def _numbers(self, tables: nn.ParameterList, index: Tensor) -> Tensor:
         """Return the number of every pair, (h, N, N)."""
-        each = [
+        numbers = [
             table.index_select(1, at.flatten()).unflatten(1, at.shape) for table, at in zip(tables, index, strict=True)
         ]
-        return _sum(each).expand(self.num_heads, -1, -1)
+        return _sum(numbers).expand(self.num_heads, -1, -1)
 
     def _buckets(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Return the bucket of every pair of tokens in every table, (tables, N, N), int64."""
         offsets = grid.offsets(device)
         middle, axes = self.side // 2, grid.ndim
         if self.method in ("product", "cross"):
-            each = [self._bucket(offset) + middle for offset in offsets.unbind(-1)]
-            each = [ravel(each, [self.side] * axes)] if self.method == "product" else each
+            buckets = [self._bucket(offset) + middle for offset in offsets.unbind(-1)]
+            buckets = [ravel(buckets, [self.side] * axes)] if self.method == "product" else buckets
         else:
             squares = offsets.square().sum(-1)
-            each = [self._bucket(squares if self.method == "quant" else squares.double().sqrt().round()) + middle]
-        patches = torch.stack(each)
+            buckets = [self._bucket(squares if self.method == "quant" else squares.double().sqrt().round()) + middle]
+        patches = torch.stack(buckets)
         if not grid.prefix:
             return patches
         last = self.side**axes if self.method == "product" else self.side
-        index = patches.new_full((len(each), grid.tokens, grid.tokens), last)
+        index = patches.new_full((len(buckets), grid.tokens, grid.tokens), last)
         index[:, grid.prefix :, grid.prefix :] = patches
         return index
 
@@ -193,5 +193,5 @@ class Irpe(BiasEncoding):
         return torch.where(t.abs() <= alpha, t.round(), t.sign() * far.round().clamp(max=beta)).long()
 
 
-def _sum(each: Sequence[Tensor]) -> Tensor:
-    return sum(each[1:], each[0])
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])

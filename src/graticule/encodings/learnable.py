@@ -53,19 +53,19 @@ class Learnable(AbsoluteEncoding):
         init_table(self.pos_embed, self.std)
 
     def forward(self, grid: Grid) -> Tensor:
-        held = _with_rows(grid, self.prefix_rows)
-        table = super().forward(held)
-        if held.prefix == grid.prefix:
+        with_rows = _with_rows(grid, self.prefix_rows)
+        table = super().forward(with_rows)
+        if with_rows.prefix == grid.prefix:
             return table
-        first, patches = held.split(table)
-        return torch.cat([first, replace(grid, prefix=grid.prefix - held.prefix).with_prefix_rows(patches)])
+        first, patches = with_rows.split(table)
+        return torch.cat([first, replace(grid, prefix=grid.prefix - with_rows.prefix).with_prefix_rows(patches)])
 
     def set_grid(self, grid: Grid) -> None:
-        held = _with_rows(grid, self.prefix_rows)
+        with_rows = _with_rows(grid, self.prefix_rows)
         with torch.no_grad():
-            table = super().forward(held)[None].clone()
+            table = super().forward(with_rows)[None].clone()
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
-        self.grid = held
+        self.grid = with_rows
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
         """Resample a table of a checkpoint, (N', D), from the grid `old` to this grid."""

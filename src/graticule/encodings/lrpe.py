@@ -108,8 +108,8 @@ class MixingSum(MixingEncoding):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Make `value` fit the parameter `name` of one of the parts."""
-        part, _, own = name.partition(".")
-        return (self.first if part == "first" else self.second).fit(own, value, shape)
+        part, _, leaf = name.partition(".")
+        return (self.first if part == "first" else self.second).fit(leaf, value, shape)
 
     def set_grid(self, grid: Grid) -> None:
         self.first.set_grid(grid)

@@ -73,8 +73,8 @@ class MlpMixing(MixingEncoding):
 
     def published_names(self) -> dict[str, str]:
         """Return the names in timm's mixers."""
-        own = {f"mlp_tokens.{name}": name for name in ("fc1.weight", "fc1.bias", "fc2.weight")}
-        return {**own, "mlp_tokens.fc2.bias": ""}
+        names = {f"mlp_tokens.{name}": name for name in ("fc1.weight", "fc1.bias", "fc2.weight")}
+        return {**names, "mlp_tokens.fc2.bias": ""}
 
 
 @register_encoding("token_mlp")

@@ -63,4 +63,4 @@ class Pope(FixedRotary):
         delta = self.delta.to(queries.dtype)[..., None, :]  # (depth, h, 1, d)
         late, on_time = delta.sin(), delta.cos()
         keys = torch.cat([sines * on_time + cosines * late, cosines * on_time - sines * late], -1)
-        return [PolarRotation(queries, each) for each in keys]
+        return [PolarRotation(queries, table) for table in keys]

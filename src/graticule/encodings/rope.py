@@ -38,11 +38,11 @@ class Frequencies:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        given = [name for name in ("base", "periods", "pixels") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"`{given[0]}` must be left out with `{given[1]}`: each gives all frequencies.")
-        if self.turns and given not in ([], ["base"]):
-            raise ValueError(f"`turns` must be left out with `{given[0]}`.")
+        names = [name for name in ("base", "periods", "pixels") if getattr(self, name) is not None]
+        if len(names) > 1:
+            raise ValueError(f"`{names[0]}` must be left out with `{names[1]}`: each gives all frequencies.")
+        if self.turns and names not in ([], ["base"]):
+            raise ValueError(f"`turns` must be left out with `{names[0]}`.")
         if self.linear and self.pixels is None:
             raise ValueError("`linear` must be left out without `pixels`, whose frequencies it spaces.")
 
@@ -147,12 +147,12 @@ class Rope(FixedRotary):
         split = self.split if self.order == "yx" else self.split[::-1]
         if self.frequencies.alternate:
             series = self.frequencies(sum(split), device)
-            found = axial(*(series[axis :: len(split)] for axis in range(len(split))))
+            vectors = axial(*(series[axis :: len(split)] for axis in range(len(split))))
         else:
-            found = axial(*(self.frequencies(count, device) for count in split))
-        still = self.head_dim // 2 - len(found)
-        found = torch.cat([found, found.new_zeros(still, len(split))]) if still else found
-        return found if self.order == "yx" else found.flip(1)
+            vectors = axial(*(self.frequencies(count, device) for count in split))
+        still = self.head_dim // 2 - len(vectors)
+        vectors = torch.cat([vectors, vectors.new_zeros(still, len(split))]) if still else vectors
+        return vectors if self.order == "yx" else vectors.flip(1)
 
 
 @register_encoding("rope_1d")

@@ -62,9 +62,9 @@ class Sandwich(BiasEncoding):
     def low_rank(self, grid: Grid) -> LowRank:
         """Return the same in two factors of 2 `channels` + 1 channels."""
         waves, scales = self._waves(grid)
-        one = torch.ones_like(waves[:, :1])
-        queries = scales[:, None, None] * torch.cat([waves, -waves.shape[1] / 2 * one], -1)
-        return LowRank(grid.with_prefix_rows(queries), grid.with_prefix_rows(torch.cat([waves, one], -1)[None]))
+        ones = torch.ones_like(waves[:, :1])
+        queries = scales[:, None, None] * torch.cat([waves, -waves.shape[1] / 2 * ones], -1)
+        return LowRank(grid.with_prefix_rows(queries), grid.with_prefix_rows(torch.cat([waves, ones], -1)[None]))
 
     def _waves(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """Return cos and sin of all angles of each patch, (H * W, 2 channels), and the scales, in float32 at least."""

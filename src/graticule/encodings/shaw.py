@@ -72,11 +72,11 @@ class ShawBias(BiasEncoding):
         patches = grid.split(queries)[1].unflatten(-2, grid.shape)  # (B, h, H, W, d)
         displacements = _whole_displacements(grid, queries.device)
         bias: Tensor | None = None
-        for axis, (each, table) in enumerate(zip(displacements, self._tables(), strict=True), 2):
-            vectors = table[_clipped_offsets(each, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
-            own = _products(patches, vectors, axis)  # (B, h, H, W, H)
+        for axis, (of_axis, table) in enumerate(zip(displacements, self._tables(), strict=True), 2):
+            vectors = table[_clipped_offsets(of_axis, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
+            of_table = _products(patches, vectors, axis)  # (B, h, H, W, H)
             # those of a key's row and column are added, (B, h, H, W, H * W)
-            bias = own if bias is None else (bias[..., :, None] + own[..., None, :]).flatten(-2)
+            bias = of_table if bias is None else (bias[..., :, None] + of_table[..., None, :]).flatten(-2)
         return grid.with_prefix_bias(cast("Tensor", bias).flatten(2, -2))
 
     def _part(self, queries: Tensor, grid: Grid, start: int, stop: int) -> Tensor:
@@ -85,10 +85,10 @@ class ShawBias(BiasEncoding):
         first, last = (max(token - grid.prefix, 0) for token in (start, start + queries.shape[-2]))
         offset = place[None, : max(stop - grid.prefix, 0)] - place[first:last, None]  # (n, M, 2), key - query
         offset = offset.clamp(-self.clip, self.clip) + self.clip
-        own = queries[..., queries.shape[-2] - (last - first) :, :]
+        of_patches = queries[..., queries.shape[-2] - (last - first) :, :]
         bias = queries.new_zeros(())
         for axis, table in enumerate(self._tables()):
-            scores = own @ table.to(queries.dtype).T  # (B, h, n, 2K + 1)
+            scores = of_patches @ table.to(queries.dtype).T  # (B, h, n, 2K + 1)
             bias = bias + scores.gather(-1, offset[..., axis].expand(*scores.shape[:2], -1, -1))
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
 
@@ -103,8 +103,8 @@ def _products(patches: Tensor, vectors: Tensor, axis: int) -> Tensor:
     from leaving out the flattening, after which n would be multiplied with another axis of the same size.
     """
     first = patches.movedim(axis, 0)  # (n, ..., d)
-    found = (first.flatten(1, -2)[:, None] @ vectors.mT[:, None])[:, 0]
-    products: Tensor = found.unflatten(1, first.shape[1:-1])
+    products_by_row = (first.flatten(1, -2)[:, None] @ vectors.mT[:, None])[:, 0]
+    products: Tensor = products_by_row.unflatten(1, first.shape[1:-1])
     return products.movedim(0, axis).contiguous()
 
 
@@ -115,7 +115,7 @@ def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, ...]
         ValueError: if they are not whole numbers, since others have no vector.
     """
     displacements = grid.displacements(device)
-    if any(each.is_floating_point() for each in displacements):
+    if any(axis.is_floating_point() for axis in displacements):
         raise ValueError(
             "`crop` must not be scaled with shaw, which has a vector for each whole displacement; use one at the scale "
             "of the image."

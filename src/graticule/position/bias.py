@@ -150,8 +150,8 @@ def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int 
     """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
     others = torch.full_like(values.narrow(dim, 0, 1), rest)
     order = {head: place for place, head in enumerate(heads)}  # an index would be copied from the host in each pass
-    each = [values.narrow(dim, order[head], 1) if head in order else others for head in range(num_heads)]
-    return torch.cat(each, dim)
+    parts = [values.narrow(dim, order[head], 1) if head in order else others for head in range(num_heads)]
+    return torch.cat(parts, dim)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -100,8 +100,8 @@ class Displacements(NamedTuple):
         The displacements within the part are a slice of the table. So a softmax is over the tokens of the part: the
         others are removed before it, and rows sum to 1.
         """
-        each = zip(self.grid.shape, grid.shape, strict=True)
-        cuts = [slice(whole - side, whole + side - 1) for whole, side in each]
+        sides = zip(self.grid.shape, grid.shape, strict=True)
+        cuts = [slice(longer - side, longer + side - 1) for longer, side in sides]
         part = Displacements(self.table[:, *cuts], self.softmax)
         return part if self.weights is None else part.with_weights()
 

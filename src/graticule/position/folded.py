@@ -112,7 +112,7 @@ class FoldedPosition(Folded):
 
         def hold(value: Any, name: str) -> Any:
             if isinstance(value, Tensor):
-                name = next((one for one, tensor in known.items() if tensor is value), name)
+                name = next((other for other, tensor in known.items() if tensor is value), name)
                 if name not in known:
                     known[name] = value
                     self.register_buffer(name, value.detach().clone(), persistent=False)
@@ -151,14 +151,14 @@ class FoldedPosition(Folded):
         layout = self._with_functions() if self.stale else self.layout
         if not torch.compiler.is_compiling():  # functions from tracing are not kept
             self.layout, self.stale = layout, False
-        return [self._unpack(held) for held in layout]
+        return [self._unpack(position) for position in layout]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
         before = {name: buffer.dtype for name, buffer in self.named_buffers(recurse=False)}
         self._apply_to_both(fn, recurse)
         self.__dict__.update(self._without_functions())
         changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
-        if changed and any(isinstance(value, Bias) and value.wide for held in self.layout for value in held):
+        if changed and any(isinstance(value, Bias) and value.wide for position in self.layout for value in position):
             self.fold()
         self.sources = None  # computed again at the next call, when all modules are converted
         return self
@@ -176,10 +176,10 @@ class FoldedPosition(Folded):
         """Return the layout with new functions and the same constants."""
         return list(map(_renewed, self.layout, self.original(self.grid)))
 
-    def _unpack(self, held: Any) -> Any:
-        if isinstance(held, _Constant):
-            return getattr(self, held.name)
-        return type(held)(*map(self._unpack, held)) if _is_named_tuple(held) else held
+    def _unpack(self, value: Any) -> Any:
+        if isinstance(value, _Constant):
+            return getattr(self, value.name)
+        return type(value)(*map(self._unpack, value)) if _is_named_tuple(value) else value
 
     def set_grid(self, grid: Grid) -> None:
         """Fold for `grid` instead of the previous grid."""
@@ -211,7 +211,9 @@ class _Sources:
 
     def are_replaced(self) -> bool:
         """Return whether other tensors are in the place of these."""
-        return any(holder.get(name) is not own for (holder, name), own in zip(self.names, self.tensors, strict=True))
+        return any(
+            holder.get(name) is not tensor for (holder, name), tensor in zip(self.names, self.tensors, strict=True)
+        )
 
     def _read_stamps(self) -> tuple[list[int], ...]:
         tensors: Any = self.tensors
@@ -232,18 +234,18 @@ def _is_named_tuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _renewed(held: Any, new: Any) -> Any:
+def _renewed(old: Any, new: Any) -> Any:
     """Return `held` with its functions replaced by those of `new`; constants stay."""
-    if isinstance(held, _Constant):
-        return held
-    return type(held)(*map(_renewed, held, new)) if _is_named_tuple(held) else new
+    if isinstance(old, _Constant):
+        return old
+    return type(old)(*map(_renewed, old, new)) if _is_named_tuple(old) else new
 
 
-def _without_functions(held: Any) -> Any:
+def _without_functions(value: Any) -> Any:
     """Return `held` with None instead of its functions."""
-    if _is_named_tuple(held):
-        return type(held)(*map(_without_functions, held))
-    return None if callable(held) else held
+    if _is_named_tuple(value):
+        return type(value)(*map(_without_functions, value))
+    return None if callable(value) else value
 
 
 def _fold_again(module: nn.Module, _: Any) -> None:
@@ -277,12 +279,12 @@ class FoldedSizes(Folded):
         if torch.compiler.is_compiling():
             return cast("list[LayerPosition]", self.original(grid))
         key = grid, grid.windows  # equality of grids ignores windows
-        kept = self._kept
-        folded = kept.get(key)
+        known = self._kept
+        folded = known.get(key)
         if folded is None:
             folded = FoldedPosition(self.original, grid)
             folded.training = False
-        others = [each for each in kept.items() if each[0] != key]
+        others = [entry for entry in known.items() if entry[0] != key]
         self._kept = dict([*others[max(0, len(others) + 1 - self.most) :], (key, folded)])
         return cast("list[LayerPosition]", folded(grid))
 

@@ -48,8 +48,8 @@ class Crop:
                 f"(height, width), in patches, got {self.box} for {self.whole}."
             )
         Grid(*self.whole)  # raises for invalid sides
-        for start, side, whole in zip(self.starts, self.sizes, self.whole, strict=True):
-            if not (start >= 0 and side > 0 and start + side <= whole + _ROUNDING):
+        for start, side, length in zip(self.starts, self.sizes, self.whole, strict=True):
+            if not (start >= 0 and side > 0 and start + side <= length + _ROUNDING):
                 raise ValueError(
                     "`box` must be (top, left, height, width), or starts and sizes on more axes, within the whole "
                     f"image of {by(self.whole)} patches, got {tuple(self.box)}."
@@ -72,18 +72,18 @@ class Crop:
         Raises:
             ValueError: if a side of the image is not a multiple of the patch's, or the box is not within the image.
         """
-        whole = Grid.of_image(image, patch).shape
-        return cls(whole, tuple(each / step for each, step in zip(box, (*patch, *patch), strict=True)))
+        sides = Grid.of_image(image, patch).shape
+        return cls(sides, tuple(pixels / step for pixels, step in zip(box, (*patch, *patch), strict=True)))
 
     def axes(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the coordinates of the patches of a crop of `shape` patches on each axis of the whole image."""
-        return tuple(axis_of(*each) for each in zip(self.starts, self.sizes, shape, strict=True))
+        return tuple(axis_of(*axis) for axis in zip(self.starts, self.sizes, shape, strict=True))
 
     def halved(self) -> Crop:
         """Return the same rectangle on the grid of half the sides."""
         if any(side % 2 for side in self.whole):
             raise ValueError(f"`whole` must have even sides to merge patches, got {by(self.whole)}.")
-        return Crop(tuple(side // 2 for side in self.whole), tuple(each / 2 for each in self.box))
+        return Crop(tuple(side // 2 for side in self.whole), tuple(number / 2 for number in self.box))
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -141,7 +141,7 @@ class Grid(Places):
             raise ValueError(f"`shape` must be at most {_MOST:,} patches, got {by(shape)}.")
         if crop is not None and len(crop.whole) != len(shape):
             raise ValueError(f"`crop` must have {len(shape)} axes, as many as the grid, got {len(crop.whole)}.")
-        if spacing is not None and (len(spacing) != len(shape) or not all(0 < each < math.inf for each in spacing)):
+        if spacing is not None and (len(spacing) != len(shape) or not all(0 < unit < math.inf for unit in spacing)):
             raise ValueError(f"`spacing` must be a positive number for each of {len(shape)} axes, got {spacing}.")
 
     def __eq__(self, other: object) -> bool:
@@ -152,8 +152,8 @@ class Grid(Places):
 
     def __repr__(self) -> str:
         named = (("prefix", self.prefix), ("crop", self.crop), ("spacing", self.spacing))
-        given = [*map(str, self.shape), *(f"{name}={value}" for name, value in named if value)]
-        return f"Grid({', '.join(given)})"
+        parts = [*map(str, self.shape), *(f"{name}={value}" for name, value in named if value)]
+        return f"Grid({', '.join(parts)})"
 
     def has_shape(self, shape: Shape) -> bool:
         """Return whether its shape is `shape`; in a program exported for any size, whether it always is."""
@@ -223,10 +223,10 @@ class Grid(Places):
 
     def alike_table(self, rows: int, shape: Shape | None = None) -> Grid | None:
         """Infer the grid of a checkpoint's table of `rows` offsets, as `alike` does; None if it cannot be inferred."""
-        found = Grid(*self.table).alike(rows, shape and Grid(*shape).table)
-        if found is None or not all(side % 2 for side in found.shape):
+        table = Grid(*self.table).alike(rows, shape and Grid(*shape).table)
+        if table is None or not all(side % 2 for side in table.shape):
             return None
-        return Grid(*((side + 1) // 2 for side in found.shape))
+        return Grid(*((side + 1) // 2 for side in table.shape))
 
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return the grids of `stages` stages, this one first, each with half the sides of the one before.
@@ -405,8 +405,8 @@ class Grid(Places):
         if new == self:
             return table
         prefix, patches = self.split(table)
-        whole = resampler(patches.T.unflatten(-1, self.shape), new.whole.shape)
-        return torch.cat([prefix, new.cut(whole).flatten(1).T])
+        image = resampler(patches.T.unflatten(-1, self.shape), new.whole.shape)
+        return torch.cat([prefix, new.cut(image).flatten(1).T])
 
     def cut(self, image: Tensor) -> Tensor:
         """Return the part of a map of the whole image, (..., H', W'), that this grid covers, (..., H, W)."""
@@ -419,8 +419,8 @@ class Grid(Places):
         """
         if self.crop is None:
             return image
-        each = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
-        axes = [Axis(a.first + whole - 1, a.step) for a, whole in zip(each, self.crop.whole, strict=True)]
+        displacements = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
+        axes = [Axis(a.first + length - 1, a.step) for a, length in zip(displacements, self.crop.whole, strict=True)]
         return sampled(image, axes, self.table)
 
 

@@ -79,12 +79,12 @@ def joined_layers(depth: int, layers: Layers) -> tuple[int, ...]:
     return tuple(sorted(layers))
 
 
-def spread(given: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
+def spread(positions: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
     """Assign positions to the joined layers, in order, and empty ones to the others."""
-    found = [LayerPosition()] * depth
-    for layer, position in zip(layers, given, strict=False):
-        found[layer] = position
-    return found
+    spread_positions = [LayerPosition()] * depth
+    for layer, position in zip(layers, positions, strict=False):
+        spread_positions[layer] = position
+    return spread_positions
 
 
 def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
@@ -171,8 +171,8 @@ class Joining(Checked, nn.Module, ABC):
 
     def stage(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Return the same, and the table (N, D) that the next stage of a pyramid joins (see `join`)."""
-        given, last = self.join(*tables)
-        return spread(given, self.joined, self.depth), last
+        positions, last = self.join(*tables)
+        return spread(positions, self.joined, self.depth), last
 
     @abstractmethod
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:

@@ -21,8 +21,8 @@ Shape = tuple[int, ...]
 def ravel(index: Sequence[Any], shape: Sequence[int]) -> Any:
     """Return the flattened index, the last axis fastest, of an index on each axis of `shape`, numbers or tensors."""
     flat = index[0]
-    for each, side in zip(index[1:], shape[1:], strict=True):
-        flat = flat * side + each
+    for place, side in zip(index[1:], shape[1:], strict=True):
+        flat = flat * side + place
     return flat
 
 
@@ -147,7 +147,7 @@ class Points(Places):
     @property
     def samples(self) -> list[Points] | None:
         """The points of each sample; None if they are the same for all."""
-        return None if self.places.ndim == 2 else [self._sample(one) for one in self.places]
+        return None if self.places.ndim == 2 else [self._sample(sample) for sample in self.places]
 
     def _sample(self, places: Tensor) -> Points:
         """Return some of the points, without a second check of their values, which waits for a GPU."""

@@ -39,20 +39,20 @@ class Position(nn.Module, ABC):
         super().__init__()
         self.register_forward_pre_hook(_check_grid, with_kwargs=True)
 
-    def __call__(self, grid: Places, **given: Any) -> Any:
+    def __call__(self, grid: Places, **options: Any) -> Any:
         """Return the same as `forward`, after the hooks; points of each sample are computed one after the other.
 
         Autocast does not reduce its precision: it is computed once for all images, and its errors are in all of them.
         """
-        held = next((one.device.type for one in chain(self.parameters(), self.buffers())), "cpu")
-        if held != "meta" and torch.is_autocast_enabled(held):
-            with torch.autocast(held, enabled=False):
-                return self(grid, **given)
+        device = next((tensor.device.type for tensor in chain(self.parameters(), self.buffers())), "cpu")
+        if device != "meta" and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self(grid, **options)
         samples = grid.samples if isinstance(grid, Points) else None
         if samples is None:
-            return super().__call__(grid, **given)
-        each = [super(Position, self).__call__(one, **given) for one in samples]
-        return [LayerPosition.stack(layer) for layer in zip(*each, strict=True)]
+            return super().__call__(grid, **options)
+        results = [super(Position, self).__call__(points, **options) for points in samples]
+        return [LayerPosition.stack(layer) for layer in zip(*results, strict=True)]
 
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -73,16 +73,16 @@ class Position(nn.Module, ABC):
 
     def components(self) -> dict[str, Position]:
         """Return the positions that make up this one, by the names of their modules."""
-        found: dict[str, Position] = {}
+        parts: dict[str, Position] = {}
         for name, module in self.named_modules():
-            if name and isinstance(module, Position) and not any(name.startswith(f"{at}.") for at in found):
-                found[name] = module
-        return found
+            if name and isinstance(module, Position) and not any(name.startswith(f"{at}.") for at in parts):
+                parts[name] = module
+        return parts
 
     def published_names(self) -> dict[str, str]:
         """Map names in published checkpoints of a vision transformer to names of parameters here."""
         parts = self.components().items()
-        return {theirs: f"{at}.{own}" for at, part in parts for theirs, own in part.published_names().items()}
+        return {published: f"{at}.{name}" for at, part in parts for published, name in part.published_names().items()}
 
     def layer_lists(self) -> list[str]:
         """Return the names of the module lists with one entry per layer, under the index of the layer."""
@@ -209,13 +209,13 @@ class Encoding(Checked, nn.Module, ABC):
         return cls.layered and "layers" not in cls.option_types()
 
     @classmethod
-    def options(cls, **given: Any) -> Spec:
+    def options(cls, **options: Any) -> Spec:
         """Return the spec of this encoding with options, such as `encoding=ShawBias.options(clip=4)`.
 
         Raises:
             ValueError: if the class is not registered, or has no such option.
         """
-        return ENCODINGS.spec_of(cls, given)
+        return ENCODINGS.spec_of(cls, options)
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
@@ -234,9 +234,9 @@ class Encoding(Checked, nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Return the arguments of the constructor that differ from their defaults, as far as they are attributes."""
-        defaults, held = _parameters(type(self).__init__), vars(self)
-        shown = [name for name in defaults if name in held and str(held[name]) != str(defaults[name])]
-        return ", ".join(f"{name}={held[name]}" for name in shown)
+        defaults, values = _parameters(type(self).__init__), vars(self)
+        names = [name for name in defaults if name in values and str(values[name]) != str(defaults[name])]
+        return ", ".join(f"{name}={values[name]}" for name in names)
 
 
 @cache
@@ -290,7 +290,7 @@ class PositionBuilder(Protocol):
 
 
 def check_fields(
-    given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str, why: str = ""
+    layers: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str, why: str = ""
 ) -> None:
     """Check that the layers of a family can use all fields that they get, and get all fields that they need.
 
@@ -299,7 +299,7 @@ def check_fields(
     Raises:
         ValueError: naming the first layer and field that violate this.
     """
-    for layer, position in enumerate(given):
+    for layer, position in enumerate(layers):
         for field, value in zip(position._fields, position, strict=True):
             if value is not None and field not in takes:
                 raise ValueError(
@@ -352,8 +352,8 @@ class SharedPosition(Position, ABC):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`."""
-        given = self.given(grid.within)
-        return spread(given * len(self.joined) if len(given) == 1 else given, self.joined, self.depth)
+        positions = self.given(grid.within)
+        return spread(positions * len(self.joined) if len(positions) == 1 else positions, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Set `grid`, or a window of it, as the grid of the encoding."""
@@ -373,11 +373,11 @@ class CombinedPosition(Position):
 
     def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
         """Merge the positions of the parts; at most one of them has a table for the next stage."""
-        (given, last), *others = [part.stage(grid, table) for part in cast("Iterable[Position]", self.parts)]
-        for other, own in others:
-            given = [a.merge(b) for a, b in zip(given, other, strict=True)]
-            last = own if last is None else last
-        return given, last
+        (positions, last), *others = [part.stage(grid, table) for part in cast("Iterable[Position]", self.parts)]
+        for other, table_of_other in others:
+            positions = [a.merge(b) for a, b in zip(positions, other, strict=True)]
+            last = table_of_other if last is None else last
+        return positions, last
 
     def set_grid(self, grid: Grid) -> None:
         for part in cast("Iterable[Position]", self.parts):

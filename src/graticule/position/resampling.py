@@ -66,13 +66,13 @@ class Resampler(Checked, ABC):
         return (wide @ last.mT).to(image.dtype)
 
     @classmethod
-    def options(cls, **given: object) -> Spec:
+    def options(cls, **options: object) -> Spec:
         """Return the spec of this resampler with options.
 
         Raises:
             ValueError: if the class is not registered, or has no such option.
         """
-        return RESAMPLERS.spec_of(cls, given)
+        return RESAMPLERS.spec_of(cls, options)
 
     def __str__(self) -> str:
         """Return its name, with the options that differ from the defaults."""
@@ -100,7 +100,7 @@ def build_resampler(resampler: str | Spec, table: Literal["positions", "displace
         raise ValueError(f"`resampler` must be one resampler, got {resampler!s}.")
     kind = RESAMPLERS[spec.name]
     if table not in kind.takes:
-        known = ", ".join(name for name, one in RESAMPLERS.items() if table in one.takes)
+        known = ", ".join(name for name, resampler_class in RESAMPLERS.items() if table in resampler_class.takes)
         raise ValueError(f"`resampler` must be one for tables of {table}, {known}; got {spec.name!r}.")
     return kind(**spec.options)
 
@@ -149,11 +149,13 @@ class _Filter(Resampler):
 
     def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Return the matrix of each axis, (H', H) and (W', W) for an image, float64; identities at the same size."""
-        each = super().matrices(old, new, device)
+        matrices = super().matrices(old, new, device)
         if not self.offset:
-            return each
-        same = (as_tensor(new, each[0]) == as_tensor(old, each[0])).all()  # a program for any size compares at run time
-        return tuple(_kept_if(same, matrix) for matrix in each)
+            return matrices
+        same = (
+            as_tensor(new, matrices[0]) == as_tensor(old, matrices[0])
+        ).all()  # a program for any size compares at run time
+        return tuple(_kept_if(same, matrix) for matrix in matrices)
 
     def at(self, center: Tensor, old: int) -> Tensor:
         """Return the matrix that samples an axis of `old` entries at `center` (m,), in entries from 0, (m, old).

@@ -116,7 +116,7 @@ def _of_grid(function: Function, count: int, x: Tensor) -> Any:
     made = function(x[:, count:])
     if isinstance(made, Tensor):
         return torch.cat([x[:, :count], made], 1)
-    return tuple(torch.cat([x[:, :count], each], 1) for each in made)
+    return tuple(torch.cat([x[:, :count], result], 1) for result in made)
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,7 +75,7 @@ class Windows:
         if any(self.shift):
             y = y.roll([-by for by in self.shift], self._axes)
         more = [-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
-        return F.pad(y, (0, 0, *(each for count in reversed(more) for each in (0, count)))) if any(more) else y
+        return F.pad(y, (0, 0, *(pad for count in reversed(more) for pad in (0, count)))) if any(more) else y
 
     @property
     def _axes(self) -> list[int]:
@@ -91,7 +91,7 @@ class Windows:
         counts = [ceiling(side, step) for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
         y = y.unflatten(1, self.window.shape).unflatten(0, (samples, *counts))
         axes = self._axes  # of the windows; those within a window follow
-        y = y.permute(0, *(each for axis in axes for each in (axis, axis + len(axes))), -1).contiguous()
+        y = y.permute(0, *(dim for axis in axes for dim in (axis, axis + len(axes))), -1).contiguous()
         for axis in reversed(axes):
             y = y.flatten(2 * axis - 1, 2 * axis)
         for axis, side in zip(axes, self.grid.shape, strict=True):
@@ -159,10 +159,10 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
 
     Each comes with the part of a window that it covers.
     """
-    whole = (side - shift) // step * step
+    length = (side - shift) // step * step
     if holds(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
-        whole = side - step if shift else side
-    end = shift + whole
+        length = side - step if shift else side
+    end = shift + length
     cuts = [
         (slice(0, shift), slice(step - shift, step)),
         (slice(shift, end), slice(0, step)),

@@ -99,13 +99,13 @@ class FixedEncoding(AbsoluteEncoding):
         table = self.formula(grid)
         self.factor = 1.0
         if spread is not None:
-            own = _spread(grid.split(self.formula(grid, torch.device("cpu")))[1])  # also of a model on `meta`
-            if not spread > 0 or not own:
+            of_formula = _spread(grid.split(self.formula(grid, torch.device("cpu")))[1])  # also of a model on `meta`
+            if not spread > 0 or not of_formula:
                 raise ValueError(
                     f"`spread` must be positive, and the grid must have two patches or more, got spread {spread} for "
                     f"a grid of {by(grid.shape)}; leave it out for the spread of the formula."
                 )
-            self.factor = spread / own
+            self.factor = spread / of_formula
         self.pos_embed = nn.Parameter((self.factor * table)[None].to(torch.get_default_dtype()), requires_grad=False)
 
     @abstractmethod
@@ -171,20 +171,20 @@ class JoinedPosition(Position):
             for name, encoding in self.encodings.named_children()
             if hasattr(encoding, "pos_embed")
         }
-        for own, _ in self.joining.named_parameters():
-            if own.startswith("norms."):
-                _, layer, *_, leaf = own.split(".")
-                names[f"blocks.{layer}.pe_norm.{leaf}"] = f"joining.{own}"
+        for parameter, _ in self.joining.named_parameters():
+            if parameter.startswith("norms."):
+                _, layer, *_, leaf = parameter.split(".")
+                names[f"blocks.{layer}.pe_norm.{leaf}"] = f"joining.{parameter}"
         return names
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Resample a learnable table of a checkpoint for this grid; a fixed table is not loaded."""
-        owner, _, own = name.rpartition(".")
+        owner, _, leaf = name.rpartition(".")
         encoding = self.get_submodule(owner)
         if not isinstance(encoding, AbsoluteEncoding):
             return value
-        if own != "pos_embed":
-            return encoding.fit_parameter(own, value, shape)
+        if leaf != "pos_embed":
+            return encoding.fit_parameter(leaf, value, shape)
         if value.ndim < 2 or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return value
         value = value.reshape(1, -1, encoding.dim)  # some are stored without the first axis

@@ -44,8 +44,8 @@ class LayerBias(Checked, nn.Module, ABC):
             factors = self.low_rank(grid)
             if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
                 return LayerPosition(bias=factors)
-        given = self(grid)
-        return given if isinstance(given, LayerPosition) else LayerPosition(bias=given)
+        bias = self(grid)
+        return bias if isinstance(bias, LayerPosition) else LayerPosition(bias=bias)
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the bias; here no parameter depends on it."""
@@ -159,16 +159,16 @@ class BiasPosition(Position):
     def published_names(self) -> dict[str, str]:
         """Map `blocks.l.attn.` and the published name of a parameter; `pe_norm` for LaPE's norm."""
         return {
-            f"blocks.{layer}.attn.{leaf}": f"encodings.{layer}.{own}"
+            f"blocks.{layer}.attn.{leaf}": f"encodings.{layer}.{parameter}"
             for layer, bias in zip(self.joined, self._each(), strict=True)
-            for own, _ in bias.named_parameters()
-            for leaf in bias.published_names(own)
+            for parameter, _ in bias.named_parameters()
+            for leaf in bias.published_names(parameter)
         }
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Resample a bias table, or its norm, of another grid or window for this one."""
-        _, layer, own = name.split(".", 2)
-        return cast("LayerBias", self.encodings.get_submodule(layer)).fit(own, value, shape)
+        _, layer, leaf = name.split(".", 2)
+        return cast("LayerBias", self.encodings.get_submodule(layer)).fit(leaf, value, shape)
 
     def _each(self) -> Iterable[LayerBias]:
         return cast("Iterable[LayerBias]", self.encodings)
@@ -186,10 +186,10 @@ class SharedBiasPosition(SharedPosition):
     def published_names(self) -> dict[str, str]:
         """Map `rel_pos_bias.` of BEiT or `shared_rel_pos.` of timm, and the published name of a parameter."""
         return {
-            f"{module}.{leaf.removeprefix('rel_pos.')}": f"encoding.{own}"
-            for own, _ in self.encoding.named_parameters()
+            f"{module}.{leaf.removeprefix('rel_pos.')}": f"encoding.{parameter}"
+            for parameter, _ in self.encoding.named_parameters()
             for module in ("rel_pos_bias", "shared_rel_pos")
-            for leaf in self.encoding.published_names(own)
+            for leaf in self.encoding.published_names(parameter)
         }
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
@@ -231,13 +231,13 @@ class BiasEncoding(LayerBias, Encoding):
         if chosen is not None:
             of_heads = replace(site, dim=site.head_dim * len(chosen), num_heads=len(chosen))
 
-        def one() -> LayerBias:
+        def build() -> LayerBias:
             bias = cls.one(of_heads, joining, options)
             return bias if chosen is None else SomeHeads(bias, chosen, site.num_heads)
 
         if cls.shared:
-            return SharedBiasPosition(one(), site.depth, joining.joined)
-        return BiasPosition([one() for _ in joining.joined], site.depth, joining.joined)
+            return SharedBiasPosition(build(), site.depth, joining.joined)
+        return BiasPosition([build() for _ in joining.joined], site.depth, joining.joined)
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
@@ -357,7 +357,7 @@ def squared_distance_factors(grid: Grid, weights: Tensor) -> LowRank:
     wide = torch.promote_types(weights.dtype, torch.float32)
     place = grid.coordinates(weights.device).to(wide)
     place = place - place.mean(0)
-    square, one = place.square().sum(-1, keepdim=True), torch.ones_like(place[:, :1])
-    queries = weights.to(wide)[:, None, None] * torch.cat([square, one, -2 * place], -1)  # (heads, H * W, 4)
-    keys = torch.cat([one, square, place], -1)[None]
+    square, ones = place.square().sum(-1, keepdim=True), torch.ones_like(place[:, :1])
+    queries = weights.to(wide)[:, None, None] * torch.cat([square, ones, -2 * place], -1)  # (heads, H * W, 4)
+    keys = torch.cat([ones, square, place], -1)[None]
     return LowRank(grid.with_prefix_rows(queries), grid.with_prefix_rows(keys))

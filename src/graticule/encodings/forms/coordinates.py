@@ -127,6 +127,6 @@ def linear(places: Tensor, vectors: Tensor) -> Tensor:
         raise ValueError(
             f"`grid` must have {vectors.shape[-1]} axes, as many as the encoding is built for, got {places.shape[-1]}."
         )
-    each = [place * vector for place, vector in zip(places[..., None].unbind(-2), vectors.unbind(-1), strict=True)]
-    total: Tensor = sum(each[1:], each[0])
+    products = [place * vector for place, vector in zip(places[..., None].unbind(-2), vectors.unbind(-1), strict=True)]
+    total: Tensor = sum(products[1:], products[0])
     return total

@@ -107,19 +107,19 @@ class MixingPosition(Position):
         if product not in get_args(Product):
             raise ValueError(f"`product` must be one of {', '.join(get_args(Product))}, got {product!r}.")
         self.product = product
-        given = list(encodings)
-        if not given:
+        modules = list(encodings)
+        if not modules:
             raise ValueError("`encodings` must be one per layer, got none.")
-        if group_bias and (not bias or given[0].groups == 1):
+        if group_bias and (not bias or modules[0].groups == 1):
             raise ValueError(
                 "`group_bias` must be left out unless there are `bias` and several groups, got "
-                f"{'bias' if bias else 'no bias'} and {given[0].groups}."
+                f"{'bias' if bias else 'no bias'} and {modules[0].groups}."
             )
-        self.depth = len(given) if depth is None else depth
-        self.joined = joined_layers(self.depth, len(given) if layers is None else layers)
-        self.encodings = PerLayer(given, self.joined)
-        grid = given[0].grid
-        shape = (given[0].groups, grid.patches) if group_bias else (grid.patches,)
+        self.depth = len(modules) if depth is None else depth
+        self.joined = joined_layers(self.depth, len(modules) if layers is None else layers)
+        self.encodings = PerLayer(modules, self.joined)
+        grid = modules[0].grid
+        shape = (modules[0].groups, grid.patches) if group_bias else (grid.patches,)
         self.biases = _Biases({layer: torch.full(shape, bias_start) for layer in self.joined} if bias else {}, grid)
 
     @property
@@ -132,11 +132,11 @@ class MixingPosition(Position):
         grid = grid.within
         biases: list[Tensor | None] = [self.biases.at(bias, grid) for bias in self.biases]
         biases = biases or [None] * len(self.encodings)
-        given = [
+        positions = [
             LayerPosition(mixing=self._mixing(encoding, grid), spatial_bias=bias)
             for encoding, bias in zip(cast("Iterable[MixingEncoding]", self.encodings), biases, strict=True)
         ]
-        return spread(given, self.joined, self.depth)
+        return spread(positions, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         grid = grid.within
@@ -158,16 +158,18 @@ class MixingPosition(Position):
         """Map `blocks.l.` and the encoding's name in timm, such as `mlp_channels.gate.proj.weight` of gMLP."""
         names = {}
         for layer, encoding in self.encodings.named_children():
-            for theirs, own in cast("MixingEncoding", encoding).published_names().items():
-                if own or len(self.biases):
-                    names[f"blocks.{layer}.{theirs}"] = f"encodings.{layer}.{own}" if own else f"biases.{layer}"
+            for published, parameter in cast("MixingEncoding", encoding).published_names().items():
+                if parameter or len(self.biases):
+                    names[f"blocks.{layer}.{published}"] = (
+                        f"encodings.{layer}.{parameter}" if parameter else f"biases.{layer}"
+                    )
         return names
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Resample weights, a table or a bias of another grid or window for this one."""
-        kind, layer, *own = name.split(".")
+        kind, layer, *leaf = name.split(".")
         if kind == "encodings":
-            return cast("MixingEncoding", self.encodings.get_submodule(layer)).fit(".".join(own), value, shape)
+            return cast("MixingEncoding", self.encodings.get_submodule(layer)).fit(".".join(leaf), value, shape)
         return self.biases.fit(value, shape)
 
 
@@ -199,8 +201,8 @@ class _Biases(nn.Module):
 
     def fit(self, value: Tensor, shape: tuple[int, int] | None) -> Tensor:
         """Resample a bias of a checkpoint, of another grid or window; one that cannot be is returned unchanged."""
-        held = next(self.parameters())
-        if value.ndim != held.ndim or value.shape[:-1] != held.shape[:-1]:
+        bias = next(self.parameters())
+        if value.ndim != bias.ndim or value.shape[:-1] != bias.shape[:-1]:
             return value
         old = self.grid.alike(value.shape[-1], shape)
         return value if old is None or old.shape == self.grid.shape else _resize_bias(value, old, self.grid)
@@ -253,9 +255,9 @@ class TokenMixing(Encoding):
             group_bias: whether there is one such number per group of channels, if there are several groups.
             options: of the constructor.
         """
-        each: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
+        modules: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(each, bias, product, start, site.depth, joining.joined, group_bias)
+        return MixingPosition(modules, bias, product, start, site.depth, joining.joined, group_bias)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:

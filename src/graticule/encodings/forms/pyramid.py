@@ -60,14 +60,14 @@ class PyramidPosition(Position):
         self.prefix = prefix
         self.merge = merge
         within: list[dict[str, Any]] = [{} for _ in depths]
-        for stage, given in enumerate(within):
+        for stage, fields in enumerate(within):
             if absolute_stages is not None and stage >= absolute_stages:
-                given["absolute"] = False
+                fields["absolute"] = False
             if stage and merge is not None:
-                given["merged"] = True
+                fields["merged"] = True
         self.stages = nn.ModuleList(
-            build(at, dim=dim, depth=depth, num_heads=heads, **given)
-            for at, dim, depth, heads, given in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
+            build(at, dim=dim, depth=depth, num_heads=heads, **fields)
+            for at, dim, depth, heads, fields in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
         )
 
     def grids(self, grid: Grid) -> list[Grid]:
@@ -81,8 +81,8 @@ class PyramidPosition(Position):
         for index, (stage, at) in enumerate(zip(cast("Iterable[Position]", self.stages), grids, strict=True)):
             if table is not None and self.merge is not None:
                 table = self.merge[index - 1](table, grids[index - 1])
-            given, table = stage.stage(at, table)
-            every += given
+            positions, table = stage.stage(at, table)
+            every += positions
         return every
 
     def keep(self, stages: int) -> None:
@@ -115,13 +115,13 @@ class PyramidPosition(Position):
         for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
             known = stage.published_names()
             one_peg = not any(name.startswith("pos_block.1.") for name in known)
-            for theirs, own in known.items():
-                if theirs.startswith("blocks."):  # timm's Swin
-                    names[f"layers.{index}.{theirs}"] = f"stages.{index}.{own}"
-                elif theirs == "pos_embed":
-                    names[f"pos_embed{index + 1}"] = f"stages.{index}.{own}"
-                elif theirs.startswith("pos_block.0.") and one_peg:
-                    names[theirs.replace("0", str(index), 1)] = f"stages.{index}.{own}"
+            for published, parameter in known.items():
+                if published.startswith("blocks."):  # timm's Swin
+                    names[f"layers.{index}.{published}"] = f"stages.{index}.{parameter}"
+                elif published == "pos_embed":
+                    names[f"pos_embed{index + 1}"] = f"stages.{index}.{parameter}"
+                elif published.startswith("pos_block.0.") and one_peg:
+                    names[published.replace("0", str(index), 1)] = f"stages.{index}.{parameter}"
         return names
 
 
@@ -136,7 +136,7 @@ def keep_layers(position: Position, layers: Collection[int]) -> Position:
 def some_parts(position: Position, of_pairs: bool, depth: int) -> Position:
     """Return the parts of a position for pairs of tokens, or the other parts."""
     parts: Any = position.parts if isinstance(position, CombinedPosition) else [position]
-    kept = [part for part in parts if part.of_pairs == of_pairs]
-    if not kept:
+    chosen = [part for part in parts if part.of_pairs == of_pairs]
+    if not chosen:
         return NoPosition(depth)
-    return kept[0] if len(kept) == 1 else CombinedPosition(kept)
+    return chosen[0] if len(chosen) == 1 else CombinedPosition(chosen)

@@ -92,8 +92,8 @@ class Scaling:
             return vectors * s ** -_depth(vectors)[..., None]
         turns = vectors.abs() * as_tensor(self.reference or (), vectors) / (2 * math.pi)
         low, high = self.ramp or (1.0, 32.0)
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        return vectors * (kept + (1 - kept) / s)
+        share = ((turns - low) / (high - low)).clamp(0, 1)
+        return vectors * (share + (1 - share) / s)
 
     def logit_factor(self, grid: Grid, like: Tensor) -> Tensor | None:
         """Return the factor of the attention logits at `grid`, a scalar like `like`; None for 1."""
@@ -160,27 +160,27 @@ class RotaryEncoding(Encoding):
     @classmethod
     def option_types(cls) -> dict[str, Option]:
         """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
-        found: dict[str, Option] = {}
+        options: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_SITE).items():
             if dataclasses.is_dataclass(option.kind):
                 holder: Any = option.kind
                 parts = options_of(holder.__init__, FROM_SITE)
-                found |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
+                options |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
             else:
-                found[name] = option
-        return {**({"preset": Option(str | None, None)} if cls.presets else {}), **found}
+                options[name] = option
+        return {**({"preset": Option(str | None, None)} if cls.presets else {}), **options}
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
         """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
-        given = dict(options)
+        values = dict(options)
         for name, option in options_of(cls.__init__, FROM_SITE).items():
             if dataclasses.is_dataclass(option.kind):
                 fields = [field.name for field in dataclasses.fields(option.kind)]
-                part = {field: given.pop(field) for field in fields if field in given}
+                part = {field: values.pop(field) for field in fields if field in values}
                 if part:
-                    given[name] = replace(option.default, **part)
-        return super().build(site, grid, given)
+                    values[name] = replace(option.default, **part)
+        return super().build(site, grid, values)
 
 
 class PlaneRotary(RotaryEncoding):
@@ -316,7 +316,7 @@ class RotaryPosition(SharedPosition):
     def given(self, grid: Grid) -> list[LayerPosition]:
         """Return the rotation of each joined layer for `grid`, or one for all."""
         scale = self.encoding.query_scale(grid)
-        return [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
+        return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in self.encoding.rotations(grid)]
 
     def published_names(self) -> dict[str, str]:
         """Map `rope.freqs`, timm's name of learned frequencies."""
@@ -339,16 +339,18 @@ def geometric(base: float, count: int, device: torch.device | None = None) -> Te
 
 def axial(*frequencies: Tensor) -> Tensor:
     """Return the vectors (f, 0) of the first frequencies, then (0, f) of the second, (n, 2); or more axes."""
-    zeros = [torch.zeros_like(each) for each in frequencies]
+    zeros = [torch.zeros_like(frequency) for frequency in frequencies]
     count = len(frequencies)
-    rows = [[own if axis == at else zeros[at] for axis in range(count)] for at, own in enumerate(frequencies)]
+    rows = [
+        [frequency if axis == at else zeros[at] for axis in range(count)] for at, frequency in enumerate(frequencies)
+    ]
     return torch.cat([torch.stack(row, -1) for row in rows])
 
 
 def waves(angles: Tensor, grid: Grid, layout: Layout | None, pairs: tuple[int, ...] = ()) -> Tensor:
     """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
     if layout in ("half_per_axis", "tiled"):  # both channels of a pair are of one axis, whose angles are repeated
-        angles = torch.cat([part for each in angles.split(pairs, -1) for part in (each, each)], -1)
+        angles = torch.cat([part for of_axis in angles.split(pairs, -1) for part in (of_axis, of_axis)], -1)
     sines, cosines = angles.sin(), angles.cos()
     if grid.prefix:  # an angle of 0
         shape = (*angles.shape[:-2], grid.prefix, angles.shape[-1])
