@@ -17,9 +17,9 @@ import graticule
 from graticule import testing
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.audit import audit, audit_json
-from graticule.analysis.correlation import norm_coefficients, position_correlations
+from graticule.analysis.correlation import position_correlations
 from graticule.analysis.equivariance import translation_error, whole_patches
-from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
+from graticule.analysis.mixing import mixing_maps, save_mixing
 from graticule.analysis.position_maps import bias_maps, rotary_similarity
 from graticule.analysis.probe import Probe
 from graticule.checkpoints.load import load_position
@@ -45,7 +45,6 @@ from tiny import (
     three_families,
 )
 
-CLASSES = 5
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
 #: Measurements that an audit cannot make.
@@ -83,7 +82,6 @@ CHOICES |= {
     "Swin": OF_ATTENTION,
     "CeiT": OF_ATTENTION,
 }
-CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
 
 
 def every(test: Any) -> Any:
@@ -134,10 +132,6 @@ def layers(model: Any) -> int:
     return sum(getattr(model, "depths", ())) or len(model.blocks)
 
 
-def blocks_of(model: Any) -> list[Any]:
-    return [block for stage in range(len(model.depths)) for block in model.stage_blocks(stage)]
-
-
 def own(family: str, encoding: str | None) -> str | None:
     """Return the reason that a case has no position correlations, or None."""
     if encoding is None:
@@ -149,13 +143,6 @@ def unmixed(family: str, encoding: str | None) -> str | None:
     """Return the reason that a case has no weights that mix tokens, or None."""
     own_refusal = refusal("mixing_maps of its own", family) if encoding is None else None
     return own_refusal or refusal("mixing_maps", family)
-
-
-@three_families
-@torch.no_grad()
-def test_no_images_have_no_logits(family):
-    model = held(family)
-    assert model(images_for(model, batch=0)).shape == (0, CLASSES)
 
 
 @three_families
@@ -240,28 +227,6 @@ def test_timm_makes_a_backbone_of_features(family):
     torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
 
 
-@pytest.mark.parametrize(("family", "encoding", "joining"), [case for case in CASES if case[0] in ("Swin", "PosMLP")])
-@pytest.mark.parametrize("folded", [False, True])
-@torch.no_grad()
-def test_windows_are_changed_and_changed_back(family, encoding, joining, folded):
-    model = model_of(family, encoding, joining)
-    x = images_for(model, taller=2)
-    model.set_input_size(x.shape[-2:])
-    before = model(x)
-    if folded:
-        graticule.fold(model)
-    other, back = (
-        ({"windows": (4, 2)}, {"windows": (2, 2)}) if family == "PosMLP" else ({"window_size": 2}, {"window_size": 4})
-    )
-    model.set_input_size(**other)
-    changed = model(x)
-    assert changed.shape == before.shape and changed.isfinite().all() and not torch.equal(changed, before)
-    model.set_input_size(**back)
-    assert model(x).isfinite().all()
-    if family == "Swin" and not model.position.resampled_encodings():  # a formula is exact
-        torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
-
-
 @every
 def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, encoding, joining):
     model = held(family, encoding, joining)
@@ -337,18 +302,6 @@ def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding
 
 
 @every
-def test_the_parts_of_a_mixing_sum_up_to_its_maps(family, encoding, joining):
-    model = held(family, encoding, joining)
-    parts = result(unmixed(family, encoding), mixing_parts, model)
-    if parts is None:
-        return
-    assert len(parts) == (layers(model) if "lrpe_m" in str(encoding) else 0)
-    for one, whole in zip(parts, mixing_maps(model) if parts else [], strict=True):
-        query = whole.query[0] * whole.grid.width + whole.query[1]
-        np.testing.assert_allclose(one.total[:, query], whole.weights.reshape(whole.groups, -1), atol=1e-12)
-
-
-@every
 def test_the_translation_error_is_measured_in_every_layer(family, encoding, joining):
     model = held(family, encoding, joining)
     x = images_for(model, taller=2, wider=2)
@@ -360,19 +313,6 @@ def test_the_translation_error_is_measured_in_every_layer(family, encoding, join
     assert np.isfinite(found.all_patches).all() and (found.all_patches >= 0).all()
     assert np.isfinite(found.logits) and 0 <= found.flips <= 1
     assert np.isfinite(found.prefix).all() == all(grid.prefix for grid in found.grids)
-
-
-@every
-@torch.no_grad()
-def test_coefficients_of_the_norms_are_those_of_a_table_that_is_added_once_and_alone(family, encoding, joining):
-    model = held(family, encoding, joining)
-    with_a_table = ("ViT, DeiT", "DeiT, distilled", "ViT-Lite", "CVT", "CCT", "T2T-ViT", "CeiT")
-    refused = "`model` must be a backbone of one stage|`model` must add one table to the embedded tokens"
-    allowed = encoding is None and family in with_a_table
-    found = result(None if allowed else refused, norm_coefficients, model, images_for(model))
-    if found is not None:
-        for values in (found.tokens, found.position, found.shift):
-            assert values.shape[0] == layers(model) and values.isfinite().all()
 
 
 @every
@@ -443,15 +383,6 @@ def test_checkpointing_changes_no_gradient(family):
 
 
 @three_families
-def test_a_model_without_memory_has_the_same_parameters(family):
-    with torch.device("meta"):
-        model = build(family, drop_path_rate=0.1)
-    shapes = {name: p.shape for name, p in held(family).named_parameters()}
-    assert {name: p.shape for name, p in model.named_parameters()} == shapes
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-
-
-@three_families
 def test_dropout_is_where_its_argument_says_and_in_training_alone(family):
     rates = ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
     own = argument_defaults(type(held(family)))
@@ -461,15 +392,6 @@ def test_dropout_is_where_its_argument_says_and_in_training_alone(family):
         x = images_for(model, batch=8).float()
         assert not torch.equal(model.train()(x), model(x)), rate
         assert torch.equal(model.eval()(x), model(x)), rate
-
-
-@pytest.mark.parametrize("family", ["ViT, DeiT", "PVT", "Swin", "PosMLP"])
-def test_stochastic_depth_grows_linearly_through_all_stages_from_nothing(family):
-    model = build(family, drop_path_rate=0.3)
-    first, *rest = [getattr(block, "drop_path1", None) or block.drop_path for block in blocks_of(model)]
-    assert isinstance(first, nn.Identity)
-    steps = torch.linspace(0, 0.3, len(rest) + 1)[1:]
-    assert [module.drop_prob for module in rest] == pytest.approx(steps.tolist(), abs=1e-7)
 
 
 @three_families
@@ -564,14 +486,6 @@ def test_the_position_code_passes_every_check(family):
     found = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
     assert {one.outcome for one in found} <= {"passed", "not applicable"}
     assert "batch" in {one.check for one in found if one.outcome == "passed"}
-
-
-@three_families
-@torch.no_grad()
-def test_segmentation_gives_a_class_per_pixel(family):
-    model = graticule.create_segmenter(model_of(family).float(), 3, decoder="segmenter_linear").eval()
-    x = images_for(held(family), taller=2).float()
-    assert model(x).shape == (2, 3, *x.shape[-2:])
 
 
 # Options of every family by name

@@ -69,19 +69,6 @@ def test_patch_dropout_equals_timm(name):
     assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in back.state_dict().items())
 
 
-def test_training_keeps_at_least_one_patch():
-    model = tiny(patch_drop_rate=0.99, drop_path_rate=0.0).train()
-    assert model.forward_features(images()).shape[1] == 2
-
-
-@pytest.mark.parametrize("encoding", ["rope", "peg(fill=True)"])
-def test_compiled_models_take_a_subset(encoding):
-    model = tiny(encoding=encoding).eval()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    x, keep = images(), torch.tensor([0, 3, 9])
-    torch.testing.assert_close(compiled(x, keep=keep), model(x, keep=keep))
-
-
 @pytest.mark.parametrize("acts_on", ["tokens", "queries_keys"])
 @torch.no_grad()
 def test_a_peg_may_see_zeros_in_place_of_the_patches_that_are_left_out(acts_on):

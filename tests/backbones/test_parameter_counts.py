@@ -25,10 +25,6 @@ def test_the_model_has_the_parameters_of_the_reference(row):
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == FACTS[row]["trainable"]
 
 
-def test_every_row_of_deit_is_there():
-    assert len(DEIT) == 12
-
-
 @in_turn(
     ("encoding", "joining", "parameters", "printed"),
     [
@@ -57,12 +53,6 @@ def test_the_relative_bias_has_the_parameters_of_lapes_code_and_not_the_3049k_of
     assert f"{parameters:,}" in page and "3,049K" in page
 
 
-def test_a_fixed_table_counts_and_is_not_trained():
-    model = full_size("deit_tiny_patch16_224", encoding="sinusoidal_2d")
-    assert count(model) == FACTS["deit_tiny_patch16_224.default"]["parameters"]
-    assert sum(p.numel() for p in model.parameters() if not p.requires_grad) == TABLE
-
-
 @pytest.mark.parametrize("eta", [1, 6, 12])
 def test_lape_adds_two_d_for_each_joined_layer(eta):
     default = FACTS["deit_tiny_patch16_224.default"]["parameters"]
@@ -74,11 +64,6 @@ def test_a_pyramid_has_the_parameters_of_the_reference(row):
     model = full_size(row)
     assert count(model) == FACTS[row]["parameters"]
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == FACTS[row]["trainable"]
-
-
-def test_every_row_of_pvt_is_there():
-    sizes = ("tiny", "small", "medium")
-    assert set(PVT) == {f"pvt_{size}{form}" for size in sizes for form in ("", "_peg_gap")}
 
 
 @in_turn("row", [row for row, found in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in found])
@@ -136,14 +121,6 @@ def test_cpvts_table_12_has_separable_pegs_at_6_and_12_places(size, printed, tol
     counts = [count(full_size(name, encoding=spec("peg", places=[*range(places)]))) for places in (5, 11)]
     assert tuple(round(n / 1e6, 2) for n in counts) == told
     assert all(round(n / 1e6, 1) != theirs for n, theirs in zip(counts, printed, strict=True))
-
-
-def test_the_parameters_of_a_peg_are_the_same_wherever_it_stands():
-    first, last = (
-        full_size("cpvt_tiny_patch16_224", encoding=spec("peg", places=[*places]))
-        for places in (range(-1, 5), range(6, 12))
-    )
-    assert count(first) == count(last) == 5_679_592 + 6 * 1920
 
 
 def test_the_6_13_millions_of_cpvts_table_5_are_those_of_two_models():

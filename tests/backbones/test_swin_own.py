@@ -251,18 +251,6 @@ def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
     assert gradient[0].any(-1).view(9, 4).any(1).nonzero().flatten().tolist() == [0, 6, 7, 8]
 
 
-@TILED
-@torch.no_grad()
-def test_the_weights_are_a_softmax_of_products_and_bias_within_a_window(grid, window, shift):
-    attention, x, position, windows = window_attention(grid, window, shift)
-    found = attention.weights(x, position, windows).unflatten(0, (2, -1))
-    q, k, _ = attention.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    for index, places in enumerate(windows_of(grid, window, shift)):
-        seen = found[:, index] > 0
-        logits = q[:, :, places] @ k[:, :, places].transpose(-2, -1) / 2 + position.bias
-        assert_same(found[:, index], logits.masked_fill(~seen, -torch.inf).softmax(-1))
-
-
 def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():
     model = swin(img_size=(16, 48), window_size=7)  # grids 4 x 12 and 2 x 6
     stages = enumerate(model.position_grids(model.grid))
@@ -332,25 +320,6 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
     assert [table.shape for table in found] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
-
-
-@merged
-@torch.no_grad()
-def test_a_copy_merges_with_its_own_merging(encoding, joining):
-    model = swin(encoding, joining)
-    x = wide()
-    before, tables = model(x), given_to(model, model.grid)
-    other = copy.deepcopy(model)
-    assert_same(other(x), before, atol=0)
-    other.layers[1].downsample.reduction.weight.mul_(-2)
-    moved = given_to(other, other.grid)
-    assert all(torch.equal(a, b) for a, b in zip(given_to(model, model.grid), tables, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(moved[:2], tables[:2], strict=True))
-    assert all((a - b).abs().max() > 1e-3 for a, b in zip(moved[2:], tables[2:], strict=True))
-    assert_same(model(x), before, atol=0)
-    # and equals that with the table of the first stage
-    next(p for name, p in model.named_parameters() if name.endswith("pos_embed")).mul_(3)
-    assert all(torch.equal(a, b) for a, b in zip(given_to(other, other.grid), moved, strict=True))
 
 
 # With a PEG

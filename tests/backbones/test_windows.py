@@ -270,18 +270,6 @@ def test_invalid_arguments_are_refused_before_anything_is_changed(change, messag
 # With an absolute encoding
 
 
-def test_an_absolute_encoding_is_added_to_the_tokens_of_the_first_stage():
-    model, plain, x = posmlp("learnable+ggqpe"), posmlp(), image()
-    table = model.position.stages[0].parts[0].encodings[0].pos_embed
-    state = {name.replace("stages.0.parts.1.", "stages.0."): value for name, value in model.state_dict().items()}
-    del state["position.stages.0.parts.0.encodings.0.pos_embed"]
-    plain.load_state_dict(state, strict=True)
-    assert not torch.allclose(model(x), plain(x))
-    embed = plain.embed
-    plain.embed = lambda x, stage: embed(x, stage) + (table[0] if stage == 0 else 0)
-    torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-12)
-
-
 def rolled(x, grid, window, mask):
     """Mix tokens x: (B, N, C) by the weights for each `mask`, (M, M), in the windows of the rolled map."""
     (height, width), (h, w) = grid.shape, window.shape

@@ -380,19 +380,6 @@ def test_an_adapter_reads_a_crop_at_its_place_in_the_whole_image():
             torch.testing.assert_close(found, expected[..., rows, :])
 
 
-def test_an_adapter_is_traced_into_a_program_and_works_in_bfloat16():
-    model = graticule.create_segmenter(
-        **{**VIT, "depth": 2}, num_classes=2, decoder="fcn(channels=4)", neck=WINDOWED, joining="lape"
-    ).eval()
-    image = torch.randn(1, 3, 64, 96)
-    program = torch.export.export(model, (image,)).module()
-    torch.testing.assert_close(program(image), model(image))
-    with torch.autocast("cpu", torch.bfloat16):
-        found = model(image)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), model(image), atol=0.05, rtol=0.05)
-
-
 def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
     monkeypatch.setattr(DECODERS, "data", dict(DECODERS))
 

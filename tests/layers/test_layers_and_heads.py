@@ -12,7 +12,7 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import draw, images
 from tiny import fields as given_fields
 
 GRID = Grid(2, 3)
@@ -80,21 +80,6 @@ def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
     assert names == {"0", "1", "2"}
 
 
-def test_maps_of_mixing_weights_are_those_of_each_layers_encoding():
-    from graticule.analysis.mixing import mixing_maps
-
-    model = graticule.create_model(
-        "gmlp_s16_224",
-        encoding="glrpe(layers=[1]) + sgu(layers=[0])",
-        img_size=32,
-        patch_size=8,
-        embed_dim=16,
-        num_blocks=2,
-        groups=4,
-    )
-    assert [(found.layer, found.groups) for found in mixing_maps(model)] == [(0, 1), (1, 4)]
-
-
 BIASES = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and given_fields(name) == {"bias"}]
 
 
@@ -111,16 +96,6 @@ def test_a_bias_of_some_heads_is_zero_for_the_others(encoding, joining):
         found = found if found.ndim == 4 else found[None]
         assert torch.equal(found[:, [0, 2]], expected if expected.ndim == 4 else expected[None])
         assert not found[:, 1].any()
-
-
-def test_weights_of_a_bias_of_some_heads_go_out_under_published_names_and_come_back():
-    model = draw(tiny("relative_bias(heads=[1])"))
-    state = graticule.published_state_dict(model)
-    assert "blocks.0.attn.relative_position_bias_table" in state
-    other = tiny("relative_bias(heads=[1])")
-    other.load_state_dict(state)
-    x = images()
-    assert torch.equal(other.eval()(x), model.eval()(x))
 
 
 def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
