@@ -74,17 +74,6 @@ def test_a_long_value_is_shown_in_a_line():
     assert str(error.value).isprintable() and len(str(error.value)) < 200
 
 
-def test_a_module_of_many_lines_is_shown_as_its_class():
-    with pytest.raises(TypeError, match=r"`encoding` must be a string or .*, got Sequential\.$"):
-        graticule.convert(nn.Identity(), nn.Sequential(nn.Linear(2, 2)))
-
-
-@in_turn("operation", [fold, graticule.unfold, lambda model: graticule.resize(model, 32)])
-def test_a_name_instead_of_a_model_is_refused(operation):
-    with pytest.raises(TypeError, match="`model` must be Module, got 'vit_nano_patch4_28'"):
-        operation("vit_nano_patch4_28")
-
-
 def test_a_decorated_function_keeps_its_name_signature_and_own_errors():
     @checked
     def build(depth: int, *, share: float = 0.5, **others: int) -> int:

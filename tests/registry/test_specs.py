@@ -81,10 +81,3 @@ def test_anything_else_is_refused_by_name_and_nothing_is_run(text, why):
         parse_sum(text, "encoding")
     assert str(error.value).startswith("`encoding` must ")
     assert len(str(error.value)) < 5000 and "\n" not in str(error.value)
-
-
-def test_text_alone_is_read():
-    with pytest.raises(TypeError, match="`joining` must be text"):
-        parse_sum(3, "joining")
-    with pytest.raises(ValueError, match=r"`model` must be one name, such as a, got 2: 'a\+b'"):
-        Spec.parse("a+b", "model")

@@ -65,21 +65,6 @@ def test_train_prints_its_results_and_where_they_are(capsys, tmp_path):
     assert Run.open(tmp_path / "run").finished
 
 
-def test_train_prints_the_bits_per_byte_of_a_run_on_text(capsys, tmp_path):
-    folder = tmp_path / "run"
-    code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder)
-    result = Run.open(folder).result()
-    assert code == 0
-    said, wrote = out.splitlines()[-2:]
-    assert said.startswith(
-        f"bits per byte {result['last_bpb']:.3f} after the last epoch, {result['best_bpb']:.3f} in the best "
-        f"(epoch {result['best_epoch']} of 2), "
-    )
-    assert wrote.startswith(f"wrote {folder}: recipe.json, metrics.csv, ")
-    code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, "--auto-resume")
-    assert code == 0 and out.splitlines()[-3:] == ["this run is already finished.", said, wrote]
-
-
 def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
     code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "28", "24x36", "--output", tmp_path)
     assert code == 0 and "28x28 *" in out and "24x36" in out and "+0.00" in out
@@ -139,13 +124,6 @@ def test_evaluate_measures_speed_at_every_size_of_each_run(capsys, tmp_path, tra
     assert all(record["images_per_second"] > 0 for record in records)
 
 
-def test_the_drop_is_measured_without_the_training_size(capsys, tmp_path, trained, quick_pictures):
-    code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
-    assert code == 0
-    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
-    assert f"{record['top1'] - trained.result()['best_top1']:+.2f}" in out
-
-
 def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
     code, out, _ = run_command(
         capsys,
@@ -176,7 +154,7 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"attention.png", "attention-image.png", *(f"attention-{n}.npz" for n in range(1, 5))}
     code, *_ = run_command(
-        *(capsys, "look", "attention", trained.folder, "--query", "0x6", "--format", "pdf", "--scale", 0, 0.1),
+        *(capsys, "look", "attention", trained.folder, "--query", "0x6", "--format", "pdf"),
         *("--output", tmp_path),
     )
     assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
@@ -199,8 +177,6 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["look", "attention", "RUN", "--image", 40], "`image`"),
         (["look", "attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
         (["look", "attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
-        (["look", "attention", "RUN", "--scale", 1, 0], "`scale` must be two numbers"),
-        (["look", "correlations", "RUN", "--scale", 1], "`scale` must be two numbers"),
         (["look", "attention", "./nowhere"], "does not exist"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
@@ -271,13 +247,6 @@ def test_compare_makes_one_table_and_resumes_where_it_stopped(capsys, tmp_path, 
     fewer = [argument for argument in command if argument != "joining=default"]
     err = refused(capsys, *fewer)
     assert "which also has joining=default" in err and "--replace" in err
-
-
-def test_a_quick_comparison_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for quick, name in (([], "compare-digits_quick"), (["--quick"], "compare-digits_quick-quick")):
-        _, out, _ = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", "--list", *quick)
-        assert str(Path("runs") / name / "joining=lape" / "seed-0") in out
 
 
 def test_models_lists_all_that_can_be_chosen(capsys):
@@ -385,14 +354,6 @@ def test_a_wrong_option_is_named_and_nothing_is_written(capsys, tmp_path, option
     err = refused(capsys, "train", "digits_quick", "--output", folder, *options.split())
     assert all(text in err for text in said), err
     assert not folder.exists()
-
-
-def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, tmp_path):
-    assert "`MODEL ...`" in refused(capsys, "evaluate")
-    for command in (["evaluate"], ["look", "correlations"]):
-        err = refused(capsys, *command, tmp_path / "nowhere")
-        assert "nowhere" in err and "does not exist" in err
-    assert "recipe.json" in refused(capsys, "train", "--resume", tmp_path)
 
 
 def test_an_unknown_command_and_recipe_are_answered_with_the_nearest(capsys):

@@ -11,7 +11,6 @@ from commands import refused, run_command
 from graticule.checkpoints.read import save_weights
 from graticule.dense.factory import create_segmenter
 from graticule.lab.data.registry import load_dataset
-from graticule.surgery.export_program import SIDES
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -23,11 +22,6 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path
     said = {line.split()[0]: line for line in out.splitlines()}
     assert "batch of any size, height 28, width 28" in said["takes"]
     assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
-
-
-def test_export_knows_every_free_axis_before_it_opens_a_model(tmp_path, capsys):
-    for name in ("batch", *SIDES, "sides"):
-        assert "`run` must be" in refused(capsys, "export", tmp_path / "nothing", "--dynamic", name)
 
 
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
@@ -118,18 +112,6 @@ def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):
     file = tmp_path / "model.pt2"
     code, out, err = run_command(capsys, "export", folder, "--output", file)
     assert code == 0 and f"wrote {file}" in out, err
-
-
-def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_path):
-    model = graticule.create_model("vit_nano_patch4_28", encoding="random_fourier(frequencies=4)")
-    folder = model.save_pretrained(tmp_path / "plugged")
-    assert 'plugin="my_methods.py"' in (folder / "README.md").read_text()
-    assert graticule.from_pretrained(folder)(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
-    config = json.loads((folder / "config.json").read_text())
-    config["graticule"]["plugins"] = {"other_methods.py": "0" * 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"needs the plugin other_methods\.py"):
-        graticule.from_pretrained(folder)
 
 
 def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, capsys):

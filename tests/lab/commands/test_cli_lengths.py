@@ -77,15 +77,6 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
     assert (rotary.folder / "evaluation.png").is_file()
 
 
-@pytest.mark.parametrize("checkpoint", ["best", "last"])
-def test_the_difference_is_measured_without_the_training_length(capsys, tmp_path, rotary, checkpoint):
-    asked = ("--lengths", 4, "--checkpoint", checkpoint, "--output", tmp_path)
-    code, out, _ = run_command(capsys, "evaluate", rotary.folder, *asked)
-    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
-    difference = record["bits_per_byte"] - rotary.result()[f"{checkpoint}_bpb"]
-    assert code == 0 and f"{difference:+.3f}" in out and abs(difference) < 1  # best and last are further apart
-
-
 @in_turn(
     ("arguments", "said"),
     [

@@ -106,18 +106,6 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
             np.testing.assert_array_equal(arrays[f"layer{one.layer}_relative"], one.relative)
 
 
-def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quick_pictures):
-    run = runs["gmlp"]
-    before = set(files(run.folder))
-    code, out, _ = run_command(capsys, "look", "mixing", run.folder)
-    written = set(files(run.folder)) - before
-    for name in written:
-        (run.folder / name).unlink()
-    assert code == 0 and written == {"mixing.npz", "mixing.png", "mixing-bias.png", "mixing-reach.png"}
-    # a dense matrix has one group and no quadratic form
-    assert [row[1:3] + row[4:] for row in rows(out)] == [["7x7", "1", "-", "-"]] * 6
-
-
 def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_pictures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
     code, out, _ = run_command(capsys, "look", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path)
@@ -128,35 +116,6 @@ def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_pictures):
     assert lines.index("posmlp") < lines.index("gmlp") and len(rows(out)) == 2
     with np.load(tmp_path / "mixing-2.npz") as arrays:
         assert arrays["layer0_weights"].shape == (1, 7, 7)
-
-
-def test_a_token_that_one_stage_alone_has_is_drawn_for_its_layers(capsys, tmp_path, runs, quick_pictures):
-    chosen = ("--layers", 0, 1, "--query", "7x7", "--groups", 0, 3, "--values", "logits")
-    code, _, err = run_command(capsys, "look", "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
-    assert code == 0 and err == "" and "mixing.png" in files(tmp_path)
-
-
-def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(capsys, tmp_path, runs, quick_pictures):
-    said = {}
-    for query in ("0x0", "2x2"):
-        chosen = ("--query", query, "--layers", 2, "--output", tmp_path / query)
-        code, out, _ = run_command(capsys, "look", "mixing", runs["posmlp"].folder, *chosen)
-        assert code == 0 and f"of token {query}" in out
-        said[query] = rows(out)
-        with np.load(tmp_path / query / "mixing.npz") as arrays:
-            top = arrays["layer2_weights"][0]
-        expected = mixing_maps(runs["posmlp"].model(), query=tuple(int(side) for side in query.split("x")))[2]
-        np.testing.assert_array_equal(top, expected.weights[0])
-    assert said["0x0"] != said["2x2"]
-
-
-def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures):
-    code, out, _ = run_command(
-        capsys, "look", "mixing", runs["gmlp"].folder, "--img-size", "20x36", "--query", "4x8", "--output", tmp_path
-    )
-    assert code == 0 and [row[1] for row in rows(out)] == ["5x9"] * 6
-    with np.load(tmp_path / "mixing.npz") as arrays:
-        assert arrays["layer5_weights"].shape == (1, 5, 9) and arrays["layer5_bias"].shape == (5, 9)
 
 
 @in_turn(
@@ -237,20 +196,6 @@ def test_wrong_options_of_a_gated_mlp_are_refused_and_nothing_is_written(capsys,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path, quick_pictures):
-    encoding = "ggqpe(form='alpha', bias=False, shift=False)"
-    run = trained(tmp_path / "run", "digits_posmlp", "--encoding", encoding)
-    assert run.recipe().encoding == encoding
-    for one in mixing_maps(run.model()):
-        assert one.bias is None and not one.centers.any()
-        np.testing.assert_array_equal(one.matrices[:, 0, 0], one.matrices[:, 1, 1])
-        assert not one.matrices[:, 0, 1].any()
-    capsys.readouterr()
-    code, out, _ = run_command(capsys, "look", "mixing", run.folder, "--layers", 0, "--output", tmp_path / "looks")
-    assert code == 0 and "mixing-bias" not in out  # there is no bias to draw
-    assert files(tmp_path / "looks") == ["mixing-reach.png", "mixing.npz", "mixing.png"]
-
-
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
     encoding = "learnable + ggqpe(form='gamma', product='displacement')"
     typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
@@ -271,21 +216,6 @@ def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
 
 
 # compare
-
-
-def test_compare_takes_lists_in_brackets_as_one_value(capsys, tmp_path):
-    choices = ("encoding=ggqpe,model_kwargs=windows=[4,2]", "encoding=glrpe")
-    command = ("compare", "digits_posmlp", "--quick", "--choices", *choices, "--seeds", 0, "--output", tmp_path)
-    code, out, err = run_command(capsys, *command)
-    assert code == 0, err
-    assert all(any(line.startswith(choice) for line in out.splitlines()) for choice in choices)
-    found = json.loads((tmp_path / "comparison.json").read_text())
-    assert list(found["top1"]) == list(choices)
-    recipes = [Run.open(path.parent).recipe() for path in sorted(tmp_path.rglob("recipe.json"))]
-    assert [(recipe.encoding, recipe.model_kwargs) for recipe in recipes] == [
-        ("ggqpe", ("windows=[4,2]",)),
-        ("glrpe", ()),
-    ]
 
 
 def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(capsys, tmp_path):

@@ -82,21 +82,6 @@ def test_an_option_that_swallowed_the_target_is_named(capsys, arguments, message
     assert message in refused(capsys, *arguments.split())
 
 
-@in_turn(
-    "arguments",
-    [
-        "evaluate RUN --sizes 28 56",
-        "evaluate --device cpu RUN --sizes 28",
-        "evaluate --sizes 28 --device cpu RUN",
-        "evaluate --device=cpu RUN --sizes 28",
-        "look attention --layers 1 --without-position RUN",
-    ],
-)
-def test_any_other_order_finds_the_run(capsys, arguments):
-    err = refused(capsys, *arguments.replace("RUN", "./RUN").split())
-    assert "`run` must be the folder of a run, got './RUN', which does not exist" in err
-
-
 def test_none_resets_a_value_of_a_recipe(tmp_path):
     from graticule.lab.commands.options import overridden
     from graticule.lab.recipes.load import load_recipe
@@ -108,11 +93,6 @@ def test_none_resets_a_value_of_a_recipe(tmp_path):
     assert resolved("--clip-grad", "2").clip_grad == 2.0
     assert resolved("--encoding", "shaw").encoding == "shaw" and resolved("--encoding", "None").encoding is None
     assert resolved("--data-root", str(tmp_path)).data_root == tmp_path
-
-
-def test_a_value_that_is_none_of_the_choices_is_a_bad_option(capsys):
-    err = refused(capsys, "train", "pydoc_quick", "--precision", "half")
-    assert "32-true" in err and "bf16-mixed" in err
 
 
 class Terminal(io.StringIO):

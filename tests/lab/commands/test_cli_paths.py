@@ -162,13 +162,6 @@ def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, ru
     assert "\x1b" not in refused(capsys, "train", "digits_quick", "--\x1b[31m")
 
 
-def test_a_missing_checkpoint_is_named(tmp_path):
-    from graticule.lab.training.checkpoints import load_weights
-
-    with pytest.raises(FileNotFoundError, match="does not exist; if the run is being trained"):
-        load_weights(None, tmp_path / "step-000000001.ckpt")
-
-
 @in_turn(
     ("options", "said"),
     [

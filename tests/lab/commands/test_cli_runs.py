@@ -14,7 +14,6 @@ from commands import refused, run_command
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.run_folder import locked
-from in_turn import in_turn
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
@@ -98,13 +97,6 @@ def test_runs_lists_the_progress_of_every_run_the_newest_last(capsys, folder):
     assert "5 runs: 1 finished, 1 damaged, 2 stopped, 1 no epoch yet" in out
     assert "broken is damaged: metrics.csv, line 2: no number, got 'good'" in out
     assert snapshot(folder) == before
-
-
-def test_runs_shows_the_options_of_the_encoding_and_of_the_joining(capsys, folder):
-    write_run(folder / "wide" / "seed-0", encoding="learnable(std=1.0)", joining="lape(layers=2)")
-    _, out, _ = run_command(capsys, "runs", folder / "wide")
-    assert table(out)[1][2:7] == ["vit_nano_patch4_28", "learnable(std=1.0)", "lape(layers=2)", "0", "0.001"]
-    assert records(capsys, folder / "wide")["seed-0"]["encoding"] == "learnable(std=1.0)"
 
 
 def test_values_that_differ_are_columns_and_all_columns_shows_every_value(capsys, tmp_path):
@@ -192,28 +184,6 @@ def test_runs_on_text_are_judged_by_bits_per_byte_of_which_the_lowest_is_best(ca
     ]
 
 
-def test_in_a_list_of_several_kinds_every_best_score_says_what_it_is(capsys, mixed):
-    code, out, err = run_command(capsys, "runs", "mixed")
-    assert code == 0 and err == ""
-    head, *rows = table(out)[:7]
-    at = head.index("best")
-    assert head[at : at + 2] == ["best", "last"]
-    assert {row[0]: tuple(row[at : at + 2]) for row in rows} == {
-        "images/low": ("60.00 % (2)", "60.00"),
-        "images/high": ("97.80 % (1)", "97.00"),
-        "text/low": ("2.156 bits per byte (2)", "2.156"),
-        "text/high": ("3.250 bits per byte (1)", "-"),
-        "text/new": ("-", "-"),
-        "strange": ("-", "-"),
-    }
-
-
-def test_the_best_run_is_the_last_of_its_kind(capsys, mixed):
-    _, out, _ = run_command(capsys, "runs", "mixed", "--sort", "best")
-    names = [row[0] for row in table(out)[1:7]]
-    assert names == ["strange", "text/new", "text/high", "text/low", "images/low", "images/high"]
-
-
 def test_a_run_of_an_unknown_task_is_listed_as_far_as_it_can_be_read(capsys, mixed):
     shutil.rmtree(mixed / "text")
     code, out, err = run_command(capsys, "runs", "mixed")
@@ -254,17 +224,3 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
     code, out, err = run_command(capsys, "runs")
     assert code == 0 and out == "no run in runs\n" and err == ""
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
-
-
-@in_turn(
-    ("arguments", "said"),
-    [
-        (["runs", "--srot", "name"], "did you mean --sort"),
-        (["runs", "--sort", "size"], "best"),
-    ],
-)
-def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, arguments, said):
-    (folder / "none").mkdir(exist_ok=True)
-    before = snapshot(folder.parent)
-    assert said in refused(capsys, *arguments)
-    assert snapshot(folder.parent) == before

@@ -104,19 +104,6 @@ def test_an_invalid_option_is_named(capsys, tmp_path, options, said):
     assert all(text in err for text in said), err
 
 
-@pytest.mark.parametrize(
-    "option", ["--img-size 32 32", "--patch-size 4", "--augmentation.erasing 0.1", "--label-smoothing 0.1"]
-)
-def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, option):
-    folder = tmp_path / "run"
-    err = refused(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *option.split())
-    assert not folder.exists() and f"unknown option '{option.split()[0]}'" in err
-    assert "graticule train pydoc_quick --help-all" in err
-    every = run_command(capsys, "train", "pydoc_quick", "--help-all")[1]
-    assert all(f" {name} " in every for name in ("--context", "--drop-rate", "--encoding", "--no-tied"))
-    assert f" {option.split()[0]} " not in every
-
-
 def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run):
     given = ("--limit-test", 4, "--start-from", table_run.folder)
     code, out, err = run_command(

@@ -18,7 +18,6 @@ from graticule.lab.commands.options import (
     NamedModels,
     OnDevice,
     Output,
-    ScaledFigures,
     choose_device,
     output_folder,
     parse,
@@ -68,7 +67,7 @@ class Look(NamedModels, Figures, JsonOutput, ABC):
 
 
 @dataclass
-class Correlations(ScaledFigures, Look):
+class Correlations(Look):
     """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head.
 
     graticule look correlations RUN
@@ -86,13 +85,12 @@ class Correlations(ScaledFigures, Look):
 
         if len(models) > 1:
             raise ValueError(f"`models` must be one, got {len(models)}.")
-        limits = self.limits
         (opened,) = models.values()
         size = parse_size(self.img_size, len(opened.img_size or (1, 1)))
         stages = position_maps(opened.model, size, self.untrained)
         title = opened.title if opened.run is not None else printable(opened.target)
         drawings = Drawings([{"stage": stage} for stage in range(len(stages))])
-        for sheet in position_sheets(stages, title, limits):
+        for sheet in position_sheets(stages, title):
             maps, table = sheet.maps, drawings.tables[sheet.stage]
             where = f"{maps.grid.height} x {maps.grid.width}"
             if sheet.kind == "correlations":
@@ -162,7 +160,7 @@ class Translation(NamedData, OnDevice, Look):
 
 
 @dataclass
-class Attention(ScaledFigures, NamedData, Look):
+class Attention(NamedData, Look):
     """Draw the attention of chosen layers and heads on one test image: score matrices, and a query's map on the image.
 
     graticule look attention RUN --layers 1 --without-position
@@ -192,7 +190,7 @@ class Attention(ScaledFigures, NamedData, Look):
         if not self.layers:
             raise ValueError("`layers` must be one layer or more, got none.")
         patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)
-        limits, heads = self.limits, self.heads or None
+        heads = self.heads or None
         maps: dict[str, list[AttentionMap]] = {}
         for label, opened in models.items():
             data, size = test_data(opened, self), parse_size(self.img_size) or opened.size
@@ -214,8 +212,8 @@ class Attention(ScaledFigures, NamedData, Look):
                 maps[f"{label}\nwithout position"] = without
         title = f"Attention weights, test image {self.image}"
         query = None if self.query == "cls" else share
-        sheet = attention_sheet(maps, heads, title=title, limits=limits)
-        on_image = attention_on_image(maps, picture, query, heads, title=title, limits=limits)
+        sheet = attention_sheet(maps, heads, title=title)
+        on_image = attention_on_image(maps, picture, query, heads, title=title)
         drawings = Drawings(figures={"attention": sheet, "attention-image": on_image})
         columns = sheet_heads(maps, heads)
         for index, (label, layers) in enumerate(maps.items()):
@@ -229,7 +227,7 @@ class Attention(ScaledFigures, NamedData, Look):
 
 
 @dataclass
-class Mixing(ScaledFigures, Look):
+class Mixing(Look):
     """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
 
         graticule look mixing RUN
@@ -253,7 +251,7 @@ class Mixing(ScaledFigures, Look):
         from graticule.lab.figures.layers import non_locality_plot
         from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
 
-        limits, size = self.limits, parse_size(self.img_size)
+        size = parse_size(self.img_size)
         query = None if self.query is None else _parse_pair(self.query, "query", _QUERY)
         drawings, maps = Drawings(), {}
         for index, (label, opened) in enumerate(models.items()):
@@ -261,7 +259,7 @@ class Mixing(ScaledFigures, Look):
             layers = maps[label] = mixing_maps(model, size, query, self.layers or None)
             chosen = layers if self.layers else [layers[layer] for layer in sheet_layers(len(layers))]
             title = f"Mixing {self.values}, {opened.title}"
-            sheets = {"mixing": mixing_sheet(chosen, self.groups, self.values, title, limits)}
+            sheets = {"mixing": mixing_sheet(chosen, self.groups, self.values, title)}
             if any(layer.bias is not None for layer in layers):
                 sheets["mixing-bias"] = bias_sheet(layers, f"Bias, {opened.title}")
             if parts := mixing_parts(model, size, query, [layer.layer for layer in chosen]):

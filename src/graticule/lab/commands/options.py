@@ -9,7 +9,7 @@ import math
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeVar
 
@@ -73,23 +73,6 @@ class Figures:
 
     format: Literal["png", "pdf", "svg"] = "png"
     """format of the figures: png, or pdf or svg, which scale to any size"""
-
-
-@dataclass(kw_only=True)
-class ScaledFigures(Figures):
-    """The format of figures, and the limits of their color scale."""
-
-    scale: list[float] = field(default_factory=list)
-    """limits of the color scale, LOW HIGH, so that sheets can be compared (default: those of the values)"""
-
-    @property
-    def limits(self) -> tuple[float, float] | None:
-        """The limits of the color scale; None for those of the values."""
-        if not self.scale:
-            return None
-        if len(self.scale) != 2 or not self.scale[0] < self.scale[1]:
-            raise ValueError(f"`scale` must be two numbers, the lower one first, got {' '.join(map(str, self.scale))}.")
-        return self.scale[0], self.scale[1]
 
 
 def parse(kind: type[T], name: str, arguments: Sequence[str], **defaults: Any) -> T:

@@ -23,12 +23,9 @@ _TOP = 0.995
 _MOST = 6
 
 Maps = Mapping[str, Sequence[AttentionMap]]
-Limits = tuple[float, float]
 
 
-def attention_sheet(
-    maps: Maps, heads: Sequence[int] | None = None, image: int = 0, title: str = "", limits: Limits | None = None
-) -> Figure:
+def attention_sheet(maps: Maps, heads: Sequence[int] | None = None, image: int = 0, title: str = "") -> Figure:
     """Draw the score matrices between patches, one row per layer and one column per model and head.
 
     Every head of a layer has a color scale of its own, the same for all models, from 0 to the 99.5 % quantile of its
@@ -41,7 +38,6 @@ def attention_sheet(
         heads: counted from 0; by default evenly spaced ones for at most six columns.
         image: index of the image.
         title: above the sheet.
-        limits: the ends of the color scale, to compare several sheets.
     """
     heads = sheet_heads(maps, heads)
 
@@ -49,7 +45,7 @@ def attention_sheet(
         ax.imshow(one.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
         ax.set_xlabel(f"distance {one.distance(head, image):.2f} patches", fontsize=8)
 
-    return _sheet(maps, heads, draw, lambda one, head: one.patches(head, image), 1.0, title, limits)
+    return _sheet(maps, heads, draw, lambda one, head: one.patches(head, image), 1.0, title)
 
 
 def attention_on_image(
@@ -59,7 +55,6 @@ def attention_on_image(
     heads: Sequence[int] | None = None,
     image: int = 0,
     title: str = "",
-    limits: Limits | None = None,
 ) -> Figure:
     """Draw the attention of one query over the image, one row per layer and one column per model and head.
 
@@ -74,7 +69,6 @@ def attention_on_image(
         heads: as in `attention_sheet`.
         image: index of the image.
         title: above the sheet.
-        limits: the ends of the color scale, to compare several sheets.
     """
     heads = sheet_heads(maps, heads)
     if query is not None and not all(0 <= share < 1 for share in query):
@@ -102,7 +96,7 @@ def attention_on_image(
             return one.of_prefix(head, image)
         return one.of_query(head, query, height / width, image)[0]
 
-    return _sheet(maps, heads, draw, weights_of, height / width, title, limits)
+    return _sheet(maps, heads, draw, weights_of, height / width, title)
 
 
 def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
@@ -132,11 +126,10 @@ def _sheet(
     weights_of: Callable[[AttentionMap, int], NDArray[Any]],
     ratio: float,
     title: str,
-    limits: Limits | None,
 ) -> Figure:
     """Draw the panels of a sheet; `ratio` is the height of a panel as a share of its width."""
     columns = list(maps.values())
-    side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.42 if limits else 0.56
+    side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.56
     high = side * ratio
     wide = len(heads) * (side + gap) - gap
     names = [_wrapped(label, int(13 * wide)) for label in maps]
@@ -148,7 +141,7 @@ def _sheet(
 
     for row in range(len(columns[0])):
         ends = [max(float(np.nanquantile(weights_of(one[row], head), _TOP)) for one in columns) for head in heads]
-        scales = [Normalize(*(limits or (0, end or 1.0))) for end in ends]
+        scales = [Normalize(0, end or 1.0) for end in ends]
         y = top + row * (high + below)
         for number, column in enumerate(columns):
             start = left + number * (wide + between)
@@ -156,8 +149,7 @@ def _sheet(
                 ax = axes_at(figure, start + index * (side + gap), y, side, high)
                 draw(ax, column[row], head, scales[index])
                 ax.set(xticks=[], yticks=[])
-                if not limits:
-                    ax.set_xlabel(f"{ax.get_xlabel()}\n0 to {scales[index].vmax:.2g}", fontsize=8)
+                ax.set_xlabel(f"{ax.get_xlabel()}\n0 to {scales[index].vmax:.2g}", fontsize=8)
                 if row == 0:
                     ax.set_title(f"head {head}", fontsize=8, pad=4)
                 if index == 0 and number == 0:
@@ -167,10 +159,9 @@ def _sheet(
                     (start + wide / 2) / inches[0], 1 - (top - 0.28) / inches[1], names[number], ha="center", fontsize=9
                 )
         bar = axes_at(figure, left + len(columns) * (wide + between) - between + 0.1, y, 0.12, high)
-        figure.colorbar(ScalarMappable(Normalize(*(limits or (0, 1))), SIMILARITY), cax=bar, extend="max")
+        figure.colorbar(ScalarMappable(Normalize(0, 1), SIMILARITY), cax=bar, extend="max")
         bar.tick_params(labelsize=8)
-        if not limits:
-            bar.set_yticks([0, 1], ["0", "end"])
+        bar.set_yticks([0, 1], ["0", "end"])
         if row == 0:
             bar.set_title("weight", fontsize=8, pad=5)
     add_title(figure, title)

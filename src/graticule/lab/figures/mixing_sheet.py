@@ -23,7 +23,6 @@ def mixing_sheet(
     groups: Sequence[int] | None = None,
     values: Literal["weights", "logits"] = "weights",
     title: str = "",
-    limits: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw the mixing weights of a query for every token, one row per layer and one column per group.
 
@@ -38,7 +37,6 @@ def mixing_sheet(
         groups: counted from 0; eight evenly spaced ones by default. A layer that has fewer leaves panels empty.
         values: 'weights' or 'logits'.
         title: above the sheet.
-        limits: the ends of one color scale for all rows, to compare several sheets.
     """
     if values not in ("weights", "logits"):
         raise ValueError(f"`values` must be weights or logits, got {values!r}.")
@@ -57,7 +55,6 @@ def mixing_sheet(
         images = getattr(one, values)
         shown = images[[group for group in chosen if group < one.groups]]
         norm, cmap = _scale(shown if len(shown) else images, one.softmax, values)
-        norm = norm if limits is None else Normalize(*limits)
         drawn = None
         for index, ax in enumerate(line):
             if index == 0:

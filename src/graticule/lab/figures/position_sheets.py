@@ -18,7 +18,6 @@ from graticule.lab.figures.style import PALETTE, SIMILARITY, add_title, axes_at,
 from graticule.registry.checks import printable
 
 COLUMNS = 4  # of a sheet of correlations: its text is as large as that of a page
-Limits = tuple[float, float]
 
 
 class Sheet(NamedTuple):
@@ -38,13 +37,12 @@ class Sheet(NamedTuple):
     figure: Figure
 
 
-def position_sheets(stages: Sequence[StageMaps], title: str, limits: Limits | None = None) -> Iterator[Sheet]:
+def position_sheets(stages: Sequence[StageMaps], title: str) -> Iterator[Sheet]:
     """Draw all maps of a model, one sheet for each kind and stage.
 
     Args:
         stages: the maps of each stage, as `position_maps` returns them.
         title: subject of the sheets, such as the name of the model.
-        limits: the ends of the color scale of biases, to compare several models.
     """
     for number, stage in enumerate(stages):
         of, suffix = (f", stage {number}", f"-stage{number}") if len(stages) > 1 else ("", "")
@@ -55,11 +53,11 @@ def position_sheets(stages: Sequence[StageMaps], title: str, limits: Limits | No
             sheet = correlation_sheet(rotary, f"Similarity under rotation, {title}{of}")
             yield Sheet("rotary", number, of, f"rotary{suffix}", rotary, sheet)
         if (biases := stage.biases) is not None:
-            sheet = bias_map_sheet(biases, f"Bias of attention, {title}{of}", limits)
+            sheet = bias_map_sheet(biases, f"Bias of attention, {title}{of}")
             yield Sheet("bias", number, of, f"bias{suffix}", biases, sheet)
 
 
-def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (-1.0, 1.0)) -> Figure:
+def correlation_sheet(correlations: Correlations, title: str) -> Figure:
     """Draw, for the table w and for every layer, all pairs of tokens and beneath them the center token's map.
 
     Of a text, which is drawn as one row, the center token's row is drawn as a line.
@@ -72,7 +70,6 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
     Args:
         correlations: those of one model.
         title: above the sheet.
-        limits: the ends of the color scale.
     """
     panels = list(_panels(correlations))
     bands = max(1, math.ceil(len(panels) / COLUMNS))
@@ -88,7 +85,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
     left += (inches[0] - needed) / 2
     figure = Figure(figsize=(inches[0], inches[1]))
 
-    low, high = limits
+    low, high = -1.0, 1.0
     scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(low, high)}
     for index, (name, image) in enumerate(panels):
         band, column = divmod(index, columns)
@@ -133,7 +130,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
     return figure
 
 
-def center_sheet(found: Mapping[str, Correlations], title: str = "", limits: Limits = (-1.0, 1.0)) -> Figure:
+def center_sheet(found: Mapping[str, Correlations], title: str = "") -> Figure:
     """Draw the center token's map in every layer, one row per model, to compare models of one shape.
 
     Below each map is its reach, the mean distance over which positions are similar.
@@ -141,7 +138,6 @@ def center_sheet(found: Mapping[str, Correlations], title: str = "", limits: Lim
     Args:
         found: name -> correlations; all of images, with the same grid and number of layers.
         title: above the sheet.
-        limits: the ends of the color scale.
 
     Raises:
         ValueError: if there are none, or their shapes differ.
@@ -154,7 +150,7 @@ def center_sheet(found: Mapping[str, Correlations], title: str = "", limits: Lim
     figure = Figure(figsize=(1.1 + layers * side + 0.9, 0.6 + len(found) * (side * height / width + 0.3)))
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.03)
     panels = figure.subplots(len(found), layers, squeeze=False)
-    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(*limits)}
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(-1, 1)}
     for row, (name, one) in zip(panels, found.items(), strict=True):
         row[0].set_ylabel(printable(name), fontsize=10)
         for layer, ax in enumerate(row):
@@ -205,7 +201,7 @@ def _draw_nothing(ax: Axes) -> None:
     ax.text(0.5, 0.5, "no position", ha="center", va="center", fontsize=9, color="#666666", transform=ax.transAxes)
 
 
-def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> Figure:
+def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
     """Draw the bias of all pairs of positions, one row per layer and one column per head, and the center token's map.
 
     Every row has one color scale, from its smallest bias to its largest, so that the heads of a layer can be compared.
@@ -217,7 +213,6 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
     Args:
         maps: of one model, or of one stage.
         title: above the sheet.
-        limits: the ends of one color scale for all rows, to compare several sheets.
     """
     shape, (height, width) = maps.grid.shape, in_slices(maps.grid.shape)
     side, gap, left, right, top, bottom = 1.5, 0.15, 0.75, 0.8, 0.75, 0.4
@@ -233,7 +228,7 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
     figure = Figure(figsize=(inches[0], inches[1]))
     for row, one in enumerate(maps.bias):
         low, high = float(np.nanmin(one)), float(np.nanmax(one))
-        norm = Normalize(*(limits or (low, high if high > low else low + 1.0)))
+        norm = Normalize(low, high if high > low else low + 1.0)
         y = top + row * band
         for head, image in enumerate(one):
             x = left + head * (side + gap)
