@@ -97,8 +97,7 @@ class AdaptRecipe(TrainingRecipe):
 
     def quick(self) -> Self:
         """Return a recipe with the last two stages in a few steps, on the CPU."""
-        few = dataclasses.replace(self, stages=self.stages[-2:])
-        return dataclasses.replace(super(AdaptRecipe, few).quick(), workers=0)
+        return super(AdaptRecipe, dataclasses.replace(self, stages=self.stages[-2:])).quick()
 
 
 class _Pictures(TypedDict):
@@ -164,7 +163,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         data = DataModule(
             **recipe.data_arguments(),
             size=self.size,
-            workers=recipe.workers,
             augmentation=dataclasses.replace(recipe.augmentation, **taken),
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )

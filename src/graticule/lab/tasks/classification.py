@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, cast
 
 import numpy as np
 import torch
@@ -93,18 +93,8 @@ class Recipe(TrainingRecipe):
     """backbone, one of `graticule models`"""
     position_from: Path | None = None
     """start with the position parameters of this checkpoint; with peg(frozen=True) they are not trained"""
-    model_kwargs: tuple[str, ...] = ()
-    """arguments of the backbone, such as windows=[28,14,14,7] combine=add"""
     dataset: Usual[str] = "digits"
     """data set of `graticule models`, such as digits or image_folder"""
-    limit_train: Count | None = None
-    """train on only this many images, balanced over the classes"""
-    limit_test: Count | None = None
-    """test on only this many images, balanced over the classes"""
-    batch_size: Usual[Count] = 64
-    """images per step, over all devices, nodes and micro-batches"""
-    eval_batch_size: Count = 256
-    """images per batch in evaluation"""
     img_size: Usual[tuple[Side, Side]] = (28, 28)
     """height and width of the images, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
@@ -134,10 +124,6 @@ class Recipe(TrainingRecipe):
         sizes = parse_sizes(self.train_sizes, "train_sizes")
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
-
-    def quick(self) -> Self:
-        """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
-        return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
 
 
 class _Classes(TypedDict):
@@ -175,7 +161,6 @@ class Classification(Task[Recipe, "DataModule"]):
         data = DataModule(
             **recipe.data_arguments(),
             size=recipe.img_size,
-            workers=recipe.workers,
             augmentation=recipe.augmentation,
             train_share=recipe.train_share,
             share_seed=recipe.share_seed,
@@ -307,11 +292,6 @@ class Classification(Task[Recipe, "DataModule"]):
         lines = [f"{entry['class']} {100 * entry['probability']:.1f} %" for entry in top]
         entries = {"classes.json": [{"image_id": number, "top": top}]}
         return Found(Prediction(image, labels=lines), entries, lines=lines)
-
-    @property
-    def sync_batchnorm(self) -> bool:
-        """Return whether BatchNorm is synchronized over all GPUs."""
-        return self.recipe.sync_batchnorm
 
 
 def images_of(run: TrainedRun) -> DatasetInfo:

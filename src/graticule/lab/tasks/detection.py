@@ -80,11 +80,6 @@ class Detection(DenseTask[DetectionRecipe]):
         """Return boxes, and masks if the head predicts them."""
         return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
 
-    @property
-    def by_shape(self) -> bool:
-        """Return whether a batch has only wide or only tall images."""
-        return self.recipe.by_shape
-
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the detector."""
         recipe = self.recipe

@@ -134,10 +134,6 @@ class TextRecipe(TrainingRecipe):
     """language model, one of `graticule models`"""
     dataset: Usual[str] = "pydoc"
     """text of `graticule models`, such as pydoc or text_folder"""
-    limit_train: Count | None = None
-    """train on only this many windows from the beginning of the text"""
-    limit_test: Count | None = None
-    """test on only this many windows from the beginning of the held-out text"""
     batch_size: Usual[Count] = 16
     """windows per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 64

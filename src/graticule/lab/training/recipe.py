@@ -93,15 +93,15 @@ class TrainingRecipe:
     position_from: Path | None = None
     """start with the position parameters of this checkpoint"""
     model_kwargs: tuple[str, ...] = ()
-    """arguments of the model, such as depth=2"""
+    """arguments of the model, such as depth=2 or windows=[28,14,14,7]"""
     dataset: Usual[str] = ""
     """data set"""
     data_root: Usual[Path | None] = None
     """folder of the data set (default: its usual folder)"""
     limit_train: Count | None = None
-    """train on only this many examples"""
+    """train on only this many examples: images balanced over the classes, or windows from the beginning of a text"""
     limit_test: Count | None = None
-    """test on only this many examples"""
+    """test on only this many examples, chosen in the same way"""
     drop_path_rate: ShareBelowOne = 0.0
     """stochastic depth of the last block"""
     batch_size: Usual[Count] = 64
@@ -314,12 +314,15 @@ class TrainingRecipe:
             "seed": self.seed,
             "limit_train": self.limit_train,
             "limit_test": self.limit_test,
+            **({"workers": self.workers} if hasattr(self, "workers") else {}),
         }
 
     def quick(self) -> Self:
-        """Return a recipe with the same code path in a few steps, on the CPU."""
+        """Return a recipe with the same code path: two epochs of a few dozen examples, on the CPU."""
+        further: dict[str, Any] = {"workers": 0, "sync_batchnorm": False}
         return dataclasses.replace(
             self,
+            **{name: value for name, value in further.items() if hasattr(self, name)},
             epochs=2,
             warmup_epochs=min(self.warmup_epochs, 1),
             warmup_steps=min(self.warmup_steps, 2),

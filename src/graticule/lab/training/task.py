@@ -43,18 +43,8 @@ class TaskData(Protocol):
         """Return the batches of the held-out examples at `size`."""
 
 
-class TrainedRun(Protocol):
-    """A run folder, as read by a task; `Run` is one."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder."""
-
-    def recipe(self) -> Any:
-        """Return its recipe."""
-
-    def described(self) -> dict[str, Any]:
-        """Return the description of the data that the task of the run recorded."""
+#: A run, as read by a task: its `folder`, `recipe()` and `described()`, the description of the data. `Run` is one.
+TrainedRun = Any
 
 
 class _NoDescription(TypedDict):

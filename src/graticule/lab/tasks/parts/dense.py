@@ -5,13 +5,12 @@ PyTorch is imported where it is needed, so that commands that only print options
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NotRequired, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NotRequired, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -108,8 +107,6 @@ class DenseRecipe(TrainingRecipe):
     """backbone, one of `graticule models`"""
     neck: str | None = None
     """necks on the feature maps of the backbone, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
-    model_kwargs: tuple[str, ...] = ()
-    """arguments of the backbone, such as depth=4"""
     dataset: Usual[str] = "scenes"
     """data set of `graticule models` with boxes, masks or classes of pixels, such as scenes or coco"""
     img_size: Usual[tuple[Side, Side]] = (96, 96)
@@ -135,10 +132,6 @@ class DenseRecipe(TrainingRecipe):
             raise ValueError(
                 f"`fit` must be the shorter and the longer side, {shorter} {longer}, got {longer} {shorter}."
             )
-
-    def quick(self) -> Self:
-        """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
-        return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
 
 
 class DenseClasses(TypedDict):
@@ -171,11 +164,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     def truth(self) -> tuple[str, ...]:
         """Return the targets that are learned, of boxes, masks and classes."""
 
-    @property
-    def by_shape(self) -> bool:
-        """Return whether a batch has only wide or only tall images."""
-        return False
-
     def build_data(self, run: TrainedRun | None = None) -> DenseModule:
         """Build the data; for a run, they must have its classes, in the same order."""
         recipe = self.recipe
@@ -183,9 +171,8 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
             **recipe.data_arguments(),
             truth=self.truth,
             size=recipe.fit,
-            workers=recipe.workers,
             augmentation=recipe.augmentation,
-            by_shape=self.by_shape,
+            by_shape=getattr(recipe, "by_shape", False),
             normalize=self.normalize,
         )
         if run is not None:
@@ -235,11 +222,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
         return transfer(model.backbone, backbone_weights(source), classifier=False)
-
-    @property
-    def sync_batchnorm(self) -> bool:
-        """Return whether BatchNorm is synchronized over all GPUs."""
-        return self.recipe.sync_batchnorm
 
 
 #: Prefixes of the backbone's weights in a detector and in a segmentation model.
