@@ -49,16 +49,14 @@ class Augmentation:
         check_fields(self, "augmentation.")
         if self.random_crop_padding and self.scale:
             raise ValueError(
-                f"`augmentation.random_crop_padding` must be 0 where `scale` crops by area, got "
-                f"{self.random_crop_padding} with {self.scale}."
+                f"`augmentation.random_crop_padding` must be 0 with `scale`, got {self.random_crop_padding}."
             )
         if self.rand_augment not in (None, _USUAL):  # which needs no import of timm
             try:
                 named_augmentation(str(self.rand_augment), (0.5,), (32, 32))
             except (AssertionError, KeyError, ValueError, IndexError):
                 raise ValueError(
-                    f"`augmentation.rand_augment` must be one of timm's, such as rand-m9-mstd0.5-inc1, got "
-                    f"{self.rand_augment!r}."
+                    f"`augmentation.rand_augment` must be timm's, such as {_USUAL}, got {self.rand_augment!r}."
                 ) from None
         if self.interpolation not in INTERPOLATIONS:
             known = ", ".join(INTERPOLATIONS)

@@ -129,10 +129,7 @@ class DenseModule(Loading):
         sampler = EpochSampler(len(self.indices["train"]), self.seed)
         if self.by_shape:
             if (sizes := self.images["train"].sizes) is None:
-                raise ValueError(
-                    "`by_shape` must be False if the sizes of images are not known, got True; give "
-                    f"{type(self.images['train']).__name__} the attribute `sizes`, (n, 2)."
-                )
+                raise ValueError("`by_shape` must be False if images have no attribute `sizes`, (n, 2), got True.")
             height, width = sizes[self.indices["train"]].T
             sampler = GroupSampler((width <= height).astype(np.int64), self.batch_size, self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)

@@ -192,8 +192,7 @@ class StoredImages(Dataset[Any], ABC):
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
         raise ValueError(
-            f"`data_root` must have images{self.group(index)} that can be read, got none; one of them is "
-            f"{self.place(index)}."
+            f"`data_root` must have images{self.group(index)} that can be read, got none; one is {self.place(index)}."
         )
 
 

@@ -118,10 +118,8 @@ class BatchOrder(Sampler[list[Key]]):
     ) -> None:
         shares = world_size * parts
         if batch_size % shares:
-            raise ValueError(
-                f"`batch_size` must be a multiple of devices x nodes x accumulate, {world_size} x {parts}, got "
-                f"{batch_size}."
-            )
+            of = f"devices x nodes x accumulate, {world_size} x {parts}"
+            raise ValueError(f"`batch_size` must be a multiple of {of}, got {batch_size}.")
         self.sampler = sampler
         self.batch_size = batch_size
         self.rank = rank

@@ -85,10 +85,8 @@ class AdaptRecipe(TrainingRecipe):
         super().__post_init__()
         parse_sizes(self.train_sizes, "train_sizes")
         if not self.stages or len(set(self.stages)) < len(self.stages) or len(self.stages) > self.epochs:
-            raise ValueError(
-                f"`stages` must be different, and at most as many as `epochs`, {self.epochs}, got "
-                f"{' '.join(self.stages) or 'none'}."
-            )
+            stages = " ".join(self.stages) or "none"
+            raise ValueError(f"`stages` must be different, at most as many as `epochs`, {self.epochs}, got {stages}.")
         if self.stages != ("all",) and self.devices * self.nodes > 1:
             raise ValueError(f"`stages` must be all on several devices, got {' '.join(self.stages)}.")
         for name in ("freeze", "layer_decay", "drop_path_rate"):
@@ -169,8 +167,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         data.setup()
         if data.info.channels != original.in_chans:
             raise ValueError(
-                f"`model` must take images of {data.info.channels} channels, as in {recipe.dataset}, got one of "
-                f"{original.in_chans}."
+                f"`model` must take {data.info.channels} channels, as {recipe.dataset} has, got {original.in_chans}."
             )
         for size in (self.size, *data.train_sizes):
             original.grid_at(size)

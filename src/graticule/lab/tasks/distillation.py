@@ -39,13 +39,11 @@ class Distillation:
         check_fields(self, "distillation.")
         if self.temperature is not None and self.form != "soft":
             raise ValueError(
-                f"`distillation.temperature` must be left out unless `distillation.form` is soft: hard has "
-                f"no temperature, got {self.temperature}."
+                f"`distillation.temperature` must be left out unless `form` is soft, got {self.temperature}."
             )
         if self.teacher_checkpoint is not None and self.teacher is None:
             raise ValueError(
-                f"`distillation.teacher_checkpoint` must be given with `distillation.teacher`, the name of its "
-                f"model, got {str(self.teacher_checkpoint)!r} alone."
+                "`distillation.teacher_checkpoint` must be given with `distillation.teacher`, got it alone."
             )
 
     @property
@@ -195,8 +193,7 @@ def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int
     logits = teacher(torch.zeros(1, info.channels, *size))
     if not isinstance(logits, Tensor) or logits.shape != (1, info.num_classes):
         raise ValueError(
-            f"`distillation.teacher` must give one logit for each of {info.num_classes} classes, and {options.teacher} "
-            "does not."
+            f"`distillation.teacher` must give {info.num_classes} logits, one per class, got {options.teacher}."
         )
     return teacher
 
@@ -205,13 +202,11 @@ def _run_teacher(folder: str, options: Distillation, info: DatasetInfo) -> Teach
     run = Run(Path(folder))
     if not run.recipe_file.is_file():
         raise ValueError(
-            f"`distillation.teacher` must be the folder of a run or the name of a model, got {folder!r}, which "
-            "has no recipe.json."
+            f"`distillation.teacher` must be the folder of a run or a name, got {folder!r}, which has no recipe.json."
         )
     if options.teacher_checkpoint is not None:
         raise ValueError(
-            f"`distillation.teacher_checkpoint` must be left out if `distillation.teacher` is a run, which has its "
-            f"own, got {str(options.teacher_checkpoint)!r}."
+            f"`distillation.teacher_checkpoint` must be left out for a run, got {str(options.teacher_checkpoint)!r}."
         )
     names = run.described().get("class_names")
     if names is None:
@@ -255,7 +250,5 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
 
 def _check_classes(classes: int, source: str, info: DatasetInfo) -> None:
     if classes != info.num_classes:
-        raise ValueError(
-            f"`distillation.teacher` must have the classes of {info.name}, {info.num_classes}, got {classes} in "
-            f"{source}."
-        )
+        expected = f"the classes of {info.name}, {info.num_classes}"
+        raise ValueError(f"`distillation.teacher` must have {expected}, got {classes} in {source}.")

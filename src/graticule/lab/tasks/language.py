@@ -249,10 +249,7 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
         if not isinstance(length, int) or length < 1:
             raise ValueError(f"`lengths` must be whole numbers of at least 1, got {length}.")
         if length > len(windows):
-            raise ValueError(
-                f"`lengths` must be at most {len(windows)}, the number of held-out tokens, for at least one "
-                f"whole window, got {length}."
-            )
+            raise ValueError(f"`lengths` must be at most {len(windows)}, the number of held-out tokens, got {length}.")
 
 
 def evaluate_text(

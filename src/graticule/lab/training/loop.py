@@ -254,10 +254,8 @@ def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder)
 def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
     """Skip the batches before the checkpoint."""
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
-        raise ValueError(
-            f"`accumulate` must be {progress['accumulate']} until the end of the current epoch, got "
-            f"{recipe.accumulate}."
-        )
+        before = progress["accumulate"]
+        raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
     batches.sampler.set_epoch(progress["epoch"])
     batches.skip(progress["batches"])
 

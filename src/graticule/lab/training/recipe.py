@@ -195,38 +195,31 @@ class TrainingRecipe:
         """Check the values of the learning rate schedule."""
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(
-                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; give fewer, or "
-                "0 for none, or `warmup_steps` for a part of an epoch."
+                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; or give steps."
             )
         if self.warmup_epochs and self.warmup_steps:
             raise ValueError(
-                f"`warmup_steps` must be 0 with `warmup_epochs`, got {self.warmup_steps}; "
-                f"to count in steps, set `warmup_epochs`, {self.warmup_epochs}, to 0."
+                f"`warmup_steps` must be 0 with `warmup_epochs` {self.warmup_epochs}, got {self.warmup_steps}."
             )
         without = self.schedule == "step" and not self.decay_epochs and self.epochs > 1
         if without or (self.decay_epochs and self.schedule != "step"):
             raise ValueError(
-                f"`decay_epochs` must be given with the schedule step and no other, got {list(self.decay_epochs)} with "
-                f"{self.schedule}; "
-                + ("set `schedule` to step." if self.decay_epochs else "give epochs, such as 8 11.")
+                "`decay_epochs` must be given with the schedule step and no other, got "
+                f"{list(self.decay_epochs)} with {self.schedule}."
             )
         if (
             list(self.decay_epochs) != sorted(set(self.decay_epochs))
             or max(self.decay_epochs, default=0) >= self.epochs
         ):
             raise ValueError(
-                f"`decay_epochs` must increase and be below `epochs`, {self.epochs}, got {list(self.decay_epochs)}; "
-                "for a shorter training, give earlier ones."
+                f"`decay_epochs` must increase and be below `epochs`, {self.epochs}, got {list(self.decay_epochs)}."
             )
         if self.poly_power != 1 and self.schedule != "poly":
             raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
         if self.k_decay != 1 and self.schedule == "step":
             raise ValueError(f"`k_decay` must be left out with the schedule step, got {self.k_decay}.")
         if self.warmup_prefix and (self.schedule == "step" or not (self.warmup_epochs or self.warmup_steps)):
-            raise ValueError(
-                "`warmup_prefix` must be left out without a warm-up and with the schedule step; set `warmup_epochs` or "
-                "`warmup_steps`, and cosine or poly."
-            )
+            raise ValueError("`warmup_prefix` must be left out without a warm-up and with the schedule step.")
 
     def _check_names(self) -> None:
         """Check the names that need PyTorch or timm; the usual ones need neither."""

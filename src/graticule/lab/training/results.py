@@ -69,8 +69,7 @@ class Metric:
         scored = [row for row in rows if math.isfinite(row[self.column])]
         if not scored:
             raise ValueError(
-                f"no epoch has a finite {self.column}: the weights are not finite; a smaller `lr`, a longer warm-up "
-                "or `clip_grad` may help."
+                f"no epoch has a finite {self.column}; a smaller `lr`, a longer warm-up or `clip_grad` may help."
             )
         return (max if self.highest else min)(scored, key=lambda row: row[self.column])
 

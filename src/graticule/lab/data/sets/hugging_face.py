@@ -71,8 +71,7 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
     names, others = (_names(tables[name], root / name) for name in parts.values())
     if names != others:
         raise ValueError(
-            f"`data_root` must have the same classes in training and evaluation, got {names[:5]} and {others[:5]} in "
-            f"{root}."
+            f"`data_root` must have the same classes in both splits, got {names[:5]} and {others[:5]} in {root}."
         )
     rows, folder = tables[parts[split]], root / parts[split]
     image, label = (_column(rows, kind, folder) for kind in (datasets.Image, datasets.ClassLabel))
@@ -86,8 +85,7 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
         raise ValueError(f"`data_root` must have a label for every row, got one without in {folder}.")
     if len(outside := np.flatnonzero((labels < 0) | (labels >= len(names)))):
         raise ValueError(
-            f"`data_root` must have labels from 0 to {len(names) - 1}, got {labels[outside[0]]} in row {outside[0]} of "
-            f"{folder}."
+            f"{folder} must have labels from 0 to {len(names) - 1}, got {labels[outside[0]]} in row {outside[0]}."
         )
     return TableImages(stored, labels, folder, skip_broken=split == "train"), DatasetInfo("hugging_face", names)
 

@@ -86,10 +86,7 @@ def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, 
     images = _read(folder, f"{_PARTS[split]}-images-idx3-ubyte", read_image_file)
     labels = _read(folder, f"{_PARTS[split]}-labels-idx1-ubyte", read_label_file)
     if images.shape[1:] != FASHION.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
-        raise ValueError(
-            f"{folder} must contain images of 28 x 28 and as many labels from 0 to 9, got images of {images.shape} and "
-            f"{len(labels)} labels."
-        )
+        raise ValueError(f"{folder} must have images of 28 x 28 and as many labels from 0 to 9, got {images.shape}.")
     return ArrayImages(images, labels), FASHION
 
 

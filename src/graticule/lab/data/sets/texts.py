@@ -54,9 +54,8 @@ def pydoc(root: Path | None = None) -> Corpus:
     )
     if not corpus["train"] or not corpus["test"]:
         raise ValueError(
-            "`dataset` pydoc must have topics to train on and topics held out, got "
-            f"{len(corpus['train'])} and {len(corpus['test'])}: this installation of Python has {len(pairs)} of "
-            "about 79; use another, or text_folder."
+            "`dataset` pydoc must have topics to train on and topics held out: this installation of Python has "
+            f"{len(pairs)} of about 79; use another, or text_folder."
         )
     held_out = {key for document in corpus["test"] for key in map(_key, _paragraphs(document.text))}
     held_out = {key for key in held_out if len(key) >= _LONG_PARAGRAPH}
