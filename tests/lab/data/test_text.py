@@ -66,7 +66,7 @@ def test_held_out_paragraphs_are_not_in_the_training_text():
 def test_a_python_without_topics_is_refused_with_an_alternative(monkeypatch):
     for topics in ({}, {"import": "Held out."}, {"compound": "Trained on."}):
         give_python_topics(monkeypatch, topics)
-        with pytest.raises(ValueError, match=r"topics held out, got . and .*text_folder"):
+        with pytest.raises(ValueError, match=r"topics held out.*text_folder"):
             load_text("pydoc")
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ImportError, match=r"pydoc_data.*text_folder"):

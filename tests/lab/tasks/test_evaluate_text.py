@@ -142,7 +142,7 @@ def test_a_bin_has_the_bits_of_its_positions(data):
         ([8, 0], "`lengths` must be whole numbers of at least 1, got 0"),
         ([-8], "`lengths` must be whole numbers of at least 1, got -8"),
         ([2.5], "`lengths` must be whole numbers of at least 1, got 2.5"),
-        ([8, 209], "`lengths` must be at most 208, the number of held-out tokens, .* got 209"),
+        ([8, 209], "`lengths` must be at most 208, the number of held-out tokens, got 209"),
     ],
 )
 def test_invalid_lengths_are_refused_before_any_work(data, lengths, said):
