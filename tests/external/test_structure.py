@@ -120,7 +120,7 @@ def test_models_that_take_no_single_pictures_are_refused():
 
     with pytest.raises(ValueError, match="got Packed, which needs patches and shapes"):
         find_structure(Packed())
-    with pytest.raises(ValueError, match="got Film, which cuts films into patches, but has no configuration"):
+    with pytest.raises(ValueError, match="got Film, which cuts films into patches"):
         find_structure(Film())
     with pytest.raises(ValueError, match="`img_size` 9 x 9 is refused by Own: RuntimeError"):
         find_structure(Own(), (9, 9))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
+from transformers_models import SAM, SMALL, WINDOWS, build, whole_float64
 
 import graticule
 import tiny
@@ -24,19 +24,11 @@ PLAIN = [
     *[(name, SMALL) for name in ("ViTModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")],
     *[(name, SMALL) for name in ("CLIPVisionModel", "SiglipVisionModel", "ViTMAEModel", "IJepaModel")],
     ("BeitModel", {**SMALL, "use_relative_position_bias": True, "use_absolute_position_embeddings": True}),
-    ("PixtralVisionModel", SMALL),
     ("SamVisionModel", {**SAM, "window_size": 0}),
     (
         "Siglip2VisionModel",
         {**{name: value for name, value in SMALL.items() if name != "image_size"}, "num_patches": 16},
     ),
-    ("Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}),
-]
-#: Models of films, of 4 frames in patches of 2, and Qwen2-VL's encoder, which has no size of its own.
-FILMS = [
-    ("VideoMAEModel", VIDEO),
-    ("VivitModel", {**VIDEO, "tubelet_size": [2, 8, 8]}),
-    ("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0}),
 ]
 HIERA = {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]}
 #: Names of the tensors of models with windows that give them position, and their value without it.
@@ -121,9 +113,8 @@ def test_tokens_in_the_order_of_windows_are_put_row_by_row():
     assert "correlation" in {one.kind for one in explorer_maps(view, images[:1]).maps}
 
 
-#: The nineteen classes that were tried when nothing of them worked without conversion.
-LOADED = [*(name for name, _ in PLAIN if name != "Qwen3VLVisionModel"), *(name for name, _ in FILMS)]
-LOADED += ["SwinModel", "Swinv2Model", "HieraModel", "Qwen2VisionTransformerPretrainedModel"]
+#: Classes that were tried when nothing of them worked without conversion.
+LOADED = [name for name, _ in PLAIN] + ["SwinModel", "Swinv2Model", "HieraModel"]
 
 
 @pytest.mark.slow
@@ -139,34 +130,8 @@ def test_each_class_is_audited_explored_and_checked_as_it_is(name):
     kinds = {one.kind for one in explorer_maps(view_of(model, size), images[:1]).maps}
     assert kinds & {"correlation", "rotary", "bias"}
     found = inspect_model(model, img_size=size, skip=["export"])
-    # the lengths of its queries change in Meta's code, too
-    assert {one.check for one in found if one.outcome == "failed"} == ({"pair layout"} if "VJEPA2" in name else set())
+    assert not [one.check for one in found if one.outcome == "failed"]
     assert {"batch", "caches"} <= {one.check for one in found if one.outcome == "passed"}
-
-
-@pytest.mark.parametrize(("name", "config"), [*FILMS[:2], pytest.param(*FILMS[2], marks=pytest.mark.slow)])
-def test_a_model_of_films_is_a_model_of_strips_of_frames(name, config):
-    torch.manual_seed(0)
-    model, order = tiny.draw(build(name, config)), permutation(32, 3)
-    view = view_of(model)
-    strip = torch.randn(2, 3, 64, 32)
-    film = strip.unflatten(2, (2, 32)).transpose(1, 2).repeat_interleave(2, 1)
-    (x, grid), expected = view.run(strip).layers[-1], model(film).last_hidden_state
-    norm = getattr(getattr(model, "encoder", model), "layernorm", None) or getattr(model, "layernorm", None)
-    assert view.img_size == (64, 32) and grid.shape == (8, 4)
-    torch.testing.assert_close(x if norm is None else norm(x), expected)
-    moved = view.shuffled(3).run(strip).layers[-1][0]
-    other = view.run(shuffled(strip, order.argsort())).layers[-1][0]
-    torch.testing.assert_close(grid.split(moved)[1], grid.split(other)[1][:, order], rtol=1e-3, atol=1e-4)
-    found = audit(model, {(64, 32): torch.randn(5, 3, 64, 32)}, timed=False)
-    assert {one.name for one in found.effects} >= {
-        "position zeroed",
-        "position shuffled",
-    } and found.attention is not None
-    assert {"attention", "without"} <= {one.kind for one in explorer_maps(view, strip[:1]).maps}
-    laws = {one.check: one.outcome for one in inspect_model(model, skip=["export", "caches"])}
-    wrong = {"pair layout"} if name == "VJEPA2Model" else set()  # its pairs of channels have two angles
-    assert laws["batch"] == "passed" and {law for law, how in laws.items() if how == "failed"} == wrong
 
 
 def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_path):
@@ -220,6 +185,3 @@ def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():
     ):
         found = find_structure(build(name, configured(name)).float())
         assert [(grid.shape, grid.prefix) for grid in found.grids] == expected
-    patches = build("GlmImageVisionModel", configured("GlmImageVisionModel")).float()
-    (x, grid) = view_of(patches).run(torch.randn(2, 3, 64, 96)).layers[-1]
-    assert grid.shape == (8, 12) and x.shape == (2, 96, 32)

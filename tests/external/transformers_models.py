@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from evidence.models_page import MERGED, SMALL, VIDEO
 from evidence.models_page import STAGES as WINDOWS
-from graticule.external.images import merged_patches
 from graticule.external.transformers_folder import class_of
 
 SAM: dict[str, Any] = {**SMALL, "mlp_dim": 48, "output_channels": 8, "global_attn_indexes": [1]}
@@ -94,7 +93,11 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         given_names = [one for one in ("logits", "pooler_output", "last_hidden_state") if one in found]
         return found[given_names[0]], found.get("last_hidden_state")
     if name.startswith("Qwen"):
-        patches, grid = merged_patches(x, config.patch_size, config.temporal_patch_size, 2)
+        side, frames = config.patch_size, config.temporal_patch_size
+        rows, columns = (length // side for length in x.shape[-2:])
+        cut = x.unflatten(3, (columns // 2, 2, side)).unflatten(2, (rows // 2, 2, side)).permute(0, 2, 5, 3, 6, 1, 4, 7)
+        patches = cut[..., None, :, :].expand(*(-1,) * 6, frames, -1, -1).flatten(5).flatten(0, 4)
+        grid = torch.tensor([[1, rows, columns]] * len(x))
         tokens = model(patches, grid_thw=grid).last_hidden_state.unflatten(0, (len(x), -1))
         rows, columns = (side // config.patch_size // 2 for side in x.shape[-2:])
         tokens = tokens.unflatten(1, (rows, columns, 2, 2)).transpose(2, 3).flatten(1, 4)

@@ -209,10 +209,10 @@ class Flow(TorchFunctionMode):
             self.attentions.append(AttentionCall(tuple(self._within), output.detach() if self._keep else None))
         if self._stem and (func is F.scaled_dot_product_attention or (facts.weights and "softmax" in name)):
             output = torch.zeros_like(output)
-        if name in ("conv2d", "conv3d") and self._stem and len(self.maps) == self._stem[0]:
+        if name == "conv2d" and self._stem and len(self.maps) == self._stem[0]:
             output = self._stem[1].view(output.shape)
-        if name in ("conv2d", "conv3d") and output.ndim > 3:  # the frames of a film are one below the other
-            self.maps.append((tuple(self._within), output.detach().flatten(2, -2), len(self.called)))
+        if name == "conv2d" and output.ndim > 3:
+            self.maps.append((tuple(self._within), output.detach(), len(self.called)))
         made = [args[0]] if name == "__setitem__" else list(_tensors(output))
         for one in made:
             same = facts.logits and one.ndim >= 3 and any(one.shape[-2:] == other.shape[-2:] for other in tensors)

@@ -1,8 +1,4 @@
-"""Images of a model of any library: their size, channels and patches, as the model states them, and its call.
-
-A model of films gets a strip: the frames of an image (B, C, T * height, width), one below the other, each repeated for
-all frames of a patch. A model of packed patches gets those of the images.
-"""
+"""Images of a model of any library: their size, channels and patches, as the model states them, and its call."""
 
 from __future__ import annotations
 
@@ -10,13 +6,12 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-#: (height, width) of images in pixels, or (depth, height, width) of films.
+#: (height, width) of images in pixels, or (depth, height, width) of volumes.
 Size = tuple[int, ...]
 
 #: Names of the image size among the attributes of a model, its configuration, or a part of it.
@@ -29,33 +24,22 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
     """Call a model with images of any size, or with a mapping of its keyword arguments.
 
     Models of transformers are asked to interpolate their tables for other sizes than their own, and a masked
-    autoencoder to keep all patches in their order. Patches of Qwen-VL are in the order of the blocks that it merges.
+    autoencoder to keep all patches in their order.
     """
     if isinstance(images, Mapping):
         return model(**images)
     known = _arguments(model)
     given: dict[str, Any] = {}
-    if (film := film_of(model)) is not None:
-        if images.shape[-2] % film.size[0]:
-            raise ValueError(
-                f"`img_size` must be a strip of frames of {film.size[0]} rows, got {images.shape[-2]} rows."
-            )
-        frames = images.unflatten(2, (-1, film.size[0])).repeat_interleave(film.depth, 2)
-        encoder = {"skip_predictor": True} if "skip_predictor" in known else {}
-        return model(frames.transpose(1, 2), **encoder)
-    if "grid_thw" in known:
-        one: Any = model.config
-        frames, merge = (getattr(one, f"{name}_size", 1) for name in ("temporal_patch", "spatial_merge"))
-        row, grid = merged_patches(images, one.patch_size, frames, merge)
-        return model(row, grid_thw=grid)
-    if "spatial_shapes" in known:
-        row, grid = merged_patches(images, cast("Any", model.config).patch_size)
-        row = row.unflatten(0, (len(images), -1)).unflatten(2, (images.shape[1], -1)).transpose(2, 3).flatten(2)
-        return model(row, row.new_ones(row.shape[:2], dtype=torch.long), grid[:, 1:])
+    config: Any = getattr(model, "config", None)
+    if "spatial_shapes" in known:  # of packed patches
+        side = config.patch_size
+        rows, columns = (length // side for length in images.shape[-2:])
+        cut = images.unflatten(3, (columns, side)).unflatten(2, (rows, side)).permute(0, 2, 4, 3, 5, 1)
+        row = cut.reshape(len(images), rows * columns, -1)
+        return model(row, row.new_ones(row.shape[:2], dtype=torch.long), torch.tensor([[rows, columns]] * len(row)))
     if "interpolate_pos_encoding" in known:
         own = image_size(model)
         given["interpolate_pos_encoding"] = own is not None and tuple(images.shape[-2:]) != own
-    config: Any = getattr(model, "config", None)
     patch = pair(getattr(config, "patch_size", None))
     if "noise" not in known or patch is None or not hasattr(config, "mask_ratio"):
         return model(images, **given)
@@ -66,39 +50,6 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
         return model(images, noise=order, **given)
     finally:
         config.mask_ratio = ratio
-
-
-def merged_patches(images: Tensor, patch: int, frames: int = 1, merge: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the patches of images in one row, (B * N, C * frames * patch^2), and (1, H, W) of each, (B, 3).
-
-    They are in the order of blocks of `merge` x `merge` patches, and of the patches within these; each image is
-    repeated for all frames of a patch.
-    """
-    rows, columns = (side // patch for side in images.shape[-2:])
-    cut = images.unflatten(3, (columns // merge, merge, patch)).unflatten(2, (rows // merge, merge, patch))
-    cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7)[..., None, :, :].expand(*(-1,) * 6, frames, -1, -1)
-    return cut.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]] * len(images), device=images.device)
-
-
-@dataclass(frozen=True)
-class Film:
-    """The films of a model: the frames of a patch, the number of such slices, and (height, width) in pixels."""
-
-    depth: int
-    slices: int
-    size: Size
-
-
-def film_of(model: nn.Module) -> Film | None:
-    """Return the films that a model of transformers takes, by its configuration; None if it takes images."""
-    config: Any = getattr(model, "config", None)
-    tubelet = getattr(config, "tubelet_size", None)
-    frames = getattr(config, "num_frames", getattr(config, "frames_per_clip", None))
-    size = pair(getattr(config, "image_size", getattr(config, "crop_size", None)))
-    if tubelet is None or frames is None or size is None:
-        return None
-    depth = tubelet if isinstance(tubelet, int) else tubelet[0]
-    return Film(depth, frames // depth, size)
 
 
 @contextmanager
@@ -120,7 +71,7 @@ def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 def check_pictures(model: nn.Module) -> None:
     """Check that a model can be called with single pictures, as far as its arguments and its convolutions say."""
-    if film_of(model) is not None or not {"grid_thw", "spatial_shapes"}.isdisjoint(_arguments(model)):
+    if "spatial_shapes" in _arguments(model):
         return
     needed = [
         name
@@ -134,23 +85,20 @@ def check_pictures(model: nn.Module) -> None:
         )
     if any(isinstance(one, nn.Conv3d) for one in model.modules()):
         raise ValueError(
-            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches, but has no "
-            "configuration that states their frames."
+            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches; "
+            "graticule.convert takes some of them."
         )
 
 
 def image_size(model: nn.Module) -> Size | None:
     """Return the (height, width) in pixels that a model is built for; None if it is not known.
 
-    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part. That of a model of
-    films is the size of a strip. A model of packed patches has that of its table, or else of 16 x 16 patches.
+    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part. A model of packed
+    patches has that of its table.
     """
-    if (film := film_of(model)) is not None:
-        return film.slices * film.size[0], film.size[1]
     config: Any = getattr(model, "config", None)
-    if "grid_thw" in _arguments(model) or hasattr(config, "num_patches"):
-        patches = getattr(config, "num_patches", getattr(config, "num_position_embeddings", 256))
-        return pair(math.isqrt(patches) * config.patch_size)
+    if hasattr(config, "num_patches"):
+        return pair(math.isqrt(config.num_patches) * config.patch_size)
     stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
     configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
     given = [getattr(one, "img_size", None) for one in (stem, getattr(model, "stem", None), model)]
@@ -167,9 +115,6 @@ def own_patch_size(model: nn.Module) -> Size | None:
     """
     stem = next((one for name in _STEMS if (one := getattr(model, name, None)) is not None), None)
     holders = (stem, model, getattr(model, "config", None))
-    tubelet = getattr(getattr(model, "config", None), "tubelet_size", None)
-    if isinstance(tubelet, tuple | list):
-        return pair(tubelet[1:])
     found = next((size for one in holders if (size := pair(getattr(one, "patch_size", None))) is not None), None)
     first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
     if found is None and first is not None and first.stride == first.kernel_size:

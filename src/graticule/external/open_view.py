@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ from graticule.external.images import (
     call,
     error_line,
     evaluating,
-    film_of,
     image_size,
     set_input_size,
     window_of,
@@ -73,8 +72,6 @@ class StructureView(ModelView):
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
         """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
-        if self.structure.packed and len(images) > 1:
-            return _joined([self.run(one[None], edit) for one in images])
         size: Size = (images.shape[-2], images.shape[-1])
         orders = self._at(size).orders
         found: dict[int, tuple[Tensor, Grid]] = {}
@@ -165,9 +162,6 @@ class StructureView(ModelView):
             chosen_layers(layers, len(self.blocks))
             if missing := [layer for layer in layers if layer not in self.structure.attention]:
                 raise ValueError(f"`layers` must have attention, got {missing[0]}, which has none that is known.")
-        if self.structure.packed and len(images) > 1:
-            each = [self.attention(one[None], layers) for one in images]
-            return [_of_images(maps) for maps in zip(*each, strict=True)]
         flow = self._flow(keep=True)
         flow.run(images)
         layer_of = {name: layer for layer, name in enumerate(self.structure.blocks)}
@@ -186,12 +180,9 @@ class StructureView(ModelView):
         return [_map(layer, first[layer], found.grids[layer], self.blocks[layer]) for layer in chosen]
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
-        """Return the patches of the model's features, (B, H * W, D); those of a packed row are put row by row."""
-        structure = self._at((images.shape[-2], images.shape[-1]))
+        """Return the patches of the model's features, (B, H * W, D)."""
         with self._following(images):
-            found = super().features(images, layers)
-        order = structure.orders[-1] if structure.packed else None
-        return found if order is None else found[:, order.to(found.device)]
+            return super().features(images, layers)
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Raise `Unavailable`: the model is not timed without its position information."""
@@ -236,7 +227,6 @@ class StructureView(ModelView):
         """Return the output of a block as tokens (B, N, D), with their grid; `last`: whether channels are last."""
         stem = self._at(size).stem
         start = before[1] if before is not None else None if stem is None else Grid(*stem)
-        x = x[None] if x.ndim == 2 else x  # a packed row
         grid = grid_after(x, size, start, last)
         if x.ndim == 4:
             return x.flatten(1, 2) if last else x.flatten(2).mT, grid
@@ -294,17 +284,7 @@ class ResampledTables(nn.Module):
 def _order(found: Structure, tokens: int, seed: int) -> Tensor:
     """Return a random order of `tokens` tokens that keeps prefix tokens, (tokens,)."""
     ahead = found.ahead(tokens)
-    order = found.orders[0] if found.packed else None
-    if order is not None and len(order) == tokens:
-        return _of_tokens(permutation(tokens, seed), order, order)
     return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
-
-
-def _of_tokens(source: Tensor, order: Tensor, other: Tensor) -> Tensor:
-    """Turn the source of each patch into that of each token; `order` and `other` are tokens of patches of both."""
-    found = torch.empty_like(order)
-    found[order] = other[source]
-    return found
 
 
 def _zero(found: Structure, index: int, value: Tensor) -> Tensor:
@@ -354,10 +334,8 @@ def take_position(own: Structure, larger: Structure, index: int, value: Tensor) 
 
 def _places(own: Structure, larger: Structure, tokens: int) -> Tensor:
     """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
-    for here, wide, order, other in zip(own.grids, larger.grids, own.orders, larger.orders, strict=True):
+    for here, wide in zip(own.grids, larger.grids, strict=True):
         ahead = tokens - wide.patches
-        if own.packed and not ahead and order is not None and other is not None:
-            return _of_tokens(nearest(here, wide), order, other)
         if 0 <= ahead <= wide.prefix:
             return torch.cat([torch.arange(ahead), nearest(here, wide) + ahead])
     raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
@@ -379,19 +357,6 @@ def _moved(tokens: Tensor, grid: Grid, order: Tensor | None) -> Tensor:
         return tokens
     ahead, patches = grid.split(tokens)
     return torch.cat([ahead, patches[:, order.to(tokens.device)]], 1)
-
-
-def _joined(passes: Sequence[Pass]) -> Pass:
-    """Join the passes of single images."""
-    layers = zip(*(one.layers for one in passes), strict=True)
-    logits = [one.logits for one in passes if one.logits is not None]
-    tokens = [(torch.cat([x for x, _ in layer]), layer[0][1]) for layer in layers]
-    return Pass(tokens, torch.cat(logits) if logits else None)
-
-
-def _of_images(maps: Sequence[AttentionMap]) -> AttentionMap:
-    """Join the maps of one layer for single images."""
-    return replace(maps[0], weights=np.concatenate([one.weights for one in maps]))
 
 
 def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> AttentionMap:
@@ -422,8 +387,7 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     """Return the view of a backbone of this library, or of another model.
 
     A model that `graticule.convert` takes is converted, so that its view is that of a backbone, with the same outputs;
-    the structure of any other model, and of one of films, is found by a recorded pass. The images of a model of films
-    are strips: the frames below one another, each repeated for the frames of a patch.
+    the structure of any other model is found by a recorded pass.
 
     Args:
         model: takes images (B, C, height, width).
@@ -442,7 +406,7 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     if isinstance(model, TokenModel):
         raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes texts.")
     model = getattr(model, "_orig_mod", model)  # of torch.compile, whose functions are not recorded
-    converted = None if film_of(model) is not None else convert_stock(model)
+    converted = convert_stock(model)
     if converted is not None:
         return BackboneView(converted, img_size)
     view = StructureView(model, image_size(model) or img_size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.external.flow import Flow, Meeting
-from graticule.external.images import Size, by_image, check_pictures, error_line, image_channels, image_size
+from graticule.external.images import Size, check_pictures, error_line, image_channels, image_size
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
 
@@ -96,7 +96,6 @@ class Structure:
     sites: of the position information.
     attention: indices of the blocks with attention.
     orders: for each block the index of the token of each patch, (H * W,), if they are not row by row, else None.
-    packed: whether the tokens of several images are one sequence.
     """
 
     model: nn.Module
@@ -109,7 +108,6 @@ class Structure:
     sites: tuple[Site, ...]
     attention: tuple[int, ...]
     orders: tuple[Tensor | None, ...]
-    packed: bool = False
 
     @property
     def prefix(self) -> int:
@@ -199,10 +197,6 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
             f"blocks, layers or stages, as in timm, got {type(model).__name__}."
         )
     outputs = [flow.called[name] for name in blocks]
-    rows = outputs[0].ndim == 2  # all images in one row, without an axis for batches
-    if len(images) > 1 and (rows or outputs[0].shape[0] == 1):
-        return replace(find_structure(model, size, images[:1]), packed=True)
-    outputs = [x[None] if x.ndim == 2 else x for x in outputs]
     if other := next((len(x) for x in outputs if len(x) != len(images)), 0):  # tokens of each image, in several parts
         raise Unavailable(f"a block returns {other} samples for {len(images)} images")
     cut = stem_map(flow, blocks, outputs[0])
@@ -219,7 +213,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
         stem,
         tuple(_sites(flow.meetings, grids, layer_of)),
         tuple(sorted({layer_of[name] for one in flow.attentions for name in one.within if name in layer_of})),
-        token_orders(model, images, flow, cut, blocks, grids, rows),
+        token_orders(model, images, flow, cut, blocks, grids),
     )
 
 
@@ -363,22 +357,18 @@ def token_orders(
     cut: Tensor | None,
     blocks: Sequence[str],
     grids: Sequence[Grid],
-    rows: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Return the index of the token of each patch after each block, (H * W,); None where they are row by row.
 
-    The map that the images are cut into is replaced, or the images if they are one row of tokens, and attention is
-    silenced, so that a token depends only on the patches in its place. For each binary digit of their rows and columns,
+    The map that the images are cut into is replaced, and attention is silenced, so that a token depends only on the
+    patches in its place. For each binary digit of their rows and columns,
     one map changes the patches with a one, another those with a zero. Only the first digits are tried, unless these
     show another order, as of Hiera, whose tokens are in the order of its windows.
     """
     shape = grids[0].shape
-    if rows:
-        at, cut = -1, images
-    elif cut is None or cut.shape[2:] != shape or len(images) < 2 or flow.called[blocks[0]].ndim != 3:
+    if cut is None or cut.shape[2:] != shape or len(images) < 2 or flow.called[blocks[0]].ndim != 3:
         return (None,) * len(blocks)
-    else:
-        at = next(index for index, (_, x, _) in enumerate(flow.maps) if x is cut)
+    at = next(index for index, (_, x, _) in enumerate(flow.maps) if x is cut)
     noise = torch.randn(cut.shape[1:], generator=torch.Generator().manual_seed(0)).to(cut)
 
     def places(digits: Sequence[Sequence[int]]) -> list[Tensor | None]:
@@ -408,15 +398,11 @@ def _places_by(
     place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))  # (2, H, W)
     ones = torch.stack([place[axis] >> digit & 1 for axis in (0, 1) for digit in digits[axis]]).bool()
     masks = torch.cat([ones[:1] & False, ones, ~ones]).to(noise)[:, None]
-    if at < 0:
-        masks = masks.repeat_interleave(noise.shape[1] // height, 2).repeat_interleave(noise.shape[2] // width, 3)
-    stems = noise * (1 + masks)
-    given = stems if at < 0 else images[:1].expand(len(masks), -1, -1, -1)
-    flow = Flow(model, stem=(at, stems))
-    flow.run(given)
+    flow = Flow(model, stem=(at, noise * (1 + masks)))
+    flow.run(images[:1].expand(len(masks), -1, -1, -1))
     found: list[Tensor | None] = []
     for name, grid in zip(blocks, grids, strict=True):
-        x, halvings = by_image(flow.called[name], len(masks)), (height // grid.height).bit_length() - 1
+        x, halvings = flow.called[name], (height // grid.height).bit_length() - 1
         if x.ndim != 3 or (grid.height << halvings, grid.width << halvings) != (height, width):
             found.append(None)
             continue

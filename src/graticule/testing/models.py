@@ -451,7 +451,7 @@ def inspect_model(
         One finding per check, in the order of `CHECKS`.
 
     Raises:
-        ValueError: for a model of films or packed patches, a size that is not given and cannot be inferred, or an
+        ValueError: for a model of films, a size that is not given and cannot be inferred, or an
             unknown name in `skip`.
     """
     for name in skip:
