@@ -9,7 +9,6 @@ with the variant, `A [24 layers] - B [24 layers]`.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,23 +17,17 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
-from matplotlib.figure import Figure
-
 from evidence.contrasts import (
     COLUMNS,
     LATER,
-    LEGEND,
-    TICKS,
     Contrast,
     Term,
     differences,
-    draw_forest,
     family,
     pooled,
     read_scores,
 )
 from evidence.why_lape import STUDIES
-from graticule.lab.figures.save import save_figure
 from graticule.lab.studies.study import TRAINED, Study, load_study
 from graticule.lab.studies.tables import between, markdown, read_records
 from graticule.system.files import write_text
@@ -226,24 +219,6 @@ def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, s
     return parts
 
 
-def forest(asked: Sequence[Asked], found: Sequence[Contrast]) -> Figure:
-    """Draw the rows of a paper; differences are in multiples of the margin."""
-    scaled, last = [], ""
-    for one, contrast in zip(asked, found, strict=True):
-        label = f"{one.question}  {one.label}" if one.question != last else one.label
-        last = one.question
-        scaled.append(contrast.scaled(textwrap.fill(label, 52)))
-    figure = Figure(figsize=(7.6, 0.9 + 0.34 * len(scaled)), layout="constrained")
-    ax = figure.subplots()
-    draw_forest(ax, scaled)
-    ax.set_xscale("symlog", linthresh=2)
-    ax.set_xticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS])
-    ax.tick_params(labelsize=8)
-    said = f"difference in multiples of the margin (gray), 95 % interval\nright: as the paper says; {LEGEND}"
-    figure.supxlabel(said, fontsize=8.5)
-    return figure
-
-
 #: The families of tests: file of rows -> the name of the family of a row.
 FAMILIES: dict[str, Callable[[Asked], str]] = {
     "questions": lambda one: one.paper + one.question,
@@ -272,15 +247,5 @@ def page_texts(docs: Path) -> dict[Path, str]:
     return found
 
 
-def write_pages(docs: Path) -> list[Path]:
-    """Write the pages and the figures; returns the paths."""
-    written = [write_text(page, text) for page, text in page_texts(docs).items()]
-    pairs = zip(*read_rows("questions", docs), strict=True)
-    for paper, group in groupby(pairs, lambda pair: pair[0].paper):
-        name = re.sub(r"\W+", "_", paper.lower()).strip("_")
-        written.append(save_figure(forest(*zip(*group, strict=True)), docs / "figures" / f"claims_{name}.png"))
-    return written
-
-
 if __name__ == "__main__":
-    print("wrote", *write_pages(Path("docs")))
+    print("wrote", *(write_text(page, text) for page, text in page_texts(Path("docs")).items()))

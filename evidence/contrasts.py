@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from matplotlib.axes import Axes
 from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
@@ -33,12 +32,6 @@ from graticule.lab.studies.study import TRAINED, read_table
 LATER = "†"
 #: The variant of a gym that is the mean over all its tasks, where a score below chance counts as chance.
 MEAN = "mean"
-#: Of answers in pictures.
-COLORS = {"larger": "C0", "smaller": "C3", "within the margin": "C2"}
-#: Of an axis of differences in multiples of the margin.
-TICKS = (-20, -5, -2, -1, 0, 1, 2, 5, 20)
-#: Says what the colors mean.
-LEGEND = "blue: larger, red: smaller, green: within the margin, gray: undecided"
 #: (choice, variant, at) -> seed -> score.
 Scores = Mapping[tuple[str, str, str], Mapping[int, float]]
 #: A weighted score: weight, choice, variant, and the condition of the measurement ("trained", "zoom 40", ...).
@@ -139,10 +132,6 @@ class Contrast:
             mark = f"?{self.answer.split()[1][1:]}"
         return f"{self.cells(decimals)[0]} {mark}"
 
-    def scaled(self, label: str) -> Contrast:
-        """Return it in multiples of its margin, for a picture, under another label."""
-        return replace(self, label=label, values=tuple(value / self.margin for value in self.values), margin=1.0)
-
 
 #: Names of the columns of `Contrast.cells`.
 COLUMNS = ("difference [95 %]", "seeds", "adjusted p", "answer")
@@ -178,17 +167,3 @@ def pooled(contrasts: Sequence[Contrast]) -> tuple[float, float, float]:
     error = sum(w * (m - mean) ** 2 for w, m in zip(weights, means, strict=True)) / (len(means) - 1) / sum(weights)
     reach = float(stats.t.isf(0.025, len(means) - 1)) * math.sqrt(error)
     return mean, mean - reach, mean + reach
-
-
-def draw_forest(ax: Axes, contrasts: Sequence[Contrast]) -> None:
-    """Draw a row for each contrast: its mean and interval, over its margin; decided ones in color."""
-    for row, one in enumerate(contrasts):
-        ax.fill_betweenx([row - 0.4, row + 0.4], -one.margin, one.margin, color="0.9", linewidth=0)
-        color = COLORS.get(one.answer.partition(",")[0], "0.45")
-        if one.test is not None:
-            ax.plot([one.test.low, one.test.high], [row, row], color=color)
-        if one.values:
-            ax.plot(fmean(one.values), row, "o", color=color, markersize=4)
-    ax.axvline(0, color="0.3", linewidth=0.8)
-    ax.set_yticks(range(len(contrasts)), [one.label for one in contrasts])
-    ax.set_ylim(len(contrasts) - 0.5, -0.5)

@@ -229,79 +229,6 @@ class TooSlowError(Exception):
     """An operation ran longer than `SECONDS`."""
 
 
-_HIERA = (
-    "no family here has attention within mask units, queries pooled by maxima and a norm after the mean; its tensors "
-    "could correspond one to one"
-)
-#: Reasons why models of a class do not convert; of timm by the name of the model.
-NOTES: dict[str, str] = {
-    # timm
-    "cpubone_nano": "convolutions within attention",
-    "csatv2": "convolutional stages with a spatial attention",
-    "coat_tiny": "convolutional position terms in factorized attention",
-    "crossvit_tiny_240": "two branches of different patches",
-    "davit_tiny": "attention over channels beside windows",
-    "deepseek_vit_412m": "an aligner of merged tokens before the classifier",
-    "edgenext_small": "attention over channels (cross-covariance)",
-    "vit_base_patch16_sapiens2(num_kv_heads=6)": "fewer heads of keys than of queries, as in larger `*_sapiens2`",
-    "vit_tiny_patch16_224(dynamic_img_pad=True)": "images that are padded to whole patches",
-    "efficientformer_l1": "pooling stages, then attention with a bias of offsets",
-    "efficientformerv2_s0": "attention with a bias of offsets after convolutional stages",
-    "efficientvit_b0": "linear attention",
-    "efficientvit_m0": "a cascade of groups of channels",
-    "gemma4_vit_167m": "norms after each part, clipped projections; its rotation is `rope(preset='gemma4')`",
-    "gcvit_xxtiny": "queries of a global window",
-    "halonet26t": "attention between blocks and halos in a convolutional network",
-    "hiera_tiny_224": _HIERA,
-    "iformer_s": "convolutions beside attention",
-    "levit_128s": "batch norms in attention, which has a bias of offsets",
-    "lowformer_b0": "convolutions within attention",
-    "maxvit_nano_rw_256": "attention of blocks and of strided grids",
-    "caformer_s18": "convolutional stages, then attention without position",
-    "mobilevit_xxs": "attention between strided patches of a convolutional network",
-    "naflexvit_base_patch16_gap(attn_gated=True)": "a gate after attention",
-    "nest_tiny": "attention within blocks, which are merged by convolutions",
-    "nextvit_small": "pooled keys with batch norms",
-    "pit_ti_224": "stages with a class token, pooled by convolutions",
-    "pvt_v2_b0": "a depth-wise convolution within each MLP",
-    "qwen3_vit_88m": "merged tokens before the classifier",
-    "sam2_hiera_tiny": "pooled queries, a table with a repeated window",
-    "swiftformer_xs": "additive attention",
-    "swinv2_cr_tiny_ns_224": "another network of offsets than that of Swin V2",
-    "tnt_s_patch16_224": "tokens of pixels within tokens of patches",
-    "tiny_vit_5m_224": "a convolution in each block, windows with a bias of offsets",
-    "visformer_tiny": "convolutional stages, batch norms",
-    "vit_dwee_patch16_reg1_gap_256": "differential attention",
-    "vit_tiny_r_s16_p8_224": "a convolutional network cuts the patches",
-    "vitamin_small_224": "convolutional stages before the blocks",
-    "volo_d1_224": "outlook attention",
-    "xcit_nano_12_p16_224": "attention over channels (cross-covariance)",
-    # transformers
-    "CvtModel": "convolutional projections",
-    "DonutSwinModel": "not registered; Swin without the last norm",
-    "Gemma4VisionModel": "patches with their coordinates as inputs",
-    "GLPNModel": "a convolution within each MLP",
-    "GroupViTVisionModel": "tokens are grouped",
-    "HieraModel": _HIERA,
-    "LevitModel": "batch norms in attention, which has a bias of offsets",
-    "Llama4VisionModel": "the class token is the last one, and patches are shuffled afterwards",
-    "MaskFormerSwinModel": "not registered; a backbone of several maps",
-    "MllamaVisionModel": "tiles of an image, with their own tables and gates",
-    "MobileViTModel": "attention between strided patches of a convolutional network",
-    "MobileViTV2Model": "linear attention in a convolutional network",
-    "PvtModel": "class token in the last stage, tables per stage",
-    "PvtV2Model": "a convolution within each MLP",
-    "Qwen2_5_VisionTransformerPretrainedModel": "windows of merged blocks",
-    "Sam2HieraDetModel": "pooled queries, a table with a repeated window",
-    "Sam3ViTModel": "not registered; `resize` refuses it, as global attention rotates by the size it was built for",
-    "SegGptModel": "two images, one below the other",
-    "SegformerModel": "a convolution within each MLP",
-    "SwiftFormerModel": "additive attention",
-    "TimesformerModel": "attention over time and space in turn",
-    "VideoPrismVisionModel": "encoders of space and of time in turn",
-    "XCLIPVisionModel": "messages between frames",
-    "YolosModel": "tokens of detections, and tables that are added in each layer",
-}
 #: The reason of other classes of transformers, most of which are plain ViTs under other names.
 UNTRIED = "not registered"
 
@@ -451,9 +378,9 @@ def measure(names: list[str], only: list[str]) -> None:
         found, said = rows_of(model, size, only)
         if only:
             found = {column: found.get(column, getattr(before[name], column)) for column in COLUMNS}
-            said.setdefault("convert", before[name].reason)
         print(name, found, said, file=sys.stderr)
-        why = said.get("convert", "")
+        known = before.get(name)
+        why = known.reason if known and known.convert == found["convert"] else said.get("convert", "")
         writer.writerow([library, name, type(model).__name__, *found.values(), version, date, why])
         sys.stdout.flush()
 
@@ -477,9 +404,8 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         label = f"`{row.kind}`" + (f" ({row.name})" if row.name != row.kind else "")
         groups.setdefault(tuple(getattr(row, column) for column in COLUMNS), []).append(label)
-        note = NOTES.get(row.name, UNTRIED if row.library == "transformers" else row.reason)
-        if row.convert != "yes" and note != UNTRIED:
-            reasons.setdefault(note, []).append(label)
+        if row.convert != "yes" and row.reason != UNTRIED:
+            reasons.setdefault(row.reason, []).append(label)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     lines = [(*cells, ", ".join(names)) for cells, names in ordered]
     why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())

@@ -14,32 +14,25 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from matplotlib.figure import Figure
 from scipy import stats
 from torch import Tensor, nn
 
 from evidence.contrasts import (
     LATER,
-    LEGEND,
-    TICKS,
     Contrast,
     Scores,
     differences,
-    draw_forest,
     family,
     read_scores,
 )
 from graticule.analysis.share import ShareSums
 from graticule.backbones.base import Backbone
-from graticule.lab.figures.save import save_figure
-from graticule.lab.figures.style import line_style
 from graticule.lab.studies.plan import plan
 from graticule.lab.studies.significance import format_p, spread
 from graticule.lab.studies.study import TRAINED, Study, load_study
@@ -233,43 +226,6 @@ def answers_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
     return markdown(table)
 
 
-def forest(rows: Sequence[tuple[str, str, Contrast]]) -> Figure:
-    """Draw every contrast in a panel: a row for each data set, size and task, in multiples of the margin."""
-    names = [name for name, _ in CONTRASTS.values() if any(one[0] == name for one in rows)]
-    counts = [sum(contrast == name for contrast, *_ in rows) for name in names]
-    heights = [max(counts[at : at + 2]) + 2.5 for at in range(0, len(names), 2)]
-    figure = Figure(figsize=(7.6, 0.5 + 0.22 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(heights), 2, sharex=True, height_ratios=heights).flat
-    for panel, name in zip(panels, names, strict=False):
-        title = f"{name}: {next(said for short, said in CONTRASTS.values() if short == name)}"
-        panel.set_title(textwrap.fill(title, 40), fontsize=9)
-        draw_forest(panel, [one.scaled(where) for contrast, where, one in rows if contrast == name])
-        panel.set_xscale("symlog", linthresh=2)
-        panel.set_xticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS])
-        panel.tick_params(labelsize=8)
-    figure.supxlabel(f"difference in multiples of the margin (gray), 95 % interval\n{LEGEND}", fontsize=9)
-    return figure
-
-
-def accuracies(docs: Path) -> Figure:
-    """Draw the accuracy of every choice and seed on digits, at the trained size and at two others."""
-    scores, study = read_scores("lape_place", docs / "data"), load("lape_place")
-    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
-    for panel, at in zip(panels, (TRAINED, "zoom 40", "canvas 40"), strict=True):
-        for row, choice in enumerate(study.choices):
-            values = list(scores[choice, "", at].values())
-            panel.plot(values, [row + 0.26] * len(values), ".", color="C0", alpha=0.4)
-            panel.plot(fmean(values), row, "d", color="C0")
-        panel.set_title("digits, trained size" if at == TRAINED else f"same weights, {at}", fontsize=9)
-        panel.set_xlabel("top-1 (%)", fontsize=9)
-        panel.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(study.choices)), list(study.choices))
-    panels[0].invert_yaxis()
-    figure.supxlabel(f"dots: {len(study.seeds)} seeds; diamonds: means", fontsize=9)
-    return figure
-
-
 def predictions(docs: Path) -> dict[tuple[str, str], list[tuple[str, float, float]]]:
     """Return (when, condition) -> (choice, mean share, gain over `BASE`) of the choices."""
     shares, scores = (
@@ -301,40 +257,6 @@ def prediction_table(docs: Path) -> str:
     return markdown(rows)
 
 
-def share_figure(docs: Path) -> Figure:
-    """Draw the share of position by layer before and after training, and the gain against the share before."""
-    shares = read_records(docs / "data" / "why_lape_shares.csv", Share)
-    figure = Figure(figsize=(7.6, 6.6), layout="constrained")
-    panels = figure.subplots(2, 2).flatten()
-    for panel, when in zip(panels, ("before", "after"), strict=False):
-        for number, choice in enumerate(load("lape_place").choices):
-            layers = sorted({one.layer for one in shares})
-            means = [
-                100 * fmean(one.share for one in shares if (one.choice, one.when, one.layer) == (choice, when, layer))
-                for layer in layers
-            ]
-            panel.plot(layers, means, label=choice, **line_style(number))
-        panel.set_xticks(layers)
-        panel.set_ylim(0, 100)
-        panel.set_xlabel("layer", fontsize=9)
-        panel.set_title(f"position in attention's input (%)\n{when} training", fontsize=9)
-    for panel, at in zip(panels[2:], (TRAINED, "zoom 40"), strict=True):
-        for number, (_, share, gain) in enumerate(predictions(docs)["before", at]):
-            panel.plot(100 * share, gain, **{**line_style(number), "linestyle": "none"})
-        panel.set_xlabel("position before training (%),\nmean over layers", fontsize=9)
-        panel.set_title(f"gain over {BASE} (points)\n{at}", fontsize=9)
-        panel.axhline(0, color="0.3", linewidth=0.8)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=3,
-        fontsize=9,
-        frameon=False,
-        handlelength=3,
-    )
-    return figure
-
-
 def page_texts(docs: Path) -> dict[Path, str]:
     """Return the texts of docs/why_lape.md and of its page of numbers with their tables rebuilt."""
     rows = contrast_rows(docs)
@@ -353,15 +275,6 @@ def page_texts(docs: Path) -> dict[Path, str]:
     return found
 
 
-def write_pages(docs: Path) -> list[Path]:
-    """Write the pages and the figures; returns the paths."""
-    figures = {"accuracies": accuracies(docs), "contrasts": forest(contrast_rows(docs)), "shares": share_figure(docs)}
-    return [
-        *(write_text(page, text) for page, text in page_texts(docs).items()),
-        *(save_figure(figure, docs / "figures" / f"why_lape_{name}.png") for name, figure in figures.items()),
-    ]
-
-
 def main() -> None:
     """Write the page, or with --shares RUNS measure the shares of the study on digits."""
     docs = Path("docs")
@@ -369,7 +282,7 @@ def main() -> None:
         found = measure_shares(load("lape_place"), Path(sys.argv[2]))
         print("wrote", write_text(docs / "data" / "why_lape_shares.csv", csv_of_records(Share, found)))
     else:
-        print("wrote", *write_pages(docs))
+        print("wrote", *(write_text(page, text) for page, text in page_texts(docs).items()))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 import graticule.lab.gym.run as module
-from evidence.gym_page import page_text, task_sheet
-from graticule.lab.gym.base import TASKS, task_rows
+from evidence.gym_page import page_text
+from graticule.lab.gym.base import task_rows
 from graticule.lab.gym.profile import Profile, Row, choice_labels, heat_map, read_profile
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.run import gym
@@ -177,15 +177,6 @@ def test_profiles_are_drawn_with_their_scores():
     assert [text.get_text() for text in maps[0].texts] == ["50"] * 9
     low = Profile(tuple(row(str(n), seed=seed, normalized=-6.65 - seed) for n in range(9) for seed in (0, 1)))
     assert {text.get_text() for text in heat_map(low).axes[0].texts} == {"< -20\n±71"}
-
-
-def test_the_sheet_has_an_example_of_each_task():
-    panels = [ax for ax in task_sheet().axes if ax.get_title()]
-    assert [ax.get_title().partition(":")[0] for ax in panels] == list(TASKS)
-    said = {ax.get_title(): [text.get_text() for text in ax.texts] for ax in panels}
-    letters = {task: sorted(text for text in texts if text in "AB") for task, texts in said.items()}
-    assert any("first when the image is" in text and text.endswith("B first") for text in said["order"])
-    assert letters["order"] == ["A", "B"] and letters["box"] == ["A"] * 4
 
 
 def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
