@@ -9,8 +9,8 @@ TOP = Path(__file__).parents[1]
 REMEDY = "shorten it, or raise the number here, in a commit whose message says what pays for it"
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
-benchmarks: . 2880
-evidence: . 2480
+benchmarks: . 2790
+evidence: . 2670
 graticule: . 30, analysis 3470, backbones 5660, checkpoints 1420, dense 2200, encodings 5690, external 6240, hub 790,
   layers 1050, position 3720, registry 1140, surgery 3160, system 410, testing 2770
 graticule/lab: . 740, commands 4020, data 4230, figures 1470, gym 1510, pages 1050, recipes 1220, studies 2460, tasks
@@ -22,7 +22,7 @@ tests/lab: . 50, commands 2150, data 3970, figures 410, gym 870, pages 420, reci
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
-claims.md 2470, encodings.md 2460, gym.md 1950, models.md 1480, pretrained.md 2340, recipe_sources.md 2070,
+claims.md 2460, encodings.md 2460, gym.md 1950, models.md 1480, pretrained.md 2340, recipe_sources.md 2070,
   results/costs.md 1890, results/gym.md 1270, results/lape_place.md 1540, which.md 1760, why_lape.md 1460
 """
 GUIDE, TOTAL, PAGES, SOURCES = 1_200, 101_800, 89, 297
