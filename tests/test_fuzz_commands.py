@@ -60,19 +60,7 @@ LONG = {
 }
 WORDS = ["nan", "inf", "1e300", "9" * 400, "-1", "0", "1", "2", "0.5", "1e-300", "18446744073709551616", "16777216"]
 TEXTS = [
-    "",
-    " ",
-    "a\nb",
-    "\x1b[31m",
-    "image",
-    "pictures",
-    "nothing",
-    "learnable",
-    "lape",
-    "digits",
-    "x=1",
-    "1x1",
-    "1/2",
+    *("", " ", "a\nb", "\x1b[31m", "image", "pictures", "nothing", "learnable", "lape", "digits", "x=1", "1x1", "1/2")
 ]
 VALUES = st.one_of(st.sampled_from(WORDS), st.sampled_from(TEXTS), st.text("0123456789.-+e,x=()[]'", max_size=8))
 

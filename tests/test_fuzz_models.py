@@ -150,18 +150,6 @@ def test_any_tokens_and_caches_are_refused_or_give_finite_logits(data, texts):
     assert isinstance(logits, REFUSED) or logits.isfinite().all()
 
 
-TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])
-
-
-@fuzzed(12, st.dictionaries(TEXT, LIGHT, max_size=2), LIGHT)
-@torch.no_grad()
-def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(values, vocabulary):
-    model = attempt(lambda: graticule.create_language_model("lm_nano", vocabulary, **values).eval())
-    if not isinstance(model, REFUSED):
-        logits = model(torch.zeros(1, 1, dtype=torch.int64))
-        assert logits.shape == (1, 1, vocabulary) and logits.isfinite().all()
-
-
 @pytest.fixture(scope="module")
 def texts():
     return [graticule.create_language_model("lm_nano", 10, context=8, depth=depth).eval() for depth in (1, 2)]
