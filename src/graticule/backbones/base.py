@@ -119,9 +119,9 @@ class Backbone(TokenModel, HubModel):
         self.embed_dims, self.depths = tuple(embed_dims), tuple(depths)
         self.num_features = self.head_hidden_size = self.embed_dims[-1]
         self.num_prefix_tokens = 0
-        given = [len(size) for size in (img_size, patch_size) if not isinstance(size, int)]
-        axes = max(given, default=2)
-        if axes not in self.axes or min(given, default=2) < 2:
+        numbers = [len(size) for size in (img_size, patch_size) if not isinstance(size, int)]
+        axes = max(numbers, default=2)
+        if axes not in self.axes or min(numbers, default=2) < 2:
             known = "height and width" if self.axes == (2,) else "2 or 3 axes"
             raise ValueError(f"`img_size` must have {known} in {type(self).__name__}, got {img_size}.")
         # typed as those of an image, which nearly all are
@@ -199,8 +199,8 @@ class Backbone(TokenModel, HubModel):
         """Return the blocks of a stage: those of the last of `stage_lists`."""
         if not self.stage_lists:
             return self.blocks
-        found = getattr(self, self.stage_lists[-1])[stage]
-        return found.blocks if isinstance(found, Stage) else cast("nn.ModuleList", found)
+        stage_list = getattr(self, self.stage_lists[-1])[stage]
+        return stage_list.blocks if isinstance(stage_list, Stage) else cast("nn.ModuleList", stage_list)
 
     def block(self, stage: int, index: int) -> nn.Module:
         """Return a block of a stage."""
@@ -310,14 +310,14 @@ class Backbone(TokenModel, HubModel):
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
         grid = self.grid_of(images).cropped(crop)
         grids, positions = self.position_grids(grid), self.position(grid)
-        kept = self.kept(images, grid, keep)
-        if kept is not None:
-            positions = [position.take(kept) for position in positions]
+        tokens_kept = self.select_patches(images, grid, keep)
+        if tokens_kept is not None:
+            positions = [position.take(tokens_kept) for position in positions]
         x, first = images, 0
         for stage, depth in enumerate(self.depths):
             at = grids[stage]
             x = self.embed(x, stage)
-            x = x if kept is None else kept.of(x)
+            x = x if tokens_kept is None else tokens_kept.of(x)
             blocks = zip(self.stage_blocks(stage), self.where(stage, at), strict=True)
             layers = [(block, positions[first + index], where) for index, (block, where) in enumerate(blocks)]
             for tokens in self.run_blocks(x, layers):
@@ -327,7 +327,7 @@ class Backbone(TokenModel, HubModel):
             if stage + 1 < len(self.depths):
                 x = at.to_map(x)
 
-    def kept(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
+    def select_patches(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
         """Return the tokens of the patches `keep`, with all prefix tokens; None for all tokens."""
         if keep is None or isinstance(keep, torch.fx.Proxy):  # torch.fx, which records the pass of all patches
             return None
@@ -410,15 +410,15 @@ class Backbone(TokenModel, HubModel):
             if stop_early and layer == ends[last]:
                 break
         with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
-        found: list[Any] = list(zip(maps, prefix, strict=True)) if with_prefix else list(maps)
+        outputs: list[Any] = list(zip(maps, prefix, strict=True)) if with_prefix else list(maps)
         if intermediates_only and not output_dict:
-            return found
+            return outputs
         result: dict[str, Any] = {"image_intermediates": maps}
         if with_prefix:
             result["image_intermediates_prefix"] = prefix
         if not intermediates_only:
             result["image_features"] = self.final(x, grid) if final else x
-        return result if output_dict else (result["image_features"], found)
+        return result if output_dict else (result["image_features"], outputs)
 
     def prune_intermediate_layers(
         self,
@@ -509,11 +509,11 @@ def draw_patches(images: Tensor, grid: Grid, count: int) -> Subset:
 def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     """Return the indices of chosen outputs among `count`, and the largest, as timm does."""
     try:
-        found: tuple[list[int], int] = feature_take_indices(count, indices)
+        chosen: tuple[list[int], int] = feature_take_indices(count, indices)
     except (AssertionError, TypeError, ValueError):
         rule = f"a number from 1 to {count}, or a list of indices from 0 to {count - 1}"
         raise ValueError(f"`indices` must be {rule}, got {shown(indices)}.") from None
-    return found
+    return chosen
 
 
 def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | None = None) -> Sequence[int]:

@@ -87,13 +87,13 @@ class CeitTransformer(VisionTransformer):
 
         The latter are computed in a second pass.
         """
-        found = super().forward_intermediates(x, *args, **kwargs)
-        if isinstance(found, list):
-            return found
+        outputs = super().forward_intermediates(x, *args, **kwargs)
+        if isinstance(outputs, list):
+            return outputs
         final = self.forward_features(x, kwargs.get("crop"))
-        if isinstance(found, tuple):
-            return final, found[1]
-        return found | {"image_features": final} if "image_features" in found else found
+        if isinstance(outputs, tuple):
+            return final, outputs[1]
+        return outputs | {"image_features": final} if "image_features" in outputs else outputs
 
 
 class ClassAttentionOfLayers(nn.Module):

@@ -93,25 +93,25 @@ class CompactTransformer(VisionTransformer):
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of the authors' code."""
-        if found := re.match(r"classifier\.blocks\.(\d+)\.(pre_norm|self_attn|norm1|linear1|linear2)\.(.+)", published):
-            own = next(own for own, theirs in _BLOCK.items() if theirs == found[2])
-            return f"blocks.{found[1]}.{own}.{found[3]}"
+        if match := re.match(r"classifier\.blocks\.(\d+)\.(pre_norm|self_attn|norm1|linear1|linear2)\.(.+)", published):
+            name = next(name for name, published_part in _BLOCK.items() if published_part == match[2])
+            return f"blocks.{match[1]}.{name}.{match[3]}"
         convolutions = isinstance(self.patch_embed, ConvolutionalTokenizer)
-        for own, theirs in _NAMES.items():
-            if own.startswith("patch_embed") and convolutions != own.endswith("conv_layers"):
+        for name, published_part in _NAMES.items():
+            if name.startswith("patch_embed") and convolutions != name.endswith("conv_layers"):
                 continue
-            if published == theirs or published.startswith(theirs + "."):
-                return own + published.removeprefix(theirs)
+            if published == published_part or published.startswith(published_part + "."):
+                return name + published.removeprefix(published_part)
         return published
 
-    def published_name(self, own: str) -> str:
+    def published_name(self, name: str) -> str:
         """Return the name of a parameter in the authors' code."""
-        if found := re.match(r"blocks\.(\d+)\.(norm1|attn|norm2|mlp\.fc1|mlp\.fc2)\.(.+)", own):
-            return f"classifier.blocks.{found[1]}.{_BLOCK[found[2]]}.{found[3]}"
-        for ours, theirs in _NAMES.items():
-            if own == ours or own.startswith(ours + "."):
-                return theirs + own.removeprefix(ours)
-        return own
+        if match := re.match(r"blocks\.(\d+)\.(norm1|attn|norm2|mlp\.fc1|mlp\.fc2)\.(.+)", name):
+            return f"classifier.blocks.{match[1]}.{_BLOCK[match[2]]}.{match[3]}"
+        for ours, published_part in _NAMES.items():
+            if name == ours or name.startswith(ours + "."):
+                return published_part + name.removeprefix(ours)
+        return name
 
 
 class CompactBlock(Block):

@@ -56,13 +56,13 @@ class ConVit(VisionTransformer):
         """
         super().build_position(position, num_heads)
         with torch.no_grad():
-            given = self.position(self.grid)
-        if any(layer.rotary is not None and layer.rotary.channels is not None for layer in given):
+            positions = self.position(self.grid)
+        if any(layer.rotary is not None and layer.rotary.channels is not None for layer in positions):
             raise ValueError(
                 "`encoding` must keep the channels of queries and keys where the class token has no position, got one "
                 "that doubles them (pope); use another rotation, or `class_token=False`."
             )
-        joins_at = 1 + max((i for i, layer in enumerate(given) if layer.positional is not None), default=-1)
+        joins_at = 1 + max((i for i, layer in enumerate(positions) if layer.positional is not None), default=-1)
         if joins_at == self.depths[0] and self.has_class_token:
             raise ValueError(
                 f"`encoding` must leave the last of the {self.depths[0]} layers without positional attention, for the "
@@ -88,15 +88,15 @@ class ConVit(VisionTransformer):
     ) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
         grid = self.grid_of(images).cropped(crop)
-        self.kept(images, grid, keep)
+        self.select_patches(images, grid, keep)
         positions, prefix = self.position(grid), self._prefix_tokens()
         layers, grids = [], []
         for index in range(self.depths[0]):
-            given, at = positions[index], grid
+            position, at = positions[index], grid
             if prefix and index >= self.joins_at:
-                given = _joined(given, torch.cat(prefix, 1), index == self.joins_at)
+                position = _joined(position, torch.cat(prefix, 1), index == self.joins_at)
                 at = _joined_grid(grid, self.num_prefix_tokens)
-            layers.append((self.block(0, index), given, (at,)))
+            layers.append((self.block(0, index), position, (at,)))
             grids.append(at)
         for index, tokens in enumerate(self.run_blocks(self.embed(images), layers)):
             yield tokens, grids[index]
@@ -121,14 +121,14 @@ class ConVit(VisionTransformer):
             nn.init.eye_(cast("nn.Linear", module).weight)
 
 
-def _joined(given: LayerPosition, prefix: Tensor, first: bool) -> LayerPosition:
+def _joined(position: LayerPosition, prefix: Tensor, first: bool) -> LayerPosition:
     """Return a layer's position with prefix tokens (1, n, D); they join before it if it is the `first` with them."""
-    joined = given.with_prefix(prefix.shape[1])
+    joined = position.with_prefix(prefix.shape[1])
     if not first:
         return joined
     # `pre` is added to the patches, and everything else acts on the tokens after the prefix tokens have joined
     both = LayerPosition(before=partial(_join, prefix)).merge(joined._replace(pre=None))
-    return both._replace(pre=given.pre)
+    return both._replace(pre=position.pre)
 
 
 def _join(prefix: Tensor, x: Tensor) -> Tensor:

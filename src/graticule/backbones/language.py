@@ -159,7 +159,7 @@ class LanguageModel(TokenModel):
         """Return the position of each layer for a text of `length` tokens."""
         self.check_length(length)
         grid = self.grid if length <= self.context else Grid(length)
-        return [given.part(0, length) for given in self.position(grid)]
+        return [position.part(0, length) for position in self.position(grid)]
 
     def check_length(self, length: int) -> None:
         """Check that there is position information for a text of `length` tokens.
@@ -176,11 +176,11 @@ class LanguageModel(TokenModel):
                 f"`tokens` must be at most {self.context} long: the model is folded for that many, got {length}; call "
                 "graticule.unfold(model) first, or cut the text."
             )
-        if held := self.position.resampled_encodings():
+        if tables := self.position.resampled_encodings():
             raise ValueError(
-                f"`tokens` must be at most {self.context} long, as the table of {' and '.join(held)} is, got {length}: "
-                f"cut the text, or call model.set_context({length}), which resamples the table permanently, or "
-                "train with an encoding without a table, such as sinusoidal_1d or none."
+                f"`tokens` must be at most {self.context} long, as the table of {' and '.join(tables)} is, got "
+                f"{length}: cut the text, or call model.set_context({length}), which resamples the table permanently, "
+                "or train with an encoding without a table, such as sinusoidal_1d or none."
             )
 
     @checked
@@ -208,7 +208,7 @@ class LanguageModel(TokenModel):
                 raise ValueError(
                     f"`tokens` must leave the text at {cache.capacity} tokens at most, its cache's, got {stop}."
                 )
-            positions = [given.part(start, stop) for given in cache.positions]
+            positions = [position.part(start, stop) for position in cache.positions]
         try:
             x = self.embed(tokens)
         except IndexError:  # raised on a CPU, where nothing has to wait for the check
@@ -379,5 +379,5 @@ def draw(
     likeliest = logits.float() / temperature
     if top_k is None:
         return torch.multinomial(likeliest.softmax(-1), 1, generator=generator)[:, 0]
-    values, kept = likeliest.topk(top_k)
-    return kept.gather(1, torch.multinomial(values.softmax(-1), 1, generator=generator))[:, 0]
+    values, indices = likeliest.topk(top_k)
+    return indices.gather(1, torch.multinomial(values.softmax(-1), 1, generator=generator))[:, 0]

@@ -230,12 +230,12 @@ class ResMlp(Mixer):
         """Return a state dict of the authors' code under timm's names, any other one unchanged."""
         if "patch_embed.proj.weight" not in state:
             return state
-        found = {}
+        renamed = {}
         for name, value in state.items():
-            for theirs, ours in _AUTHORS:
-                name = name.replace(theirs, ours)
-            found[name] = value.reshape(1, 1, -1) if name.endswith((".alpha", ".beta")) else value
-        return found
+            for part, timm_part in _AUTHORS:
+                name = name.replace(part, timm_part)
+            renamed[name] = value.reshape(1, 1, -1) if name.endswith((".alpha", ".beta")) else value
+        return renamed
 
 
 #: Parts of names in the authors' code of ResMLP, and in timm.

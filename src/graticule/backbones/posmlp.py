@@ -159,8 +159,8 @@ class PosMlp(Pyramid):
         size = self.img_size if img_size is None else img_size
         if windows is not None:
             self.grid_at(to_2tuple(size))  # an error is raised before anything is changed
-            whole = isinstance(windows, Sequence) and all(isinstance(side, int) and side > 0 for side in windows)
-            if not whole or len(windows) != len(self.depths):
+            are_sides = isinstance(windows, Sequence) and all(isinstance(side, int) and side > 0 for side in windows)
+            if not are_sides or len(windows) != len(self.depths):
                 raise ValueError(
                     f"`windows` must be a side of at least 1 for each of the {len(self.depths)} stages, got "
                     f"{list(windows) if isinstance(windows, Sequence) else windows}."

@@ -209,15 +209,15 @@ class PyramidVisionTransformer(Pyramid):
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of PVT's code."""
-        name = re.sub(r"^patch_embed(\d)\.", lambda found: f"patch_embeds.{int(found[1]) - 1}.", published)
-        return re.sub(r"^block(\d)\.", lambda found: f"blocks.{int(found[1]) - 1}.", name)
+        name = re.sub(r"^patch_embed(\d)\.", lambda match: f"patch_embeds.{int(match[1]) - 1}.", published)
+        return re.sub(r"^block(\d)\.", lambda match: f"blocks.{int(match[1]) - 1}.", name)
 
-    def published_name(self, own: str) -> str:
+    def published_name(self, name: str) -> str:
         """Return the name of a parameter in PVT's code, or with PEGs in Twins' code, which is our name."""
         if any(name.startswith("pos_block.") for name in self.position.published_names()):
-            return own
-        name = re.sub(r"^patch_embeds\.(\d)\.", lambda found: f"patch_embed{int(found[1]) + 1}.", own)
-        return re.sub(r"^blocks\.(\d)\.", lambda found: f"block{int(found[1]) + 1}.", name)
+            return name
+        name = re.sub(r"^patch_embeds\.(\d)\.", lambda match: f"patch_embed{int(match[1]) + 1}.", name)
+        return re.sub(r"^blocks\.(\d)\.", lambda match: f"block{int(match[1]) + 1}.", name)
 
 
 class TwinsSvt(PyramidVisionTransformer):

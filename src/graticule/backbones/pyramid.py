@@ -197,7 +197,7 @@ class MergingPyramid(Pyramid):
         if not shift and not any(name.endswith((".attn_mask", ".relative_position_index")) for name in state):
             return state
         tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
-        found = {}
+        renamed = {}
         for name, value in state.items():
             stage, end, leaf = name.removeprefix("layers.").partition(".downsample.")
             if end:
@@ -205,8 +205,8 @@ class MergingPyramid(Pyramid):
             elif name == "absolute_pos_embed" and len(tables) == 1:
                 name = tables[0]
             if not name.endswith((".attn_mask", ".relative_coords_table", ".relative_position_index")):
-                found[name] = value
-        return found
+                renamed[name] = value
+        return renamed
 
 
 def pad_to(images: Tensor, patch: Shape) -> Tensor:

@@ -92,9 +92,9 @@ class Size:
     def depths(self) -> tuple[int, ...]:
         """Return the number of blocks of each stage; empty if the arguments do not determine it."""
         several = self.argument("depths")
-        one = self.argument("depth", self.argument("num_blocks"))
-        given = several if isinstance(several, list | tuple) else (one,)
-        return tuple(given) if all(map(whole, given)) else ()  # the constructor refuses what is not a number
+        depth = self.argument("depth", self.argument("num_blocks"))
+        depths = several if isinstance(several, list | tuple) else (depth,)
+        return tuple(depths) if all(map(whole, depths)) else ()  # the constructor refuses what is not a number
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -155,13 +155,13 @@ def register_small(family: str, name: str, **arguments: Any) -> None:
 
 def list_small_models() -> dict[str, tuple[str, dict[str, Any]]]:
     """List the small models of all families, and the first model of each class of which no small one is declared."""
-    found = dict(sorted(FAMILIES.items(), key=lambda item: item[0].lower()))
-    kinds = {MODELS[name].kind for name, _ in found.values()}
+    models = dict(sorted(FAMILIES.items(), key=lambda item: item[0].lower()))
+    kinds = {MODELS[name].kind for name, _ in models.values()}
     for name, size in MODELS.items():
         if size.kind not in kinds:
             kinds.add(size.kind)
-            found[name] = name, {}
-    return found
+            models[name] = name, {}
+    return models
 
 
 def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -> Callable[[Class], Class]:
@@ -215,8 +215,8 @@ def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> N
                 "with load_checkpoint."
             )
         # published weights have known sizes, and would be downloaded twice
-        given = {argument: tuples(value) for argument, value in kwargs.items()}  # a config.json has lists
-        build = partial(_build, name, size, options, pretrained, **given)
+        arguments = {argument: tuples(value) for argument, value in kwargs.items()}  # a config.json has lists
+        build = partial(_build, name, size, options, pretrained, **arguments)
         return build() if pretrained else build_within_memory(build)
 
     entry.__name__ = entry.__qualname__ = registry_name(name)
@@ -233,10 +233,10 @@ def _build(
     overlay = size.cfg_of_classes.get(classes) if whole(classes) else None  # the constructor refuses others
     if overlay:
         kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
-    created = {one: value for one, value in kwargs.items() if one not in (*CHOICES, *OF_TIMM)}
+    created = {argument: value for argument, value in kwargs.items() if argument not in (*CHOICES, *OF_TIMM)}
     position = take_position(kwargs, size.encoding or size.kind.default_encoding, options)
-    given = replace(size, arguments={**size.arguments, **kwargs})
-    depths = given.depths
+    described = replace(size, arguments={**size.arguments, **kwargs})
+    depths = described.depths
     features = tuple(range(len(depths))) if len(depths) > 1 else min(3, *depths) if depths else 3
     kwargs = {**size.arguments, **kwargs}
     kind: Callable[..., nn.Module] = size.kind
@@ -284,11 +284,11 @@ def backbone_of(name: str) -> type[Backbone] | None:
 def definitions_of(model: str, encoding: str | None, joining: str) -> list[Definition]:
     """Return the classes that the texts of a model name: encodings, resamplers, joining and backbone."""
     encodings = () if encoding is None else ENCODINGS.specs(encoding)
-    resamplers = [given for spec in encodings if (given := spec.options.get("resampler")) is not None]
+    resamplers = [resampler for spec in encodings if (resampler := spec.options.get("resampler")) is not None]
     backbone = backbone_of(model)
     return [
         *(ENCODINGS[spec.name] for spec in encodings),
-        *(RESAMPLERS[spec.name] for given in resamplers for spec in RESAMPLERS.specs(given)),
+        *(RESAMPLERS[spec.name] for resampler in resamplers for spec in RESAMPLERS.specs(resampler)),
         *(JOININGS[spec.name] for spec in JOININGS.specs(joining)),
         *([] if backbone is None else [backbone]),
     ]

@@ -118,9 +118,9 @@ class TokenModel(Checked, PublishedNames, ABC):
         """
         mixing = [module for module in self.position.modules() if isinstance(module, MixingPosition)]
         decayed = {id(parameter) for module in mixing for parameter in module.encodings.parameters()}
-        kept = {name for name, parameter in self.position.named_parameters() if id(parameter) not in decayed}
-        published = {theirs for theirs, own in self.position.published_names().items() if own in kept}
-        return {f"position.{name}" for name in kept} | published | set(self.prefix_names)
+        undecayed = {name for name, parameter in self.position.named_parameters() if id(parameter) not in decayed}
+        published = {published for published, name in self.position.published_names().items() if name in undecayed}
+        return {f"position.{name}" for name in undecayed} | published | set(self.prefix_names)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that group the parameters: the stem, every block with its position parameters, the rest.
@@ -138,7 +138,7 @@ class TokenModel(Checked, PublishedNames, ABC):
 
         Statistics of BatchNorm are not updated again.
         """
-        norms = [one for one in block.modules() if isinstance(one, _BatchNorm)]
+        norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
         # the compiler computes again what has no side effects
         once: dict[str, Any] = (
             {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}
@@ -151,15 +151,15 @@ class TokenModel(Checked, PublishedNames, ABC):
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
-        for own, theirs in reversed(self.published_parts):
-            published = _with_part(published, theirs, own)
+        for name, published_part in reversed(self.published_parts):
+            published = _with_part(published, published_part, name)
         return published
 
-    def published_name(self, own: str) -> str:
+    def published_name(self, name: str) -> str:
         """Return the name of a parameter in published checkpoints."""
-        for part, theirs in self.published_parts:
-            own = _with_part(own, part, theirs)
-        return own
+        for part, published_part in self.published_parts:
+            name = _with_part(name, part, published_part)
+        return name
 
 
 def _with_part(name: str, part: str, other: str) -> str:
@@ -234,12 +234,12 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
             "`global_pool` must not be '' for images of several sizes, whose numbers of tokens differ; pool the "
             "tokens, or call the model once per size."
         )
-    found = [model(torch.stack([images[i] for i in group]), part) for (_, part), group in groups.items()]
+    outputs = [model(torch.stack([images[i] for i in group]), part) for (_, part), group in groups.items()]
     order = [index for group in groups.values() for index in group]
     back = sorted(range(len(order)), key=order.__getitem__)
-    if isinstance(found[0], tuple):  # of a model with two classifiers in training
-        return tuple(torch.cat(part)[back] for part in zip(*found, strict=True))
-    return torch.cat(found)[back]
+    if isinstance(outputs[0], tuple):  # of a model with two classifiers in training
+        return tuple(torch.cat(part)[back] for part in zip(*outputs, strict=True))
+    return torch.cat(outputs)[back]
 
 
 def _contexts(norms: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -250,11 +250,13 @@ def _contexts(norms: Sequence[nn.Module]) -> tuple[AbstractContextManager[None],
 @contextmanager
 def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
     """Keep the statistics of BatchNorm as they are, which in training uses those of the batch."""
-    tracked = [(one, one.momentum, one.num_batches_tracked) for one in norms if one.num_batches_tracked is not None]
-    for one, _, count in tracked:
-        one.momentum, one.num_batches_tracked = 0.0, count.clone()
+    tracked = [
+        (norm, norm.momentum, norm.num_batches_tracked) for norm in norms if norm.num_batches_tracked is not None
+    ]
+    for norm, _, count in tracked:
+        norm.momentum, norm.num_batches_tracked = 0.0, count.clone()
     try:
         yield
     finally:
-        for one, momentum, count in tracked:
-            one.momentum, one.num_batches_tracked = momentum, count
+        for norm, momentum, count in tracked:
+            norm.momentum, norm.num_batches_tracked = momentum, count

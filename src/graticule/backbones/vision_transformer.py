@@ -176,12 +176,12 @@ class PatchTransformer(Backbone):
         """Return the grid of an image of `image` = (height, width), in pixels."""
         return self.patch_embed.grid(image, self.num_prefix_tokens)
 
-    def kept(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
+    def select_patches(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
         """Return the tokens of the patches `keep`, or in training with `patch_drop_rate` those of random patches."""
         if keep is None and self.training and self.patch_drop_rate:
             count = max(1, int(grid.patches * (1 - self.patch_drop_rate)))
             return draw_patches(images, grid, count)
-        return super().kept(images, grid, keep)
+        return super().select_patches(images, grid, keep)
 
     def tokenize(self, x: Tensor, stage: int = 0) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, H * W, D), row-major."""

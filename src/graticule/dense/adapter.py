@@ -69,7 +69,7 @@ class DepthwiseOfLevels(nn.Module):
         """Map tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
         parts = x.split([height * width for height, width in shapes], 1)
         maps = (part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
-        return torch.cat([self.dwconv(one.contiguous()).flatten(2).transpose(1, 2) for one in maps], 1)
+        return torch.cat([self.dwconv(level.contiguous()).flatten(2).transpose(1, 2) for level in maps], 1)
 
 
 class ConvolutionalMlp(nn.Module):
@@ -221,7 +221,7 @@ class Adapter(Reader):
             raise ValueError(f"`window` must be 0 for a backbone with prefix tokens, got {window}.")
         backbone.prune_intermediate_layers([depth - 1], prune_norm=True)
         self.added = added
-        self.each = depth // groups
+        self.blocks_per_group = depth // groups
         self.level_embed = nn.Parameter(torch.empty(3, dim))
         self.spm = SpatialPrior(backbone.in_chans, width, dim, first)
         self.interactions = nn.ModuleList(
@@ -239,7 +239,7 @@ class Adapter(Reader):
             with torch.no_grad():
                 positions = backbone.position(backbone.grid)
             for index in range(depth):
-                if (index + 1) % self.each:
+                if (index + 1) % self.blocks_per_group:
                     check_windowed(positions[index])
                     _attend_within(backbone.block(0, index), window)
 
@@ -267,17 +267,24 @@ class Adapter(Reader):
             height, width = images.shape[-2:]
             raise ValueError(f"`images` must have sides that are multiples of 32 pixels, got {height} x {width}.")
         finest, *maps = self.spm(images)
-        shapes = [(one.shape[-2], one.shape[-1]) for one in maps]
+        shapes = [(level_map.shape[-2], level_map.shape[-1]) for level_map in maps]
         spatial = torch.cat(
-            [one.flatten(2).transpose(1, 2) + level for one, level in zip(maps, self.level_embed, strict=True)], 1
+            [
+                level_map.flatten(2).transpose(1, 2) + level
+                for level_map, level in zip(maps, self.level_embed, strict=True)
+            ],
+            1,
         )
         tokens, spatial = self.exchange(backbone, images, grid, spatial, shapes)
         parts = spatial.split([height * width for height, width in shapes], 1)
         maps = [part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
         levels = [finest if self.first else self.up(maps[0]) + finest, *maps]
         added = [grid.to_map(x) for x in (tokens if self.added == "each" else tokens[-1:] * 4)]
-        each = list(zip(self.norms, levels, added, (4.0, 2.0, 1.0, 0.5), strict=True))
-        return [norm(level + _scaled(one, factor)) for norm, level, one, factor in each[self.first :]]
+        levels_with_norms = list(zip(self.norms, levels, added, (4.0, 2.0, 1.0, 0.5), strict=True))
+        return [
+            norm(level + _scaled(level_map, factor))
+            for norm, level, level_map, factor in levels_with_norms[self.first :]
+        ]
 
     def exchange(
         self, backbone: Backbone, images: Tensor, grid: Grid, spatial: Tensor, shapes: list[tuple[int, int]]
@@ -297,10 +304,10 @@ class Adapter(Reader):
         recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
         for group, interaction in enumerate(self.interactions):
             assert isinstance(interaction, Interaction)
-            for index in range(group * self.each, (group + 1) * self.each):
+            for index in range(group * self.blocks_per_group, (group + 1) * self.blocks_per_group):
                 x = positions[index].enter(x)
                 x = backbone.pos_drop(x) if index == 0 else x
-                if index == group * self.each:
+                if index == group * self.blocks_per_group:
                     prefix, patches = grid.split(x)
                     x = torch.cat([prefix, interaction.injector(patches, at, spatial, shapes)], 1)
                 block, where = backbone.block(0, index), (positions[index], *places[index])

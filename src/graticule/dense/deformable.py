@@ -131,9 +131,9 @@ class DeformableAttention(nn.Module):
 
     def points_of(self, query: Tensor, reference: Tensor, shapes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """Return the locations that each query samples, (B, Q, h, L, P, 2), and their weights, (B, Q, h, L, P)."""
-        each = (self.num_heads, self.levels, self.points)
-        offsets = self.sampling_offsets(query).unflatten(-1, (*each, 2)).to(reference.dtype)
-        weights = self.attention_weights(query).unflatten(-1, (self.num_heads, -1)).softmax(-1).unflatten(-1, each[1:])
+        sizes = (self.num_heads, self.levels, self.points)
+        offsets = self.sampling_offsets(query).unflatten(-1, (*sizes, 2)).to(reference.dtype)
+        weights = self.attention_weights(query).unflatten(-1, (self.num_heads, -1)).softmax(-1).unflatten(-1, sizes[1:])
         return reference[:, :, None, :, None] + offsets / _sides(shapes, reference)[:, None], weights
 
 
@@ -180,7 +180,7 @@ class WindowedAttention(Attention):
         (grid,) = where
         check_windowed(position)
         q, k, v, bias = self._project(x, position)
-        q, k, v = (self._cut(one, grid) for one in (q, k, v))
+        q, k, v = (self._cut(tokens, grid) for tokens in (q, k, v))
         bias = None if bias is None else self._cut_bias(bias, grid, len(x))
         mixed = self._join(self._mix(q, k, v, bias, LayerPosition()), grid, len(x))
         return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
@@ -201,9 +201,9 @@ class WindowedAttention(Attention):
             index[:, :, None].expand(-1, -1, index.shape[1]),
             index[:, None].expand(-1, index.shape[1], -1),
         )
-        kept = (rows >= 0) & (columns >= 0)
+        inside = (rows >= 0) & (columns >= 0)
         out: Tensor = inner.new_zeros(*inner.shape[:2], grid.patches, grid.patches)
-        out[..., rows[kept], columns[kept]] = inner[..., kept]
+        out[..., rows[inside], columns[inside]] = inner[..., inside]
         return out
 
     def _windows(self, grid: Grid) -> Windows:
@@ -224,9 +224,9 @@ class WindowedAttention(Attention):
         """Return the bias of the pairs of each window, (B * L, h, n, n), from (B, h, N, N) or (h, N, N)."""
         index = self._windows(grid).tokens(bias.device)
         within = (index >= 0).to(bias.dtype)
-        each = bias[..., index.clamp(0)[:, :, None], index.clamp(0)[:, None]]  # (..., h, L, n, n)
-        each = each * within[:, :, None] * within[:, None]
-        windows = each.transpose(-4, -3).expand(batch, -1, -1, -1, -1).flatten(0, 1)
+        pairs = bias[..., index.clamp(0)[:, :, None], index.clamp(0)[:, None]]  # (..., h, L, n, n)
+        pairs = pairs * within[:, :, None] * within[:, None]
+        windows = pairs.transpose(-4, -3).expand(batch, -1, -1, -1, -1).flatten(0, 1)
         return windows
 
 

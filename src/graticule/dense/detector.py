@@ -82,12 +82,12 @@ class Detector(DenseModel, ABC):
         if not len(images):
             raise ValueError("`images` must be at least one image (C, height, width), got none.")
         if not self.training:
-            found: list[dict[str, Tensor]] = self.model(list(images))
-            return [{**one, "labels": one["labels"] + (1 - self.first_class)} for one in found]
+            detections: list[dict[str, Tensor]] = self.model(list(images))
+            return [{**detection, "labels": detection["labels"] + (1 - self.first_class)} for detection in detections]
         if targets is None or len(targets) != len(images):
-            given = "none" if targets is None else len(targets)
+            count = "none" if targets is None else len(targets)
             raise ValueError(
-                f"`targets` must have one entry per image in training, got {given} for {len(images)} images."
+                f"`targets` must have one entry per image in training, got {count} for {len(images)} images."
             )
         for index, (image, target) in enumerate(zip(images, targets, strict=True)):
             self._check(index, image, target)
@@ -193,13 +193,15 @@ class Anchors(AnchorGenerator):
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         """Return the anchors of each image, all levels together, (n, 4)."""
         like = feature_maps[0]
-        found = []
-        for one, stride, cell in zip(feature_maps, self.strides, self.cell_anchors, strict=True):
-            y, x = (torch.arange(side, dtype=like.dtype, device=like.device) * stride for side in one.shape[-2:])
+        anchors = []
+        for feature_map, stride, cell in zip(feature_maps, self.strides, self.cell_anchors, strict=True):
+            y, x = (
+                torch.arange(side, dtype=like.dtype, device=like.device) * stride for side in feature_map.shape[-2:]
+            )
             y, x = torch.meshgrid(y, x, indexing="ij")
             centers = torch.stack([x, y, x, y], -1).reshape(-1, 1, 4)
-            found.append((centers + cell.to(like)).reshape(-1, 4))
-        return [torch.cat(found) for _ in image_list.image_sizes]
+            anchors.append((centers + cell.to(like)).reshape(-1, 4))
+        return [torch.cat(anchors) for _ in image_list.image_sizes]
 
 
 #: The convolutions of each branch of torchvision's heads.

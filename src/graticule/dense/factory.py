@@ -124,8 +124,8 @@ def create_segmenter(
         neck = kind.neck if len(built.depths) > 1 else kind.plain_neck
     features: Features = build_features(built, neck, norm=kind.tokens)
     made = [
-        DECODERS[each.name](features.channels, features.strides, num_classes, **each.options)
-        for each in (spec, *([] if auxiliary is None else [_one("auxiliary", DECODERS.specs(auxiliary))]))
+        DECODERS[decoder_spec.name](features.channels, features.strides, num_classes, **decoder_spec.options)
+        for decoder_spec in (spec, *([] if auxiliary is None else [_one("auxiliary", DECODERS.specs(auxiliary))]))
     ]
     model = SegmentationModel(features, made[0], num_classes, *made[1:])
     model.created = {"decoder": decoder, "neck": neck, "auxiliary": auxiliary}
@@ -138,10 +138,10 @@ def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool)
         if arguments:
             raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got {backbone!r}.")
         opened = from_pretrained(backbone)
-        held = opened if isinstance(opened, Backbone) else getattr(opened, "backbone", None)
-        if not isinstance(held, Backbone):
+        backbone_module = opened if isinstance(opened, Backbone) else getattr(opened, "backbone", None)
+        if not isinstance(backbone_module, Backbone):
             raise ValueError(f"`backbone` must open as a backbone, got a {type(opened).__name__}.")
-        return held
+        return backbone_module
     if isinstance(backbone, Backbone):
         if arguments:
             raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got a module.")

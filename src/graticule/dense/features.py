@@ -64,7 +64,7 @@ class Stages(Reader):
         super().__init__()
         backbone.prune_intermediate_layers(list(range(len(backbone.depths))), prune_norm=True)
         patch = square_patch(backbone.patch_size)
-        self.channels = tuple(one["num_chs"] for one in backbone.feature_info)
+        self.channels = tuple(info["num_chs"] for info in backbone.feature_info)
         self.strides = tuple(patch << stage for stage in range(len(backbone.depths)))
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
@@ -109,7 +109,7 @@ class Features(nn.Module):
         every: list[Levels] = [reader, *necks]
         self.channels, self.strides, self.extra = every[-1].channels, every[-1].strides, every[-1].extra
         #: Sides of images must be multiples of this.
-        self.divisor = max(max(one.strides[: len(one.strides) - one.extra]) for one in every)
+        self.divisor = max(max(part.strides[: len(part.strides) - part.extra]) for part in every)
 
     @property
     def out_channels(self) -> int:
@@ -128,7 +128,7 @@ class Features(nn.Module):
         maps = self.reader(self.backbone, images, crop)
         for neck in self.necks:
             maps = neck(maps)
-        return {str(level): one for level, one in enumerate(maps)}
+        return {str(level): feature_map for level, feature_map in enumerate(maps)}
 
 
 def square_patch(patch: tuple[int, int]) -> int:
@@ -255,7 +255,7 @@ class FeaturePyramid(Neck):
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return the pyramid of maps (B, C, H, W)."""
-        used = OrderedDict((str(level), one) for level, one in enumerate(maps[self.first :]))
+        used = OrderedDict((str(level), feature_map) for level, feature_map in enumerate(maps[self.first :]))
         return self.more(list(self.fpn(used).values()), maps[-1])
 
 
@@ -370,10 +370,10 @@ class DenseModel(Checked, HubModel):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that the backbone or a neck excludes from weight decay."""
-        own = dict(self.named_parameters())
-        kept = {name for each in self.backbone.no_weight_decay() if (name := self._prefix + each) in own}
+        parameters = dict(self.named_parameters())
+        undecayed = {name for leaf in self.backbone.no_weight_decay() if (name := self._prefix + leaf) in parameters}
         parts = [(name, part) for name, part in self.named_modules() if isinstance(part, Levels)]
-        return kept | {f"{name}.{each}" for name, part in parts for each in part.not_decayed}
+        return undecayed | {f"{name}.{leaf}" for name, part in parts for leaf in part.not_decayed}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Return patterns that group the parameters by layer of the backbone; all others are in the last group."""
@@ -394,5 +394,5 @@ class DenseModel(Checked, HubModel):
 
 def _within(pattern: str, prefix: str) -> str:
     """Return a pattern for names with `prefix`, from one for names without it."""
-    whole = re.sub(r"(^|[|])[\^]", r"\1", pattern)
-    return f"{prefix}(?:{whole})"
+    unanchored = re.sub(r"(^|[|])[\^]", r"\1", pattern)
+    return f"{prefix}(?:{unanchored})"

@@ -53,22 +53,24 @@ class RegionHeads(RoIHeads):
             return super().forward(features, proposals, image_shapes, targets)
         regions, matched, labels, moves = self.select_training_samples(proposals, targets)
         read = self.box_head(self.box_roi_pool(features, regions, image_shapes))
-        counts = [len(one) for one in regions]
-        scores, moved = (found.split(counts) for found in self.box_predictor(read))
-        each: dict[str, list[Tensor]] = {"loss_classifier": [], "loss_box_reg": []}
-        for one in zip(scores, moved, labels, moves, strict=True):
-            for name, loss in zip(each, fastrcnn_loss(one[0], one[1], [one[2]], [one[3]]), strict=True):
-                each[name].append(loss)
+        counts = [len(boxes) for boxes in regions]
+        scores, moved = (prediction.split(counts) for prediction in self.box_predictor(read))
+        losses_by_name: dict[str, list[Tensor]] = {"loss_classifier": [], "loss_box_reg": []}
+        for image in zip(scores, moved, labels, moves, strict=True):
+            for name, loss in zip(
+                losses_by_name, fastrcnn_loss(image[0], image[1], [image[2]], [image[3]]), strict=True
+            ):
+                losses_by_name[name].append(loss)
         if self.has_mask():
-            objects = [torch.where(one > 0)[0] for one in labels]
-            boxes = [one[chosen] for one, chosen in zip(regions, objects, strict=True)]
+            objects = [torch.where(region > 0)[0] for region in labels]
+            boxes = [region[chosen] for region, chosen in zip(regions, objects, strict=True)]
             logits = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes, image_shapes)))
-            parts = logits.split([len(one) for one in boxes])
-            each["loss_mask"] = [
+            parts = logits.split([len(region) for region in boxes])
+            losses_by_name["loss_mask"] = [
                 maskrcnn_loss(part, [box], [target["masks"]], [target["labels"]], [match[chosen]])
                 for part, box, target, match, chosen in zip(parts, boxes, targets, matched, objects, strict=True)
             ]
-        return [], {name: torch.stack(losses).mean() for name, losses in each.items()}
+        return [], {name: torch.stack(losses).mean() for name, losses in losses_by_name.items()}
 
 
 #: Largest side of a region that is read from the finest map, in its cells.
@@ -108,12 +110,12 @@ class RegionPool(MultiScaleRoIAlign):
         """
         maps = [x[name] for name in self.featmap_names]
         levels = self.levels(torch.cat(boxes))
-        numbers = torch.cat([torch.full_like(one[:, :1], number) for number, one in enumerate(boxes)])
+        numbers = torch.cat([torch.full_like(image_boxes[:, :1], number) for number, image_boxes in enumerate(boxes)])
         regions = torch.cat([numbers, torch.cat(boxes)], 1)
         out = maps[0].new_zeros(len(regions), maps[0].shape[1], *self.output_size)
-        for level, (one, stride) in enumerate(zip(maps, self.strides, strict=True)):
+        for level, (feature_map, stride) in enumerate(zip(maps, self.strides, strict=True)):
             here = torch.where(levels == level)[0]
-            read = roi_align(one, regions[here], self.output_size, 1 / stride, sampling_ratio=0, aligned=True)
+            read = roi_align(feature_map, regions[here], self.output_size, 1 / stride, sampling_ratio=0, aligned=True)
             out[here] = read.to(out.dtype)
         return out
 
@@ -150,7 +152,7 @@ class RegionSampler:
         Args:
             matched: per image (regions,): at least 1 for an object, 0 for background, -1 for neither.
         """
-        drawn = [self._draw(number, one) for number, one in enumerate(matched)]
+        drawn = [self._draw(number, matched_regions) for number, matched_regions in enumerate(matched)]
         return [objects for objects, _ in drawn], [background for _, background in drawn]
 
     def _draw(self, number: int, matched: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,10 +162,10 @@ class RegionSampler:
         objects, background = torch.where(matched >= 1)[0], torch.where(matched == 0)[0]
         most = min(len(objects), int(self.count * self.share))
         masks = []
-        for found, count in ((objects, most), (background, self.count - most)):
-            order = torch.randperm(len(found), generator=generator).to(found.device)  # the same on every device
+        for candidates, count in ((objects, most), (background, self.count - most)):
+            order = torch.randperm(len(candidates), generator=generator)  # the same on every device
             mask = torch.zeros_like(matched, dtype=torch.uint8)
-            mask[found[order[:count]]] = 1
+            mask[candidates[order[:count].to(candidates.device)]] = 1
             masks.append(mask)
         return masks[0], masks[1]
 

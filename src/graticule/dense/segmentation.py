@@ -388,12 +388,12 @@ def segment_in_windows(
         raise ValueError(f"`stride` must be from 1 to the side of the window, {tall} x {wide}, got {down} x {right}.")
     height, width = images.shape[-2:]
     padded = F.pad(images, (0, max(0, wide - width), 0, max(0, tall - height)))
-    whole = (padded.shape[-2] + -padded.shape[-2] % divisor, padded.shape[-1] + -padded.shape[-1] % divisor)
+    size = (padded.shape[-2] + -padded.shape[-2] % divisor, padded.shape[-1] + -padded.shape[-1] % divisor)
     total, count = None, torch.zeros_like(padded[:1, :1])
     for top in window_starts(padded.shape[-2], tall, down):
         for left in window_starts(padded.shape[-1], wide, right):
             rows, columns = slice(top, top + tall), slice(left, left + wide)
-            crop = Crop.of_pixels(whole, (top, left, tall, wide), model.backbone.patch_size) if located else None
+            crop = Crop.of_pixels(size, (top, left, tall, wide), model.backbone.patch_size) if located else None
             logits = model(padded[..., rows, columns], crop)
             if total is None:
                 total = logits.new_zeros(len(images), logits.shape[1], *padded.shape[-2:])

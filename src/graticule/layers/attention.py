@@ -172,9 +172,9 @@ class CausalAttention(Attention):
         q, k, v, bias = self._project(x, position)
         for cache in where:
             k, v = cache.append(k, v)
-        whole = bias is None and q.shape[-2] == k.shape[-2]
-        mask = None if whole else self._masked(bias, q.shape[-2], k)
-        mixed = self._mix(q, k, v, mask, LayerPosition(), is_causal=whole)
+        sees_all_keys = bias is None and q.shape[-2] == k.shape[-2]
+        mask = None if sees_all_keys else self._masked(bias, q.shape[-2], k)
+        mixed = self._mix(q, k, v, mask, LayerPosition(), is_causal=sees_all_keys)
         return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
@@ -217,7 +217,7 @@ class KeyValueCache:
     @property
     def bytes(self) -> int:
         """Used memory, in bytes."""
-        return sum(held.nbytes for held in (self._keys, self._values) if held is not None)
+        return sum(memory.nbytes for memory in (self._keys, self._values) if memory is not None)
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

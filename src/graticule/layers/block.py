@@ -173,9 +173,9 @@ class ParallelBranchesBlock(nn.Module):
         super().__init__()
         self.attns, self.ffns = nn.ModuleList(), nn.ModuleList()
         first = Block(*args, **kwargs)
-        for each in [first, *(deepcopy(first) for _ in range(branches - 1))]:  # the weights are drawn by the backbone
-            self.attns.append(_Branch(each.norm1, "attn", each.attn, each.ls1, drop_path))
-            self.ffns.append(_Branch(each.norm2, "mlp", each.mlp, each.ls2, drop_path))
+        for block in [first, *(deepcopy(first) for _ in range(branches - 1))]:  # the weights are drawn by the backbone
+            self.attns.append(_Branch(block.norm1, "attn", block.attn, block.ls1, drop_path))
+            self.ffns.append(_Branch(block.norm2, "mlp", block.mlp, block.ls2, drop_path))
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
@@ -192,6 +192,6 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def block_layer_of(given: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def block_layer_of(block_layer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """Return the builder of a block: a callable unchanged, or the one of a name."""
-    return BLOCKS[known_name("block_layer", given, BLOCKS)] if isinstance(given, str) else given
+    return BLOCKS[known_name("block_layer", block_layer, BLOCKS)] if isinstance(block_layer, str) else block_layer

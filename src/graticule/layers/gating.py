@@ -57,8 +57,8 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
             # copied here and not by `flatten`, whose search for a view takes minutes with symbolic sizes
             row.append(y.contiguous().flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
         strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
-    whole: Tensor = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
-    return (whole.roll(windows.shift, (1, 2)) if windows.rolled else whole).flatten(1, 2)
+    mixed: Tensor = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
+    return (mixed.roll(windows.shift, (1, 2)) if windows.rolled else mixed).flatten(1, 2)
 
 
 def _parts(
@@ -67,8 +67,8 @@ def _parts(
     """Cut tokens into rectangles of one kind of window, (B, rows, h, columns, w, C), with the weights and the bias."""
     window = windows.window
 
-    def split(part: Tensor, repeats: tuple[int, int], one: Grid) -> Tensor:
-        return part.unflatten(2, (repeats[1], one.width)).unflatten(1, (repeats[0], one.height))
+    def split(part: Tensor, repeats: tuple[int, int], part_grid: Grid) -> Tensor:
+        return part.unflatten(2, (repeats[1], part_grid.width)).unflatten(1, (repeats[0], part_grid.height))
 
     if windows.rolled:
         return [

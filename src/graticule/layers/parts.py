@@ -27,26 +27,26 @@ MLPS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def norm_layer_of(given: str | Norm | None) -> Norm:
+def norm_layer_of(norm_layer: str | Norm | None) -> Norm:
     """Return the builder of a norm from its channels, for a callable or a name with options; eps is 1e-6 by default."""
-    if callable(given):
-        return given
-    spec = Spec.parse("layernorm" if given is None else given, "norm_layer")
+    if callable(norm_layer):
+        return norm_layer
+    spec = Spec.parse("layernorm" if norm_layer is None else norm_layer, "norm_layer")
     kind = NORMS[known_name("norm_layer", spec.name, NORMS)]
     _check_options("norm_layer", spec, ("eps",))
     return partial(kind, **{"eps": 1e-6, **spec.options})
 
 
-def act_layer_of(given: str | type[nn.Module] | None) -> type[nn.Module] | None:
+def act_layer_of(act_layer: str | type[nn.Module] | None) -> type[nn.Module] | None:
     """Return the class of an activation: a class or None unchanged, or the class of a name."""
-    if not isinstance(given, str):
-        return given
-    found: type[nn.Module] = get_act_layer(known_name("act_layer", given, ACTIVATIONS))
-    return nn.GELU if given == "gelu" else found
+    if not isinstance(act_layer, str):
+        return act_layer
+    activation: type[nn.Module] = get_act_layer(known_name("act_layer", act_layer, ACTIVATIONS))
+    return nn.GELU if act_layer == "gelu" else activation
 
 
 def build_mlp(
-    given: str | Callable[..., nn.Module],
+    mlp_layer: str | Callable[..., nn.Module],
     dim: int,
     hidden: int,
     act_layer: type[nn.Module] | None = None,
@@ -57,7 +57,7 @@ def build_mlp(
     """Build an MLP over D channels.
 
     Args:
-        given: a name of `MLPS`, or a callable with the arguments of timm's MLPs.
+        mlp_layer: a name of `MLPS`, or a callable with the arguments of timm's MLPs.
         dim: D.
         hidden: hidden channels; in a gated MLP those of the product.
         act_layer: the activation; by default that of the MLP: GELU, or SiLU with a gate.
@@ -66,11 +66,11 @@ def build_mlp(
         drop: dropout rate.
     """
     more = {} if act_layer is None else {"act_layer": act_layer}
-    if isinstance(given, str):
-        packed = known_name("mlp_layer", given, MLPS) == "swiglu_packed"
-        given, hidden = MLPS[given], hidden * 2 if packed else hidden
+    if isinstance(mlp_layer, str):
+        packed = known_name("mlp_layer", mlp_layer, MLPS) == "swiglu_packed"
+        mlp_layer, hidden = MLPS[mlp_layer], hidden * 2 if packed else hidden
     norm = None if norm_layer is None else for_timm(norm_layer)
-    return given(dim, hidden, norm_layer=norm, bias=bias, drop=drop, **more)
+    return mlp_layer(dim, hidden, norm_layer=norm, bias=bias, drop=drop, **more)
 
 
 def for_timm(norm_layer: Norm) -> Any:
@@ -118,7 +118,9 @@ class SeparateProjections(nn.Module):
 
     def __init__(self, dim: int, bias: bool, key_bias: bool) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=own) for own in (bias, key_bias, bias))
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(dim, dim, bias=has_bias) for has_bias in (bias, key_bias, bias)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Project x: (..., D) to (..., 3D)."""
