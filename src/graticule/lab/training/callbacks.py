@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import os
-import platform
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
 from graticule.lab.terminal import Lines
@@ -38,7 +35,7 @@ class History(L.Callback):
         self.rows: list[dict[str, float]] = []
         self._before = 0.0  # seconds of the epoch before the run was resumed
         self._start = time.perf_counter()
-        self._events = _Events(run.events)
+        self._events: SummaryWriter | None = None
 
     @property
     def state_key(self) -> str:
@@ -76,12 +73,22 @@ class History(L.Callback):
         writer.writeheader()
         writer.writerows(self.rows)
         write_text(self.run.metrics_file, text.getvalue())
-        self._events.write(trainer.global_step, self.rows[-1])
+        if self._events is None:
+            self._events = SummaryWriter(str(self.run.events))
+        for name, value in self.rows[-1].items():
+            self._events.add_scalar(name, value, trainer.global_step)
+        self._events.flush()
         values = ", ".join(f"{name} {value:.6g}" for name, value in self.rows[-1].items() if name != "epoch")
         self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {values}")
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Close the file of TensorBoard."""
+        if self._events is not None:
+            self._events.close()
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Log the reason why the run stopped."""
+        self.on_train_end(trainer, pl_module)
         if trainer.is_global_zero:
             with contextlib.suppress(OSError):  # a full disk may be the reason
                 reason = str(exception).strip().splitlines()
@@ -95,31 +102,6 @@ class History(L.Callback):
         """Restore the rows of a checkpoint."""
         self.rows = list(state_dict["rows"])
         self._before = state_dict.get("seconds", 0.0)
-
-
-class _Events:
-    """A file of TensorBoard, written by this thread: TensorBoard's own threads open the file anew for each event."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}"
-        self._begun = False
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add numbers at a step."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        numbers = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        events = [Event(wall_time=time.time(), step=step, summary=numbers)]
-        if not self._begun:
-            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-        buffer = io.BytesIO()
-        writer = RecordWriter(buffer)
-        for event in events:
-            writer.write(event.SerializeToString())
-        append(self.path, buffer.getvalue())
-        self._begun = True
 
 
 class Progress(L.Callback):
