@@ -78,7 +78,7 @@ def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, ca
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-3)  # Adam enlarges what is near 0
     run = copied(within, tmp_path / "within")
     code, said = command(capsys, "train", "--resume", run.folder, "--accumulate", 2)
-    assert code == 1 and "`accumulate` must be 1 until the end of the current epoch, got 2" in said
+    assert code == 1 and "`accumulate` must be 1 until the end of the epoch, got 2" in said
     assert command(capsys, "train", "--resume", run.folder)[0] == 0
     assert_same_end(run, whole)
 
