@@ -35,7 +35,7 @@ CASES: list[Case] = [
     *[(PLAIN, "learnable", joining) for joining in JOININGS if joining != "default"],
     (PLAIN, "learnable+relative_bias", "lape"),
     (PLAIN, "peg+learnable+rope", "lape"),
-    (PLAIN, "alibi(heads=[0, 2])+shaw(heads=[1])+learnable", "tupe(heads=[1])"),
+    (PLAIN, "alibi+shaw+learnable", "tupe"),
     (PLAIN, "rope(scaling='yarn', reference=[2, 2])", "default"),
     ("Swin", "learnable", "lape"),
     ("T2T-ViT", "learnable", "lape"),

@@ -8,12 +8,10 @@ import torch
 import graticule
 from commands import run_command
 from graticule import Grid, LayerPosition, build_position
-from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
 from tiny import draw, images
-from tiny import fields as given_fields
 
 GRID = Grid(2, 3)
 
@@ -80,26 +78,8 @@ def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
     assert names == {"0", "1", "2"}
 
 
-BIASES = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and given_fields(name) == {"bias"}]
-
-
-@in_turn(("encoding", "joining"), [*((encoding, "default") for encoding in BIASES), ("relative_bias", "lape")])
-def test_a_bias_of_some_heads_is_zero_for_the_others(encoding, joining):
-    some, two = (
-        draw(build_position(GRID, dim=dim, depth=2, num_heads=heads, encoding=name, joining=joining))
-        for dim, heads, name in ((24, 3, f"{encoding}(heads=[0, 2])"), (16, 2, encoding))
-    )
-    two.load_state_dict(dict(zip(two.state_dict(), some.state_dict().values(), strict=True)))
-    queries = torch.randn(2, 3, GRID.tokens, 8)
-    for a, b in zip(some(GRID), two(GRID), strict=True):
-        found, expected = Bias.of(a.bias).table(queries), Bias.of(b.bias).table(queries[:, [0, 2]])
-        found = found if found.ndim == 4 else found[None]
-        assert torch.equal(found[:, [0, 2]], expected if expected.ndim == 4 else expected[None])
-        assert not found[:, 1].any()
-
-
 def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
-    encoding = "rope(layers=[0, 1]) + relative_bias(heads=[0], layers=[3])"
+    encoding = "rope(layers=[0, 1]) + relative_bias(layers=[3])"
     arguments = [
         "train",
         "digits_quick",
@@ -126,9 +106,7 @@ REFUSED = [
     ("rope(layers=[1, 4])", "default", "`layers` must be .* different layers from 0 to 3"),
     ("learnable(layers=[1])", "default", "`layers` must be left out with joining 'default' and an absolute"),
     ("none(layers=[1])", "default", "none must not have the option 'layers'"),
-    ("relative_bias(heads=[3])", "default", "`heads` must be different heads from 0 to 2, at least one"),
-    ("sandwich(heads=[0, 0])", "default", "`heads` must be different heads"),
-    ("rope(heads=[0])", "default", "rope must not have the option 'heads'"),
+    ("shaw(heads=[0])", "default", "shaw must not have the option 'heads'"),
     ("relative_bias(layers='x')", "default", "`layers` of encoding relative_bias must"),
 ]
 

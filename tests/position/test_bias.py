@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from graticule import Grid
-from graticule.encodings.forms.bias import LayerBias, SomeHeads, squared_distance_factors
+from graticule.encodings.forms.bias import squared_distance_factors
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias, BiasSum, LowRank
 from graticule.position.folded import FoldedPosition
@@ -75,19 +75,6 @@ def test_tokens_without_a_position_get_no_bias(queries):
         ahead = LayerPosition(bias=bias).with_prefix(1).bias
         found = values(ahead, torch.cat([queries[:, :, :1], queries], 2))
         assert torch.equal(found[..., 1:, 1:], whole) and not found[..., 0, :].any() and not found[..., 0].any()
-
-
-def test_a_bias_of_some_heads_is_zero_for_the_others(queries):
-    class Given(LayerBias):
-        grid = GRID
-
-        def forward(self, grid):
-            return bias
-
-    for bias in forms().values():
-        found = values(SomeHeads(Given(), (0, 2, 3), 5)(GRID).bias, queries[:, [0, 0, 1, 2, 0]])
-        torch.testing.assert_close(found[:, [0, 2, 3]], values(bias, queries))
-        assert not found[:, [1, 4]].any()
 
 
 def test_attention_adds_any_form_to_the_logits_compiled_or_not():

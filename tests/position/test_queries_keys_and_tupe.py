@@ -90,21 +90,7 @@ def test_permuted_positions_permute_the_bias():
     torch.testing.assert_close(permuted, whole[:, order][:, :, order], rtol=0, atol=1e-12)
 
 
-def test_some_heads_have_tupes_logits_and_the_others_the_usual_ones():
-    whole, some = drawn(prefix=1), drawn(prefix=1, heads=(0, 2))
-    d = DIM // HEADS
-    rows = [*range(d), *range(2 * d, 3 * d)]
-    some.load_state_dict(
-        {name: value[[0, 2] if name == "theta" else rows] for name, value in whole.state_dict().items()}
-    )
-    table = torch.randn(7, DIM, dtype=torch.float64)
-    a, b = whole(table)[0], some(table)[0]
-    torch.testing.assert_close(b.bias[[0, 2]], a.bias[[0, 2]], rtol=0, atol=1e-12)
-    assert not b.bias[1].any()
-    assert torch.equal(b.query_scale[1], torch.ones(7).double()) and torch.equal(b.query_scale[0], a.query_scale)
-
-
-@pytest.mark.parametrize("joining", ["queries_keys", "tupe", "tupe(layers=[0, 2], heads=[1])"])
+@pytest.mark.parametrize("joining", ["queries_keys", "tupe", "tupe(layers=[0, 2])"])
 def test_all_of_it_is_folded(joining):
     model = draw(tiny("learnable", joining)).double().eval()
     x = images(dtype=torch.float64)
@@ -126,8 +112,6 @@ def test_a_bias_is_added_to_tupes():
 @in_turn(
     ("kwargs", "said"),
     [
-        ({"joining": "tupe(heads=[3])"}, "`heads` must be different heads from 0 to 2"),
-        ({"joining": "tupe(heads=[])"}, "`heads` must be different heads"),
         ({"joining": "tupe", "encoding": "rope"}, "`joining` must be 'default'"),
         (
             {"joining": "tupe", "encoding": "learnable", "name": "swin_tiny_patch4_window7_224"},

@@ -15,7 +15,7 @@ from torch.export import export
 
 import graticule
 from graticule.position.grid import Grid
-from graticule.position.resampling import RESAMPLERS, Bicubic, Crop, Geometric, LogSpaced, Resampler, build_resampler
+from graticule.position.resampling import RESAMPLERS, Bicubic, Crop, Geometric, Resampler, build_resampler
 from graticule.registry import plugins
 from graticule.testing.methods import check_resampler
 from in_turn import in_turn
@@ -32,8 +32,8 @@ MODES = {
 #: From (7, 10) up, down, both at once, to one row, and to the same size.
 SIZES = [(14, 21), (8, 11), (3, 4), (12, 5), (1, 13), (7, 10)]
 #: Resamplers of every kind, and the sides of the tables that they take.
-POSITIONS = [*MODES, "bicubic(antialias=False, offset=0.1)", "grid_sample", "grid_sample(mode='bicubic')", "crop"]
-DISPLACEMENTS = ["geometric", "geometric(mode='linear')", "log_spaced", "log_spaced(mode='linear')"]
+POSITIONS = [*MODES, "bicubic(antialias=False, offset=0.1)", "crop"]
+DISPLACEMENTS = ["geometric", "geometric(mode='linear')"]
 TABLES = {**dict.fromkeys(POSITIONS, "positions"), **dict.fromkeys(DISPLACEMENTS, "displacements")}
 #: Sizes of tables of displacements.
 ODD = [(3, 3), (5, 13), (27, 27), (1, 9)]
@@ -66,16 +66,6 @@ def test_an_offset_is_that_of_dinov2s_code(antialias):
         expected = F.interpolate(map_[None], scale_factor=scale, mode="bicubic", antialias=antialias)[0]
         found = Bicubic(antialias=antialias, offset=0.1)(map_, size)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12, msg=f"{size}")
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_grid_coordinates_are_those_of_grid_sample(mode):
-    map_, resampler = image(7, 10), build_resampler(f"grid_sample(mode={mode!r})")
-    for height, width in SIZES:
-        y, x = ((2 * torch.arange(n, dtype=torch.float64) + 1) / n - 1 for n in (height, width))
-        at = torch.stack(torch.meshgrid(y, x, indexing="ij"), -1).flip(-1)[None]
-        expected = F.grid_sample(map_[None], at, mode=mode, padding_mode="border", align_corners=False)[0]
-        torch.testing.assert_close(resampler(map_, (height, width)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("new", [(9, 5), (5, 9), (3, 2), (7, 7)])
@@ -116,22 +106,6 @@ def test_geometric_is_beits(old, new):
     inside = np.clip(at, knots[0], knots[-1])
     expected = np.stack([RectBivariateSpline(knots, knots, one, s=0)(inside, inside) for one in map_.numpy()])
     torch.testing.assert_close(Geometric()(map_, (new, new)), torch.from_numpy(expected), rtol=0, atol=1e-9)
-
-
-def test_log_spaced_keeps_the_center_and_the_outer_displacements():
-    for old, new in itertools.product((3, 9, 27), (5, 13, 31)):
-        weights = LogSpaced().weights(old, new)
-        for row, column in ((0, 0), (new // 2, old // 2), (-1, -1)):
-            expected = torch.zeros(old, dtype=torch.float64)
-            expected[column] = 1
-            torch.testing.assert_close(weights[row], expected, rtol=0, atol=1e-12, msg=f"{old} -> {new}")
-
-
-def test_log_spaced_by_hand():
-    """From displacements up to 1 to those up to 3: ln(1 + 1) / ln(1 + 3) = 1 / 2, so 1 is a third of the way to 3."""
-    expected = torch.tensor([[1, 0, 0], [2, 1, 0], [1, 2, 0], [0, 3, 0], [0, 2, 1], [0, 1, 2], [0, 0, 3]]) / 3
-    expected[0] = torch.tensor([1.0, 0, 0])
-    torch.testing.assert_close(LogSpaced("linear").weights(3, 7), expected.double(), rtol=0, atol=1e-7)
 
 
 @in_turn("name", TABLES)
@@ -226,7 +200,7 @@ def test_what_is_wrong_is_named():
         "bicubic(antialias=1)": "`antialias` of resampler bicubic must be a valid boolean",
         "bicubic(offset=-1.0)": "`offset` must be at least 0",
         "bilinear(offset=0.1, align_corners=True)": "`offset` must be 0 with `align_corners`",
-        "grid_sample(mode='area')": "`mode` of resampler grid_sample",
+        "crop(mode='area')": "`mode` of resampler crop",
         "bicubic + area": "`resampler` must be one resampler",
         "geometric": "`resampler` must be one for tables of positions, bicubic, bilinear, area",
     }

@@ -64,8 +64,6 @@ class QuadraticMixing(MixingEncoding):
             patch; or 'spread', which is ours: Delta on a circle of one patch, at the golden angle from group to group
             (at 0 for a single group), and M = I / sigma^2 with sigma in geometric steps from half a patch to a quarter
             of the shorter side (one patch for a single group).
-        softmax: whether the weights are the softmax of the logits; the logits themselves if not, an option of the
-            authors' code that the paper does not use.
     """
 
     def __init__(
@@ -75,13 +73,11 @@ class QuadraticMixing(MixingEncoding):
         form: Form = "gamma_gamma_t",
         shift: bool = True,
         start: Start = "released",
-        softmax: bool = True,
     ) -> None:
         super().__init__(grid, groups)
         self.form = form
         self.shift = shift
         self.start = start
-        self.softmax = softmax
         self.axes = len(grid.shape)
         self.center = nn.Parameter(torch.empty(groups, self.axes), requires_grad=shift)
         matrix = () if self._isotropic else (self.axes, self.axes)
@@ -153,12 +149,12 @@ class QuadraticMixing(MixingEncoding):
         return table
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the weights for `grid`, (groups, N, N); with a softmax, rows sum to 1."""
+        """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
         return self.displacements(grid).matrix().to(self.center.dtype)
 
     def displacements(self, grid: Grid) -> Displacements:
-        """Return the logits for `grid`, to which a softmax is applied unless `softmax` is False."""
-        return Displacements(self.logits(grid), self.softmax)
+        """Return the logits for `grid`, to which a softmax is applied."""
+        return Displacements(self.logits(grid), softmax=True)
 
 
 def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
@@ -170,6 +166,8 @@ def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
 @register_encoding("gqpe")
 class Gqpe(TokenMixing, QuadraticMixing):
     """Mixes tokens by a Gaussian around one learned displacement."""
+
+    softmax = True
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -78,12 +78,6 @@ class Bias:
         """Return the same constant with the function of another bias."""
         return self if other.function is None else BiasSum(self.constant, other.function)
 
-    def of_heads(self, heads: Sequence[int], num_heads: int) -> Bias:
-        """Return a bias of `num_heads` heads, which is this one for the chosen `heads` and zero for the others."""
-        constant, function = self.constant, self.function
-        spread = None if function is None else partial(_of_heads, function, tuple(heads), num_heads)
-        return BiasSum(None if constant is None else spread_heads(constant, heads, num_heads), spread)
-
 
 class BiasSum(NamedTuple("BiasSum", [("constant", Tensor | None), ("function", BiasFunction | None)]), Bias):
     """A table, (heads, N, N), a function of the scaled queries, (B, heads, N, d) -> (B, heads, N, N), or their sum."""
@@ -141,18 +135,6 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
     def take(self, tokens: Tokens) -> LowRank:
         return LowRank(tokens.rows(self.queries), tokens.columns(self.keys))
 
-    def of_heads(self, heads: Sequence[int], num_heads: int) -> LowRank:
-        """Return the factors of all heads; those of the queries are zero for the others."""
-        return LowRank(spread_heads(self.queries, heads, num_heads), self.keys[:1])
-
-
-def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
-    """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
-    others = torch.full_like(values.narrow(dim, 0, 1), rest)
-    order = {head: place for place, head in enumerate(heads)}  # an index would be copied from the host in each pass
-    parts = [values.narrow(dim, order[head], 1) if head in order else others for head in range(num_heads)]
-    return torch.cat(parts, dim)
-
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Add two tensors, each of which may be None."""
@@ -167,8 +149,3 @@ def _concatenated(a: Tensor, b: Tensor) -> Tensor:
 
 def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
     return first(queries, **part) + second(queries, **part)
-
-
-def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, queries: Tensor, **part: Any) -> Tensor:
-    chosen = torch.cat([queries.narrow(1, head, 1) for head in heads], 1)
-    return spread_heads(function(chosen, **part), heads, num_heads, dim=1)

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.position.bias import spread_heads
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import Checked, checked, known_name
 from graticule.registry.registry import Registry, options_of
@@ -85,17 +84,6 @@ def spread(positions: Iterable[LayerPosition], layers: Sequence[int], depth: int
     for layer, position in zip(layers, positions, strict=False):
         spread_positions[layer] = position
     return spread_positions
-
-
-def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the chosen heads, in order.
-
-    Raises:
-        ValueError: if a head does not exist, or is named twice.
-    """
-    if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= num_heads:
-        raise ValueError(f"`heads` must be different heads from 0 to {num_heads - 1}, at least one, got {list(heads)}.")
-    return tuple(sorted(heads))
 
 
 class PerLayer(nn.ModuleList):
@@ -321,7 +309,6 @@ class Tupe(Joining):
 
     Args:
         layers: the joined layers, as in `Joining`.
-        heads: indices of the heads with this bias, all by default; the others have the usual logits.
         norm: whether w is normalized by a LayerNorm first.
     """
 
@@ -334,20 +321,18 @@ class Tupe(Joining):
         num_heads: int = 1,
         prefix: int = 0,
         layers: int | tuple[int, ...] | None = None,
-        heads: tuple[int, ...] | None = None,
         norm: bool = False,
     ) -> None:
         super().__init__(depth, layers)
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`dim` must be a multiple of `num_heads`, got {dim} with {num_heads} heads.")
         self.num_heads, self.head_dim, self.prefix = num_heads, dim // num_heads, prefix
-        self.heads = chosen_heads(num_heads, range(num_heads) if heads is None else heads)
         self.norm = layer_norm(dim) if norm else nn.Identity()
-        self.queries, self.keys = (nn.Linear(dim, len(self.heads) * self.head_dim, bias=False) for _ in range(2))
+        self.queries, self.keys = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         for projection in (self.queries, self.keys):
             nn.init.normal_(projection.weight, std=dim**-0.5)
         #: theta_1 and theta_2 of each head.
-        self.theta = nn.Parameter(torch.zeros(len(self.heads), 2)) if prefix else None
+        self.theta = nn.Parameter(torch.zeros(num_heads, 2)) if prefix else None
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Compute the bias (h, N, N) from w: (N, D), and the scale of the queries."""
@@ -362,9 +347,6 @@ class Tupe(Joining):
             bias = torch.cat([of_key.expand(-1, patches, self.prefix), bias], 2)
             bias = torch.cat([of_query.expand(-1, self.prefix, tokens), bias], 1)
         scale = tables[0].new_full((tables[0].shape[0],), 0.5**0.5)
-        if len(self.heads) < self.num_heads:
-            bias = spread_heads(bias, self.heads, self.num_heads)
-            scale = spread_heads(scale.expand(len(self.heads), -1), self.heads, self.num_heads, rest=1.0)
         return [LayerPosition(bias=bias, query_scale=scale)] * self.layers, tables[0]
 
 

@@ -10,7 +10,6 @@ with options, such as 'bicubic(antialias=False)'.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -215,26 +214,6 @@ class Area(Resampler):
         return weights / weights.sum(1, keepdim=True)
 
 
-@register_resampler("grid_sample")
-class GridSample(Resampler):
-    """Samples at the coordinates of the new patches within the old grid, as timm's NaFlexVit does with `grid_sample`.
-
-    Beyond the centers of the outer patches their values are repeated (`padding_mode='border'`). It equals 'bilinear' or
-    'bicubic' without antialias.
-
-    Args:
-        mode: the interpolation between old entries.
-    """
-
-    def __init__(self, mode: Literal["bilinear", "bicubic"] = "bilinear") -> None:
-        self.mode = mode
-        self.inner = _filter(mode, antialias=False)
-
-    def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
-        center = (torch.arange(new, device=device, dtype=torch.float64) + 0.5) * (old / new) - 0.5
-        return self.inner.at(center, old)
-
-
 @register_resampler("crop")
 class Crop(Resampler):
     """Keeps the aspect ratio of patches: scales the table to cover the new grid, and crops it at the top left.
@@ -264,11 +243,17 @@ class Crop(Resampler):
         return tuple(self.weights(n, c, device)[:m] for n, c, m in zip(old, covering, new, strict=True))
 
 
-class _Displacements(Resampler):
-    """A spline through a table of displacements with unequally spaced knots, so that small displacements hardly move.
+@register_resampler("geometric")
+class Geometric(Resampler):
+    r"""A spline through knots in a geometric series, as BEiT's fine-tuning resamples relative position biases.
 
-    Beyond the outer knots the values are constant. Interpolation is by a cubic spline ('not a knot') or
-    piecewise linear.
+    .. math:: x_k = \sum_{i < k} q^i, \quad x_R = R'
+
+    for the displacement k of R, so that small displacements hardly move. q is found by bisection in [1.01, 1.5], as in
+    its code, and is the value of the last step; so at smaller sizes the outer displacements are dropped. Beyond the
+    outer knots the values are constant. Interpolation is by a cubic spline ('not a knot') or piecewise linear.
+
+    Reference: BEiT (Bao et al., 2022), released code.
     """
 
     takes = frozenset({"displacements"})
@@ -276,9 +261,13 @@ class _Displacements(Resampler):
     def __init__(self, mode: Literal["cubic", "linear"] = "cubic") -> None:
         self.mode = mode
 
-    @abstractmethod
     def knots(self, old: int, new: int) -> list[float]:
         """Return the knots of the displacements 1, ..., `old` of an old axis on a new one, at most `new`."""
+        left, right, q = 1.01, 1.5, 1.0
+        while right - left > 1e-6:
+            q = (left + right) / 2
+            left, right = (left, q) if (q**old - 1) / (q - 1) > new else (q, right)
+        return [sum(q**i for i in range(k)) for k in range(1, old + 1)]
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
         """Return the matrix from an axis of `old` displacements to one of `new`, both odd, (new, old), float64."""
@@ -286,50 +275,12 @@ class _Displacements(Resampler):
             raise ValueError(f"`table` must have odd sides, one entry per displacement, got {old} for {new}.")
         if isinstance(new, torch.SymInt):
             raise ValueError(
-                f"`resampler` must not be {RESAMPLERS.name_of(type(self))!r} in a program for images of any size: its "
-                "knots and spline are computed for a fixed size. Use 'bicubic' or 'bilinear', or export "
-                "for a fixed size."
+                "`resampler` must not be 'geometric' in a program for images of any size: its knots and spline are "
+                "computed for a fixed size. Use 'bicubic' or 'bilinear', or export for a fixed size."
             )
         if old == new:
             return torch.eye(old, device=device, dtype=torch.float64)
         return _spline(tuple(self.knots(old // 2, new // 2)), new // 2, self.mode).to(device)
-
-
-@register_resampler("geometric")
-class Geometric(_Displacements):
-    r"""Knots in a geometric series, as BEiT's fine-tuning resamples relative position biases.
-
-    .. math:: x_k = \sum_{i < k} q^i, \quad x_R = R'
-
-    for the displacement k of R. q is found by bisection in [1.01, 1.5], as in its code, and is the value of the last
-    step; so at smaller sizes the outer displacements are dropped.
-
-    Reference: BEiT (Bao et al., 2022), released code.
-    """
-
-    def knots(self, old: int, new: int) -> list[float]:
-        left, right, q = 1.01, 1.5, 1.0
-        while right - left > 1e-6:
-            q = (left + right) / 2
-            left, right = (left, q) if (q**old - 1) / (q - 1) > new else (q, right)
-        return [sum(q**i for i in range(k)) for k in range(1, old + 1)]
-
-
-@register_resampler("log_spaced")
-class LogSpaced(_Displacements):
-    r"""Knots at equal fractions of the logarithm of the largest displacement.
-
-    .. math:: \frac{\ln(1 + x_k)}{\ln(1 + R')} = \frac{\ln(1 + k)}{\ln(1 + R)}
-
-    for the displacement k of R. These are the coordinates of Swin V2's continuous bias, with the largest displacement
-    as the unit, applied to a table.
-
-    Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 4.
-    """
-
-    def knots(self, old: int, new: int) -> list[float]:
-        rate = math.log1p(max(new, 1)) / math.log1p(old) if old else 1.0
-        return [(1.0 + k) ** rate - 1 for k in range(1, old + 1)]
 
 
 def _kept_if(same: Tensor, matrix: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def test_a_run_is_tried_with_all_resamplers_on_digits(capsys, run, digits, tmp_p
         capsys, "resamplers", run.folder, "--images", digits, "--sizes", 20, 40, "--output", tmp_path
     )
     assert code == 0, err
-    for name in ("bicubic", "bilinear", "area", "crop", "grid_sample", "bicubic(antialias=False)"):
+    for name in ("bicubic", "bilinear", "area", "crop", "bicubic(antialias=False)"):
         assert re.search(rf"^{re.escape(name)} +0\.\d{{4}} ± 0\.\d{{4}}", out, re.MULTILINE), name
     assert "top-1 at 20" in out and "cosine at 40" in out and "over 30 images" in out and "geometric" not in out
     assert not err  # no bar without a terminal
@@ -73,7 +73,7 @@ def test_a_model_by_name_is_tried_on_images_without_classes(capsys, digits, tmp_
         capsys, "resamplers", "vit_nano_patch4_28", *arguments, "--encoding", "relative_bias(resampler='geometric')"
     )
     assert code == 0, err
-    assert "geometric" in out and "log_spaced" in out and "crop" not in out and "top-1" not in out
+    assert "geometric" in out and "crop" not in out and "top-1" not in out
     assert json.loads((tmp_path / "resamplers.json").read_text())["own"] == ["geometric"]
 
 
@@ -127,7 +127,7 @@ def test_a_model_that_does_not_convert_is_compared_with_its_own_resampling(capsy
 
 def test_each_resampler_gives_what_a_model_built_with_it_gives(model, images):
     study = try_resamplers(model, images, (28, 28), progress=False)
-    assert list(study.similarity) == [name for name in candidates() if name not in ("geometric", "log_spaced")]
+    assert list(study.similarity) == [name for name in candidates() if name != "geometric"]
     batch = {size: torch.stack(each) for size, each in images.items()}
     for name, by in study.similarity.items():
         built = graticule.create_model("vit_nano_patch4_28", encoding=f"learnable(resampler={name!r})", num_classes=3)
@@ -144,9 +144,9 @@ def test_resamplers_that_are_equal_by_definition_are_computed_once(model, images
     monkeypatch.setattr(type(model), "forward_features", lambda self, x: passes.append(x) or forward(self, x))
     study = try_resamplers(model, images, (28, 28), progress=False)
     # images are enlarged, where antialias widens no filter; the cubic filter is another one with it
-    filters = {"grid_sample": "bilinear", "bilinear(antialias=False)": "bilinear"}
+    filters = {"bilinear(antialias=False)": "bilinear"}
     assert study.same == {**filters, "crop": "bicubic"}
-    assert len(passes) == 1 + len(study.similarity) - 3
+    assert len(passes) == 1 + len(study.similarity) - 2
     assert study.similarity["crop"] == study.similarity["bicubic"]
     assert "crop is bicubic at these sizes, by definition" in study.notes()
     assert "bicubic(antialias=False, offset=0.1)" in study.similarity  # as in DINOv2's code

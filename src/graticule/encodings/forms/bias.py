@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.position.bias import Bias, BiasFunction, LowRank
+from graticule.position.bias import BiasFunction, LowRank
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, PerLayer, chosen_heads, joined_layers, spread
+from graticule.position.joining import Joining, PerLayer, joined_layers, spread
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Encoding, Position, SharedPosition, Site
 from graticule.position.resampling import BICUBIC
@@ -25,7 +24,7 @@ LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 
 
 class LayerBias(Checked, nn.Module, ABC):
-    """Makes the bias of one layer or of all: an encoding, a normalized one, or one for some heads."""
+    """Makes the bias of one layer or of all: an encoding, or a normalized one."""
 
     #: The grid that it is built for.
     grid: Grid
@@ -84,38 +83,6 @@ class ChangedBias(LayerBias):
         """Return the published names of the parameter `name`; `pe_norm` is LaPE's name of the norm."""
         kind, _, leaf = name.partition(".")
         return (f"pe_norm.{leaf}",) if kind == "norm" else self.bias.published_names(leaf)
-
-
-class SomeHeads(ChangedBias):
-    """A bias for some heads; it is zero for the others.
-
-    Args:
-        bias: a bias for as many heads as are chosen.
-        heads: their indices.
-        num_heads: h.
-    """
-
-    def __init__(self, bias: LayerBias, heads: Sequence[int], num_heads: int) -> None:
-        super().__init__(bias)
-        self.heads, self.num_heads = tuple(heads), num_heads
-
-    def forward(self, grid: Grid) -> LayerPosition:
-        """Return the position of a layer with all heads for `grid`."""
-        position = self.bias.layer(grid)
-        positional = position.positional
-        return position._replace(
-            bias=self._spread(position.bias),
-            key_bias=self._spread(position.key_bias),
-            value_bias=self._spread(position.value_bias),
-            positional=None if positional is None else type(positional)(*map(self._spread, positional)),
-        )
-
-    def _spread(self, value: Any) -> Any:
-        """Extend a tensor (heads, ...), or a function from and to (B, heads, ...), from the chosen heads to all."""
-        return None if value is None else Bias.of(value).of_heads(self.heads, self.num_heads).held
-
-    def extra_repr(self) -> str:
-        return f"heads={list(self.heads)}, num_heads={self.num_heads}"
 
 
 class BiasPosition(Position):
@@ -215,29 +182,11 @@ class BiasEncoding(LayerBias, Encoding):
                 setattr(self, name, value)
 
     @classmethod
-    def position(
-        cls, site: Site, joining: Joining, *, heads: tuple[int, ...] | None = None, **options: Any
-    ) -> Position:
-        """Build one instance per joined layer, or one that they share.
-
-        Args:
-            site: the sizes of the backbone.
-            joining: decides which layers are joined.
-            heads: indices of the heads with the bias; all by default.
-            options: of the constructor.
-        """
-        chosen = None if heads is None else chosen_heads(site.num_heads, heads)
-        of_heads = site
-        if chosen is not None:
-            of_heads = replace(site, dim=site.head_dim * len(chosen), num_heads=len(chosen))
-
-        def build() -> LayerBias:
-            bias = cls.one(of_heads, joining, options)
-            return bias if chosen is None else SomeHeads(bias, chosen, site.num_heads)
-
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build one instance per joined layer, or one that they share."""
         if cls.shared:
-            return SharedBiasPosition(build(), site.depth, joining.joined)
-        return BiasPosition([build() for _ in joining.joined], site.depth, joining.joined)
+            return SharedBiasPosition(cls.one(site, joining, options), site.depth, joining.joined)
+        return BiasPosition([cls.one(site, joining, options) for _ in joining.joined], site.depth, joining.joined)
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
