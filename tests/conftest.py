@@ -102,22 +102,12 @@ def folder_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def table_run(tmp_path_factory):
     """Train two epochs on text with a learned table, the first the best; tests must not change its folder."""
-    return _text_run(tmp_path_factory, "learnable")
-
-
-@pytest.fixture(scope="session")
-def rope_run(tmp_path_factory):
-    """Train two epochs on text with a rotation, the first the best; tests must not change its folder."""
-    return _text_run(tmp_path_factory, "rope_1d")
-
-
-def _text_run(tmp_path_factory, encoding: str):
     from graticule.lab.training.loop import train
     from text_commands import short_recipe, spoiled_after_first_epoch
 
     with spoiled_after_first_epoch():
-        recipe = short_recipe(encoding=encoding, epochs=2)
-        return train(recipe, tmp_path_factory.mktemp("runs") / encoding, progress=False)
+        recipe = short_recipe(encoding="learnable", epochs=2)
+        return train(recipe, tmp_path_factory.mktemp("runs") / "learnable", progress=False)
 
 
 @pytest.fixture
