@@ -15,7 +15,7 @@ graticule: . 30, analysis 3390, backbones 4930, checkpoints 1370, dense 2170, en
   layers 1010, position 3470, registry 1130, surgery 2690, system 450, testing 2630
 graticule/lab: . 750, commands 3330, data 3880, figures 1450, gym 1500, pages 1030, recipes 1190, studies 2450, tasks
   2670, training 2810
-tests: . 2990, analysis 2600, backbones 4680, checkpoints 1070, dense 800, encodings 4520, external 2480, gpu 810, hub
+tests: . 2980, analysis 2600, backbones 4680, checkpoints 1070, dense 800, encodings 4520, external 2480, gpu 810, hub
   300, layers 940, parity 1700, position 2780, registry 700, surgery 2190, system 220, testing 1180
 tests/lab: . 50, commands 1800, data 2890, figures 400, gym 850, pages 420, recipes 600, studies 2040, tasks 1900,
   training 1420
