@@ -10,7 +10,6 @@ from .backbones.registry import list_models as list_models
 from .backbones.registry import register_backbone as register_backbone
 from .checkpoints.load import load_checkpoint as load_checkpoint
 from .checkpoints.load import published_state_dict as published_state_dict
-from .checkpoints.transfer import Transfer as Transfer
 from .checkpoints.transfer import transfer as transfer
 from .dense.factory import create_detector as create_detector
 from .dense.factory import create_segmenter as create_segmenter

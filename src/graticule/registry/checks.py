@@ -147,10 +147,10 @@ def checked(function: F) -> F:
         if not hints:
             hints.update(typing.get_type_hints(function), **{"return": None})
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            values = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # its own error names missing and unexpected arguments
-        for name, value in given.items():
+        for name, value in values.items():
             if name in hints and signature.parameters[name].kind not in (
                 inspect.Parameter.VAR_POSITIONAL,
                 inspect.Parameter.VAR_KEYWORD,

@@ -108,8 +108,8 @@ def keys_with_hints(unknown: set[str], kind: Any) -> str:
     fields = [field.name for field in dataclasses.fields(kind)]
     close = {key: difflib.get_close_matches(key, fields, n=1) for key in sorted(unknown)}
     return ", ".join(
-        f"{printable(key)[:60]} (did you mean {found[0]}?)" if found else printable(key)[:60]
-        for key, found in close.items()
+        f"{printable(key)[:60]} (did you mean {names[0]}?)" if names else printable(key)[:60]
+        for key, names in close.items()
     )
 
 
@@ -117,7 +117,9 @@ def keys_with_hints(unknown: set[str], kind: Any) -> str:
 def _fields_of(kind: Any) -> TypeAdapter[Any]:
     """Build the validator of the fields of a dataclass; nested dataclasses refuse unknown keys."""
     hints = get_type_hints(kind, include_extras=True)
-    form = dataclasses.make_dataclass(kind.__name__, [(one.name, hints[one.name]) for one in dataclasses.fields(kind)])
+    form = dataclasses.make_dataclass(
+        kind.__name__, [(field.name, hints[field.name]) for field in dataclasses.fields(kind)]
+    )
     return TypeAdapter(with_config(ConfigDict(extra="forbid"))(form))
 
 

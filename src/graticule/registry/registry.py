@@ -188,21 +188,21 @@ def check_spec(argument: str, spec: Spec, options: Mapping[str, Option]) -> Spec
 
 
 @cache
-def parameters_of(given: Any) -> Mapping[str, tuple[Any, inspect.Parameter]]:
+def parameters_of(function_or_class: Any) -> Mapping[str, tuple[Any, inspect.Parameter]]:
     """Return the parameters of a function or constructor that can be given by name, each with its function.
 
     Those of a constructor include what it passes to that of its base class as `**kwargs`.
     """
-    kinds = given.__mro__ if inspect.isclass(given) else ()
-    found: dict[str, tuple[Any, inspect.Parameter]] = {}
-    for function in [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)] or [given]:
+    kinds = function_or_class.__mro__ if inspect.isclass(function_or_class) else ()
+    parameters_by_name: dict[str, tuple[Any, inspect.Parameter]] = {}
+    for function in [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)] or [function_or_class]:
         parameters = list(inspect.signature(function).parameters.values())
-        for one in parameters[1:] if kinds else parameters:
-            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                found.setdefault(one.name, (function, one))
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        for parameter in parameters[1:] if kinds else parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                parameters_by_name.setdefault(parameter.name, (function, parameter))
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return MappingProxyType(found)
+    return MappingProxyType(parameters_by_name)
 
 
 def options_of(given: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:

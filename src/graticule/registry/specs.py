@@ -33,8 +33,8 @@ class Spec:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.name}({given})" if given else self.name
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -87,11 +87,11 @@ def parse_sum(text: str, argument: str = "spec") -> tuple[Spec, ...]:
 
 def _terms(node: ast.expr) -> list[ast.expr]:
     """Return the terms of a sum, from left to right."""
-    found = []
+    terms = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        found.append(node.right)
+        terms.append(node.right)
         node = node.left
-    return [node, *reversed(found)]
+    return [node, *reversed(terms)]
 
 
 def _spec(node: ast.expr, text: str, argument: str) -> Spec:

@@ -171,16 +171,16 @@ def check_plain(path: Path) -> int:
         ValueError: if it is a folder, a pipe, a device, a socket, or a link that leads back to itself.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise ValueError(f"{path} must be a plain file, got a link that leads back to itself.") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         kinds = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
-        kind = next((name for test, name in kinds if test(found.st_mode)), "device")
+        kind = next((name for test, name in kinds if test(status.st_mode)), "device")
         raise ValueError(f"{path} must be a plain file, got a {kind}.")
-    return found.st_size
+    return status.st_size
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -31,24 +31,24 @@ def free_memory(device: torch.device | str | None = None) -> int | None:
     if device is not None and torch.device(device).type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    found = []
+    limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if available := _numbers("/proc/meminfo").get("MemAvailable:"):
-        found.append(available * 1024)
+        limits.append(available * 1024)
     group = "/sys/fs/cgroup/memory."
     if limit := _numbers(f"{group}max").get(""):
         files = _numbers(f"{group}stat").get("inactive_file", 0)  # are given back
-        found.append(limit - _numbers(f"{group}current").get("", 0) + files)
+        limits.append(limit - _numbers(f"{group}current").get("", 0) + files)
     try:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            found.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+            limits.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
     except (ImportError, OSError):  # another system than Linux
         pass
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 def _numbers(path: str) -> dict[str, int]:

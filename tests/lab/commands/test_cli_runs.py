@@ -99,13 +99,11 @@ def test_runs_lists_the_progress_of_every_run_the_newest_last(capsys, folder):
     assert snapshot(folder) == before
 
 
-def test_values_that_differ_are_columns_and_all_columns_shows_every_value(capsys, tmp_path):
+def test_values_that_differ_are_columns(capsys, tmp_path):
     for lr in (0.001, 0.002):
         write_run(tmp_path / str(lr), (50, 60), lr=lr, dataset="digits")
     _, out, _ = run_command(capsys, "runs", tmp_path)
     assert table(out)[0][2:4] == ["lr", "epoch"] and "seed 0" in out
-    _, out, _ = run_command(capsys, "runs", tmp_path, "--all-columns")
-    assert table(out)[0][2:8] == ["model", "encoding", "joining", "seed", "lr", "epoch"] and "all have" not in out
 
 
 def test_a_run_that_is_being_trained_is_running(capsys, folder):

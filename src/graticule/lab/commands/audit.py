@@ -99,12 +99,12 @@ def run(arguments: list[str]) -> int:
     device, folder = choose_device(options.device), output_folder(options.output, opened.folder)
     if options.images is None:
         data = test_data(opened, NamedData())
-        each = {one: data.spread_test_images(one, options.count) for one in (size, *others)}
-        images = {one: of.to(device) for one, (of, _) in each.items()}
-        labels: torch.Tensor | None = each[size][1]
+        batches = {one: data.spread_test_images(one, options.count) for one in (size, *others)}
+        images = {one: of.to(device) for one, (of, _) in batches.items()}
+        labels: torch.Tensor | None = batches[size][1]
     else:
-        given = dataclasses.replace(opened, img_size=size)
-        pictures = pictures_of(given, options.images, 5, labels=options.labels, count=options.count)
+        sized = dataclasses.replace(opened, img_size=size)
+        pictures = pictures_of(sized, options.images, 5, labels=options.labels, count=options.count)
         chosen = range(pictures.num_test)
         images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
         known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
@@ -118,13 +118,13 @@ def run(arguments: list[str]) -> int:
         print(about, file=sys.stderr, flush=True)
         return bar(total=total, unit=unit)
 
-    found = audit(model, images, size, labels, batch_size=options.batch_size, progress=announced_bar)
+    result = audit(model, images, size, labels, batch_size=options.batch_size, progress=announced_bar)
     about = _about(opened, options, device, command_line("audit", arguments))
     folder.mkdir(parents=True, exist_ok=True)
-    page = audit_page(found, opened.title, list(about.items()))
-    record = audit_json(found, about)
+    page = audit_page(result, opened.title, list(about.items()))
+    record = audit_json(result, about)
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
-    output.say(*findings(found))
+    output.say(*findings(result))
     if labels is None:
         output.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
     output.give(record)

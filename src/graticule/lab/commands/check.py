@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     }
     if options.target.endswith(".py"):
         _check_alone(options, sizes, "a plugin")
-        title, found = options.target, list(_plugin(options.target))
+        title, findings = options.target, list(_plugin(options.target))
     else:
         from graticule.testing.models import inspect_model
         from graticule.testing.tables import PositionCode, inspect_code
@@ -63,17 +63,21 @@ def run(arguments: list[str]) -> int:
         title, model = _model(options.target, sizes)
         if isinstance(model, PositionCode):
             _check_alone(options, sizes, "position code")
-            found = inspect_code(model)
+            findings = inspect_code(model)
         else:
-            found = inspect_model(model, **sizes, skip=options.skip)
-    failed = sum(one.outcome == "failed" for one in found)
+            findings = inspect_model(model, **sizes, skip=options.skip)
+    failed = sum(finding.outcome == "failed" for finding in findings)
     output.say(title)
-    width = max(len(one.check) for one in found)
-    for one in found:
-        output.say(f"  {one.check:{width}}  {one.outcome:14}  {one.detail}")
-    counts = {kind: sum(one.outcome == kind for one in found) for kind in ("passed", "failed", "not applicable")}
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        output.say(f"  {finding.check:{width}}  {finding.outcome:14}  {finding.detail}")
+    counts = {
+        kind: sum(finding.outcome == kind for finding in findings) for kind in ("passed", "failed", "not applicable")
+    }
     output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    output.give({"target": options.target, "title": title, "findings": [dataclasses.asdict(one) for one in found]})
+    output.give(
+        {"target": options.target, "title": title, "findings": [dataclasses.asdict(finding) for finding in findings]}
+    )
     return int(failed > 0)
 
 
@@ -105,7 +109,9 @@ def _plugin(file: str) -> Iterator[Finding]:
         source = source_of(definition) if definition is not None else None
         return source is not None and source.resolve() == place
 
-    recipes: list[TrainingRecipe] = [one.function(**one.arguments) for one in RECIPES.values() if here(one.function)]
+    recipes: list[TrainingRecipe] = [
+        entry.function(**entry.arguments) for entry in RECIPES.values() if here(entry.function)
+    ]
     of_task = {recipe.task: recipe for recipe in reversed(recipes)}  # the first recipe of each task
 
     def check_its_task(name: str) -> None:
@@ -118,11 +124,11 @@ def _plugin(file: str) -> Iterator[Finding]:
         check_training(name)
 
     laws: list[tuple[str, Callable[[str], None], str]] = [
-        *(("encoding", check_encoding, name) for name, one in ENCODINGS.items() if here(one)),
-        *(("joining", check_joining, name) for name, one in JOININGS.items() if here(one)),
-        *(("resampler", check_resampler, name) for name, one in RESAMPLERS.items() if here(one)),
+        *(("encoding", check_encoding, name) for name, entry in ENCODINGS.items() if here(entry)),
+        *(("joining", check_joining, name) for name, entry in JOININGS.items() if here(entry)),
+        *(("resampler", check_resampler, name) for name, entry in RESAMPLERS.items() if here(entry)),
         *(("backbone", check_its_backbone, name) for name in list_models() if here(backbone_of(name))),
-        *(("task", check_its_task, name) for name, one in list_tasks().items() if here(one)),
+        *(("task", check_its_task, name) for name, entry in list_tasks().items() if here(entry)),
     ]
     if not laws:
         raise ValueError(

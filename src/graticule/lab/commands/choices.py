@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graticule.lab.studies.study import Study
 
 
-def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, Any]:
+def parse_choices(base: Any, texts: Sequence[str], command: str) -> dict[str, Any]:
     """Return text -> `base` with its overrides, for each text, such as encoding=sinusoidal_2d,joining=lape.
 
     Args:
@@ -26,14 +26,14 @@ def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, An
         command: the command whose options are the fields.
     """
     flags: dict[str, list[str]] = {}
-    for choice in given:
+    for choice in texts:
         pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
         if not all(key and equals for key, equals, _ in pairs):
             raise ValueError(f"`choices` must be like encoding=learnable,joining=lape, got {choice!r}.")
         if choice in flags:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
         flags[choice] = [text for key, _, value in pairs for text in flags_of(key, value)]
-    return {choice: overridden(base, texts, command) for choice, texts in flags.items()}
+    return {choice: overridden(base, words, command) for choice, words in flags.items()}
 
 
 def flags_of(key: str, value: str) -> list[str]:
@@ -75,12 +75,12 @@ class RunOptions(JsonOutput):
             if not (key and equals):
                 raise ValueError(f"`set` must be like lr=1e-3, got {text!r}.")
             pairs.append((key.strip().replace("-", "_"), value))
-        found: dict[str, list[str]] = {}
+        flags: dict[str, list[str]] = {}
         for key, value in pairs:
-            if key in found:
+            if key in flags:
                 raise ValueError(f"`set` must have each value once, got {key} twice.")
-            found[key] = flags_of(key, value)
-        return found
+            flags[key] = flags_of(key, value)
+        return flags
 
     def changed(self, recipe: Any, command: str) -> Any:
         """Return a recipe with the values; the error for an unknown one names the nearest.
@@ -107,16 +107,20 @@ def study_with(study: Study, values: RunOptions) -> Study:
                     f"`set` must not change a value of the study's {of}, got {taken[0]}, which {name!r} changes."
                 )
     start = dataclasses.replace(load_recipe(study.recipe), **study.base)
-    found = values.changed(start, f"train {study.recipe}")
-    changed = {one.name for one in dataclasses.fields(start) if getattr(found, one.name) != getattr(start, one.name)}
-    base = {**study.base, **{key: getattr(found, key) for key in {*keys, *changed}}}
+    changed_recipe = values.changed(start, f"train {study.recipe}")
+    changed = {
+        field.name
+        for field in dataclasses.fields(start)
+        if getattr(changed_recipe, field.name) != getattr(start, field.name)
+    }
+    base = {**study.base, **{key: getattr(changed_recipe, key) for key in {*keys, *changed}}}
     return dataclasses.replace(study, base=base)
 
 
 def folder_suffix(values: RunOptions) -> str:
     """Return the suffix of the default folder of changed runs, such as '-epochs-3'; empty if nothing is changed."""
-    given = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
-    text = "".join(f"-{key}-{value}" for key, value in given.items())
+    values_of = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
+    text = "".join(f"-{key}-{value}" for key, value in values_of.items())
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
 
 

@@ -73,10 +73,12 @@ def run(arguments: list[str]) -> int:
             )
     kind = list_tasks()[name].evaluation
     common = {field.name for field in dataclasses.fields(Evaluate)}
-    given = {field.name: field for field in dataclasses.fields(options) if field.name not in common}
-    changed = {key: getattr(options, key) for key in given}
-    check_task_options(name, **{key: value for key, value in changed.items() if value != _default(given[key])})
-    evaluation = kind(**{field.name: changed[field.name] for field in dataclasses.fields(kind)})
+    fields = [field for field in dataclasses.fields(options) if field.name not in common]
+    values = {field.name: getattr(options, field.name) for field in fields}
+    check_task_options(
+        name, **{field.name: values[field.name] for field in fields if values[field.name] != _default(field)}
+    )
+    evaluation = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
     folder = output_folder(options.output, opened[0].folder)
     loaded = []
     for one, task in zip(opened, tasks, strict=True):  # every error is raised before the first example is read
@@ -138,31 +140,14 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
         labels = torch.as_tensor(classes)
         model = (convert_stock(one.model) or one.model).eval().to(device)
         for size in parse_sizes(options.sizes) or [one.size]:
-            batches = ((images.to(device), given) for images, given in data.eval_dataloader(size))
+            batches = ((images.to(device), targets) for images, targets in data.eval_dataloader(size))
             features, _ = pooled_features(model, batches)
-            found = mean_estimate(100 * probe_classes(features, labels, options.probe).double().numpy())
-            value, low, high = (float(part) for part in (found.value, found.low, found.high))
-            shown = f"{size[0]}x{size[1]}"
-            rows.append(
-                [
-                    label,
-                    shown,
-                    f"{value:.1f}",
-                    f"{low:.1f} to {high:.1f}",
-                    f"{len(labels):,}",
-                    str(len(labels.unique())),
-                ]
-            )
-            records.append(
-                {
-                    "run": one.target,
-                    "size": list(size),
-                    "probe": options.probe,
-                    "top1": value,
-                    "interval": [low, high],
-                    "images": len(labels),
-                }
-            )
+            mean = mean_estimate(100 * probe_classes(features, labels, options.probe).double().numpy())
+            value, low, high = (float(part) for part in (mean.value, mean.low, mean.high))
+            cells = f"{value:.1f}", f"{low:.1f} to {high:.1f}", f"{len(labels):,}", str(len(labels.unique()))
+            rows.append((label, f"{size[0]}x{size[1]}", *cells))
+            about = {"run": one.target, "size": list(size), "probe": options.probe}
+            records.append(about | {"top1": value, "interval": [low, high], "images": len(labels)})
     output.table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), rows)
     output.give(records)
     output.wrote(write_json(folder / "probe.json", records))
@@ -195,10 +180,10 @@ def options_class() -> type:
 
     tasks = list_tasks()
     kinds: list[type] = list(dict.fromkeys(tasks[name].evaluation for name in tasks))
-    found = {field.name: field for field in dataclasses.fields(Evaluate)}
+    fields = {field.name: field for field in dataclasses.fields(Evaluate)}
     for kind in kinds:
         for field in dataclasses.fields(kind):
-            known = found.setdefault(field.name, field)
+            known = fields.setdefault(field.name, field)
             if (known.type, _default(known)) != (field.type, _default(field)):
                 raise ValueError(
                     f"`evaluation` {kind.__name__} must not have the option {field.name}, which is another one of "

@@ -52,7 +52,7 @@ class Export(NamedModels, JsonOutput):
 def run(arguments: list[str]) -> int:
     """Export a model, run it and compare it."""
     options = parse(Export, "export", arguments)
-    shown = Output(options.json)
+    printer = Output(options.json)
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
         known_name("dynamic", name, ("batch", "depth", "height", "width", "sides"))
@@ -71,9 +71,9 @@ def run(arguments: list[str]) -> int:
 
     size = parse_size(options.img_size, len(Exportable.of(model).size))
     exported = export(model, output, chosen, img_size=size, dynamic=free, features=options.features, int8=options.int8)
-    shown.say(*report(exported))
-    shown.give(dataclasses.asdict(exported))
-    shown.wrote(output)
+    printer.say(*report(exported))
+    printer.give(dataclasses.asdict(exported))
+    printer.wrote(output)
     return 0
 
 

@@ -125,18 +125,18 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
         arguments: the options as given.
         command: the command, for messages.
     """
-    given = _given(kind, command, arguments, {"recipe": recipe})
-    names = {".".join(path[1:]) for path in given if path[0] == "recipe"}
-    if epochs := given.get(("recipe", "epochs")):
+    changes = _given(kind, command, arguments, {"recipe": recipe})
+    names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
+    if epochs := changes.get(("recipe", "epochs")):
         recipe = _shortened(recipe, epochs, names)
-    options: Any = _build(kind, given, {"recipe": recipe})
+    options: Any = _build(kind, changes, {"recipe": recipe})
     root = getattr(options.recipe, "data_root", None)
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist.")
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.given | names)
-    found: T = options
-    return found
+    parsed: T = options
+    return parsed
 
 
 def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:

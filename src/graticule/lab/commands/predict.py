@@ -77,23 +77,23 @@ def _predict(run: Run, options: Predict, device: str, folder: Path) -> int:
     numbers = image_ids(options.images)
     entries: dict[str, list[dict[str, Any]]] = {}
     written = []
-    output, said = Output(options.json), {}
+    output, texts = Output(options.json), {}
     for path, image, number in zip(options.images, images, numbers, strict=True):
         with torch.inference_mode():
-            found = task.predict(model, plain(image), number, described)
-        for name, values in found.entries.items():
+            prediction = task.predict(model, plain(image), number, described)
+        for name, values in prediction.entries.items():
             entries.setdefault(name, []).extend(values)
-        shown = above(found, options.threshold)
-        written.append(save_figure(picture([(printable(path.name), shown)]), folder / f"{path.stem}.{options.format}"))
-        if found.classes is not None:
-            written.append(_save_classes(found.classes, folder / f"{path.stem}.classes.png"))
-        what = found.lines or _summary(shown)
-        said[str(path)] = list(what)
+        likely = above(prediction, options.threshold)
+        written.append(save_figure(picture([(printable(path.name), likely)]), folder / f"{path.stem}.{options.format}"))
+        if prediction.classes is not None:
+            written.append(_save_classes(prediction.classes, folder / f"{path.stem}.classes.png"))
+        what = prediction.lines or _summary(likely)
+        texts[str(path)] = list(what)
         output.say(f"{printable(str(path))}: {', '.join(what) or 'nothing'}")
     written += [write_json(folder / name, values) for name, values in entries.items()]
     files = [{"id": number, "file": str(path)} for number, path in zip(numbers, options.images, strict=True)]
     written.append(write_json(folder / "images.json", files))
-    output.give(said)
+    output.give(texts)
     output.wrote(*written)
     return 0
 

@@ -45,7 +45,7 @@ class Resamplers(NamedModels, JsonOutput, OnDevice):
 def run(arguments: list[str]) -> int:
     """Compare all resamplers on a model at other image sizes."""
     options = parse(Resamplers, "resamplers", arguments)
-    shown = Output(options.json)
+    printer = Output(options.json)
     sizes = parse_sizes(options.sizes)
     if not sizes or len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
@@ -77,11 +77,11 @@ def run(arguments: list[str]) -> int:
     labels = None if pictures.labels is None else pictures.labels.tolist()
     study = try_resamplers(model, images, trained_at, labels, device=device)
     header, *rows = study.rows()
-    shown.table(header, rows)
-    shown.say(*study.notes())
+    printer.table(header, rows)
+    printer.say(*study.notes())
     if labels is None and opened.info is not None and opened.info.class_names:
-        shown.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
+        printer.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
     output.mkdir(parents=True, exist_ok=True)
-    shown.give(study.record())
-    shown.wrote(study.write(output / "resamplers.json"))
+    printer.give(study.record())
+    printer.wrote(study.write(output / "resamplers.json"))
     return 0

@@ -37,23 +37,21 @@ class Runs(JsonOutput):
     """folders with runs, at any depth"""
     sort: Literal["age", "name", "best"] = "age"
     """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
-    all_columns: bool = False
-    """show every value that differs, and always model, encoding, joining, seed and learning rate"""
 
 
 def run(arguments: list[str]) -> int:
     """List the runs in folders."""
     options = parse(Runs, "runs", arguments)
-    found = _sorted(_found(options.folders), options.sort)
+    runs = _sorted(_found(options.folders), options.sort)
     output = Output(options.json)
     if options.json:
-        output.give([_record(name, summary) for name, summary in found])
+        output.give([_record(name, summary) for name, summary in runs])
         return 0
-    if not found:
+    if not runs:
         output.say(printable(f"no run in {', '.join(map(str, options.folders))}"))
     else:
-        _show(found, output, options.all_columns)
-    for name, summary in found:
+        _show(runs, output)
+    for name, summary in runs:
         if summary.damage:
             output.say(f"{name} is damaged: {printable(summary.damage)}")
     return 0
@@ -71,10 +69,10 @@ def _found(folders: Sequence[Path]) -> list[tuple[str, Summary]]:
     return [(printable(name), summarise(place)) for place, name in names.items()]
 
 
-def _sorted(found: list[tuple[str, Summary]], by: str) -> list[tuple[str, Summary]]:
+def _sorted(runs: list[tuple[str, Summary]], by: str) -> list[tuple[str, Summary]]:
     if by == "name":
-        return sorted(found, key=lambda one: one[0])
-    return sorted(found, key=lambda one: _rank(one[1]) if by == "best" else ("", one[1].changed, 0))
+        return sorted(runs, key=lambda run: run[0])
+    return sorted(runs, key=lambda run: _rank(run[1]) if by == "best" else ("", run[1].changed, 0))
 
 
 def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
@@ -98,33 +96,30 @@ def _value(recipe: Mapping[str, str], key: str) -> str:
     return "own" if (key, value) == ("encoding", "None") else value
 
 
-def _show(found: Sequence[tuple[str, Summary]], output: Output, every: bool) -> None:
+def _show(runs: Sequence[tuple[str, Summary]], output: Output) -> None:
     """Print the table of runs, and their common values."""
-    values = _values([summary for _, summary in found])
-    shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(found) > 1}
-    shown = [key for key in values if every or key not in shared]
-    others = [key for key in shown if key not in _FIRST]
-    left_out = [] if every else [key for key in others if "-" in values[key]]
-    left_out += [] if every else [key for key in others if key not in left_out][_OTHERS:]
-    shown = [key for key in shown if key not in left_out]
-    metrics = {summary.metric for _, summary in found if summary.metric is not None}
+    values = _values([summary for _, summary in runs])
+    shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(runs) > 1}
+    others = [key for key in values if key not in shared and key not in _FIRST]
+    left_out = [key for key in others if "-" in values[key]]
+    left_out += [key for key in others if key not in left_out][_OTHERS:]
+    keys = [key for key in values if key not in shared and key not in left_out]
+    metrics = {summary.metric for _, summary in runs if summary.metric is not None}
     mixed = len(metrics) != 1
-    columns = ["run", "state", *shown, "epoch", "best" if mixed else f"best {metrics.pop().title}", "last", "time"]
+    columns = ["run", "state", *keys, "epoch", "best" if mixed else f"best {metrics.pop().title}", "last", "time"]
     rows = [
-        [name, summary.state, *(values[key][at] for key in shown), *_results(summary, mixed)]
-        for at, (name, summary) in enumerate(found)
+        [name, summary.state, *(values[key][at] for key in keys), *_results(summary, mixed)]
+        for at, (name, summary) in enumerate(runs)
     ]
-    ages = [_length(time.time() - summary.changed) for _, summary in found]
+    ages = [_length(time.time() - summary.changed) for _, summary in runs]
     output.table([*columns, "changed"], [[*row, age] for row, age in zip(rows, ages, strict=True)])
-    if not every and shared:
+    if shared:
         output.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
     if left_out:
-        named = ", ".join(left_out[:8]) + (", ..." if left_out[8:] else "")
-        what = "value differs or is" if len(left_out) == 1 else "values differ or are"
-        output.say(f"{len(left_out)} other {what} not in all recipes ({named}): see --all-columns")
-    counts = Counter(summary.state for _, summary in found)
+        output.say(f"other values differ or are not in all recipes, as --json lists: {', '.join(left_out)}")
+    counts = Counter(summary.state for _, summary in runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    output.say(f"{len(found)} run{'s' * (len(found) > 1)}: {states}")
+    output.say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {states}")
 
 
 def _rank(summary: Summary) -> tuple[str, float, int]:

@@ -57,11 +57,11 @@ def run(arguments: list[str]) -> int:
 
     output = options.parsed()
     if Path(options.study).is_dir():
-        found = list_studies(options.study)
-        if not found:
+        studies = list_studies(options.study)
+        if not studies:
             raise ValueError(f"`study` must be a folder with studies (NAME.py), got {options.study!r}, which has none.")
-        output.say(*(f"{file}  {question}" for file, question in found.items()))
-        output.give(found)
+        output.say(*(f"{file}  {question}" for file, question in studies.items()))
+        output.give(studies)
         return 0
     study = load_study(options.study)
     name = Path(options.study).stem

@@ -106,7 +106,7 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
         return STOPPED
     if getattr(rank_zero_only, "rank", 0):  # the first process prints the results
         return 0
-    result, shown = run.result(), printable(str(run.folder))
+    result, place = run.result(), printable(str(run.folder))
     if already:
         print("this run is already finished.")
     metric = recipe.metric
@@ -127,24 +127,24 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
         "checkpoints/",
         "tensorboard/",
     ]
-    print(f"wrote {shown}: {', '.join(names)}")
-    if next_step := task.next_step(shlex.quote(shown)):
+    print(f"wrote {place}: {', '.join(names)}")
+    if next_step := task.next_step(shlex.quote(place)):
         print(next_step)
     return 0
 
 
 def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     """Return the recipe and the folder of the run to resume, and True."""
-    given = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
-    if not given or given[0].startswith("-"):
-        raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(given) or 'none'}.")
-    found = RunFolder.open(given[0])  # before PyTorch is imported
+    words = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
+    if not words or words[0].startswith("-"):
+        raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(words) or 'none'}.")
+    folder = RunFolder.open(words[0])  # before PyTorch is imported
     from graticule.lab.training.run import Run
 
-    run = Run(found.folder)
+    run = Run(folder.folder)
     recipe = run.recipe()
-    if given[1:]:
-        options = parse_recipe(Train, recipe, given[1:], f"train --resume {given[0]}")
+    if words[1:]:
+        options = parse_recipe(Train, recipe, words[1:], f"train --resume {words[0]}")
         if options.output is not None or options.auto_resume or options.quick:
             raise ValueError(
                 "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
