@@ -60,7 +60,6 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
     [
         ("vit_tiny_patch16_224", "rope_mixed + causal"),
         ("deit_tiny_distilled_patch16_224", "alibi + causal"),
-        ("cpvt_tiny_gap_patch16_224", "peg(past=True, places=[-1, 0], kernel=5) + causal"),
     ],
 )
 @torch.no_grad()
@@ -74,15 +73,6 @@ def test_patches_know_nothing_of_later_frames_with_a_causal_mask(name, encoding)
     assert not torch.allclose(two[:, :, 4:], one[:, :, 4:]) and not torch.allclose(model(films), model(other))
     first = model.forward_intermediates(films[:, :, :2], indices=[-1], intermediates_only=True)[0]
     torch.testing.assert_close(first, one[:, :, :2], rtol=0, atol=1e-12)  # and appended frames change nothing
-
-
-def test_a_peg_of_the_past_adds_the_frames_before_by_hand():
-    peg = graticule.build_position(
-        graticule.Grid(3), dim=1, depth=1, num_heads=1, encoding="peg(past=True, bias=False)"
-    ).pegs["0"]
-    peg.proj[0].weight.data = torch.tensor([[[100.0, 10.0, 1.0]]])
-    tokens = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1)
-    assert peg(tokens, Grid(3)).flatten().tolist() == [1 + 1, 2 + 12, 3 + 123]
 
 
 @torch.no_grad()

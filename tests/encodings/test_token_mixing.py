@@ -7,7 +7,6 @@ import torch.nn.functional as F
 import graticule
 from graticule import Grid
 from graticule.analysis.mixing import mixing_maps
-from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.global_filter import GlobalFilter
 from graticule.encodings.mlp_mixing import TokenMlpMixing
 from graticule.encodings.sgu import DenseMixing, Gsgu, resize_pairs
@@ -62,25 +61,6 @@ def test_its_parameters_differ_from_sgus_by_the_groups_alone():
 # A bias per group
 
 
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
-def test_a_bias_per_group_is_added_to_the_channels_of_its_group(product):
-    grid = Grid(3, 4)
-    with_bias, without = (
-        graticule.build_position(
-            grid, dim=12, depth=1, num_heads=3, encoding=f"glrpe(product='{product}', bias={bias}, group_bias={bias})"
-        ).double()
-        for bias in (True, False)
-    )
-    draw(with_bias)
-    without.load_state_dict({n: v for n, v in with_bias.state_dict().items() if "biases" not in n})
-    x = tokens(grid, 12)
-    (given,), (plain,) = with_bias(grid), without(grid)
-    assert given.spatial_bias.shape == (3, grid.patches)
-    difference = mix_tokens(x, given.mixing, given.spatial_bias) - mix_tokens(x, plain.mixing)
-    expected = given.spatial_bias.T.repeat_interleave(4, -1).expand_as(difference)
-    torch.testing.assert_close(difference, expected, rtol=0, atol=1e-12)
-
-
 def test_a_bias_per_group_is_cut_with_the_windows():
     from graticule.position.windows import Windows
 
@@ -93,23 +73,6 @@ def test_a_bias_per_group_is_cut_with_the_windows():
         for column in range(7):
             expected = whole[:, (y - 1) % 3, (column - 2) % 4].repeat_interleave(3)
             assert torch.equal(found[0, y * 7 + column], expected)
-
-
-def test_a_bias_per_group_is_resampled_group_by_group():
-    position = MixingPosition([DenseMixing(Grid(2, 3), groups=2)], group_bias=True).double()
-    one = MixingPosition([DenseMixing(Grid(2, 3))]).double()
-    values = torch.randn(2, 6, dtype=torch.float64)
-    with torch.no_grad():
-        next(position.biases.parameters()).copy_(values)
-        next(one.biases.parameters()).copy_(values[1])
-    at = Grid(4, 5)
-    torch.testing.assert_close(position(at)[0].spatial_bias[1], one(at)[0].spatial_bias, rtol=0, atol=1e-14)
-
-
-@in_turn("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])
-def test_a_bias_per_group_without_groups_or_bias_is_refused(encoding):
-    with pytest.raises(ValueError, match="`group_bias` must be left out unless there are `bias` and several groups"):
-        graticule.build_position(Grid(2, 2), dim=4, depth=1, num_heads=2, encoding=encoding)
 
 
 # A global filter

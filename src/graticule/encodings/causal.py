@@ -18,8 +18,7 @@ class Causal(BiasEncoding):
 
     In a film t is the frame, in an image the row, in a text the index. Prefix tokens attend to all tokens, and patches
     do not attend to them, since they know the end of the film. So what the patches know of a frame does not change when
-    frames are appended. Combine it with encodings that do not look ahead, as in `rope + causal` and
-    `peg(past=True) + causal`.
+    frames are appended. Combine it with encodings that do not look ahead, as in `rope + causal`.
 
     Reference: An Introduction to Transformers (Turner, 2024), section 4.1, with frames instead of tokens.
     """

@@ -164,8 +164,6 @@ class Peg(Encoding):
         layers: number of convolutions; if more than one, each has batch norm and ReLU.
         padding: padding of the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
         bias: whether convolutions have one.
-        past: whether a token sees only itself and tokens before it on the first axis, such as earlier frames of a film;
-            the zeros are then before the first frame.
         fill: whether patches that are left out, as by `model(x, keep=...)`, count as zeros; by default they may not be.
         axes: the number of axes of the grid, from 1 to 3.
     """
@@ -180,24 +178,21 @@ class Peg(Encoding):
         layers: int = 1,
         padding: Padding = "zeros",
         bias: bool = True,
-        past: bool = False,
         fill: bool = False,
         axes: int = 2,
     ) -> None:
         super().__init__()
         if layers < 1:
             raise ValueError(f"`layers` must be at least 1, got {layers}.")
-        if past and (padding != "zeros" or layers > 1):
-            raise ValueError(f"`padding` must be 'zeros' and `layers` 1 with `past`, got {padding!r} and {layers}.")
         steps: list[nn.Module] = []
         for _ in range(layers):
-            steps += _convolutions(dim, kernel, convolution, padding, bias, axes, past)
+            steps += _convolutions(dim, kernel, convolution, padding, bias, axes)
             if layers > 1:
                 steps += [_BATCH_NORMS[axes - 1](dim), nn.ReLU()]
         self.proj = nn.Sequential(*steps)
         #: width of the border whose tokens have an incomplete neighborhood and get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
-        self.kernel, self.padding, self.past, self.fill = kernel, padding, past, fill
+        self.kernel, self.padding, self.fill = kernel, padding, fill
 
     @classmethod
     def position(
@@ -236,7 +231,6 @@ class Peg(Encoding):
         _check(x, grid, self.kernel, self.padding, self.margin)
         features = grid.to_map(x)  # a view: tokens have the memory layout of a channels-last map
         y = self.proj(features)
-        y = y[:, :, : grid.shape[0]] if self.past else y
         y = features + (F.pad(y, [self.margin] * 2 * grid.ndim) if self.margin else y)
         return _with_prefix(x, y, grid)
 
@@ -315,9 +309,7 @@ _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS: tuple[Any, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def _convolutions(
-    dim: int, kernel: int, convolution: str, padding: str, bias: bool, axes: int, past: bool = False
-) -> list[nn.Module]:
+def _convolutions(dim: int, kernel: int, convolution: str, padding: str, bias: bool, axes: int) -> list[nn.Module]:
     if not 1 <= axes <= len(_CONVOLUTIONS):
         raise ValueError(f"`grid` must have from 1 to 3 axes to be convolved, as PyTorch can, got {axes} axes.")
     if kernel < 1 or kernel % 2 == 0:
@@ -325,8 +317,6 @@ def _convolutions(
     around: dict[str, Any] = {"padding": 0 if padding == "none" else kernel // 2}
     if padding != "none":
         around["padding_mode"] = padding
-    if past:
-        around["padding"] = (kernel - 1, *[kernel // 2] * (axes - 1))  # `Peg` crops the end
     groups = 1 if convolution == "dense" else dim
     layer = _CONVOLUTIONS[axes - 1]
     steps: list[nn.Module] = [layer(dim, dim, kernel, groups=groups, bias=bias, **around)]

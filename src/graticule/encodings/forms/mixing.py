@@ -74,7 +74,7 @@ Product = Literal["auto", "matrix", "displacement"]
 class MixingPosition(Position):
     """One mixing encoding per joined layer and, with `bias`, numbers that are added to the mixed tokens.
 
-    There is one number per token, for all channels, or with `group_bias` one per token and group of channels.
+    There is one number per token, for all channels.
 
     The bias starts at `bias_start`: at 1 a unit whose weights start near zero starts as the identity (gMLP); 0 is used
     in PosMLP's code. At another grid it is resampled as a map.
@@ -90,7 +90,6 @@ class MixingPosition(Position):
             faster (with 8 samples or more only from about 1,600 on).
         depth: number of layers; as many as there are encodings by default.
         layers: indices of the joined layers; the first ones by default.
-        group_bias: whether each group of channels has its own bias.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class MixingPosition(Position):
         bias_start: float = 1.0,
         depth: int | None = None,
         layers: Sequence[int] | None = None,
-        group_bias: bool = False,
     ) -> None:
         super().__init__()
         if product not in get_args(Product):
@@ -110,17 +108,12 @@ class MixingPosition(Position):
         modules = list(encodings)
         if not modules:
             raise ValueError("`encodings` must be one per layer, got none.")
-        if group_bias and (not bias or modules[0].groups == 1):
-            raise ValueError(
-                "`group_bias` must be left out unless there are `bias` and several groups, got "
-                f"{'bias' if bias else 'no bias'} and {modules[0].groups}."
-            )
         self.depth = len(modules) if depth is None else depth
         self.joined = joined_layers(self.depth, len(modules) if layers is None else layers)
         self.encodings = PerLayer(modules, self.joined)
         grid = modules[0].grid
-        shape = (modules[0].groups, grid.patches) if group_bias else (grid.patches,)
-        self.biases = _Biases({layer: torch.full(shape, bias_start) for layer in self.joined} if bias else {}, grid)
+        starts = {layer: torch.full((grid.patches,), bias_start) for layer in self.joined if bias}
+        self.biases = _Biases(starts, grid)
 
     @property
     def grid(self) -> Grid:
@@ -201,17 +194,15 @@ class _Biases(nn.Module):
 
     def fit(self, value: Tensor, shape: tuple[int, int] | None) -> Tensor:
         """Resample a bias of a checkpoint, of another grid or window; one that cannot be is returned unchanged."""
-        bias = next(self.parameters())
-        if value.ndim != bias.ndim or value.shape[:-1] != bias.shape[:-1]:
+        if value.ndim != 1:
             return value
         old = self.grid.alike(value.shape[-1], shape)
         return value if old is None or old.shape == self.grid.shape else _resize_bias(value, old, self.grid)
 
 
 def _resize_bias(bias: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resample one number per patch, (N,) or (groups, N), as maps."""
-    resized = BICUBIC(bias.reshape(-1, *old.shape), new.shape)
-    return resized.reshape(*bias.shape[:-1], new.patches)
+    """Resample one number per patch, (N,), as a map."""
+    return BICUBIC(bias.view(1, *old.shape), new.shape).flatten()
 
 
 class TokenMixing(Encoding):
@@ -241,7 +232,6 @@ class TokenMixing(Encoding):
         bias: bool = True,
         bias_start: float | None = None,
         product: Product = "auto",
-        group_bias: bool = False,
         **options: Any,
     ) -> Position:
         """Build one instance per joined layer.
@@ -252,12 +242,11 @@ class TokenMixing(Encoding):
             bias: whether one number per token is added to the mixed tokens.
             bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
             product: 'matrix' for a matrix of all pairs, 'displacement' for a convolution, 'auto' for the faster one.
-            group_bias: whether there is one such number per group of channels, if there are several groups.
             options: of the constructor.
         """
         modules: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(modules, bias, product, start, site.depth, joining.joined, group_bias)
+        return MixingPosition(modules, bias, product, start, site.depth, joining.joined)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
