@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from graticule.analysis.similarity import Correlations
-from graticule.lab.figures.layers import reach_plot
 from graticule.lab.figures.position_sheets import center_sheet, correlation_sheet
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import curves
@@ -75,7 +74,6 @@ def test_a_sheet_of_a_text_has_the_row_of_the_centre_token_as_a_line():
     for line, image in zip(lines, [np.eye(15), *text.similarity], strict=True):
         np.testing.assert_array_equal(line.get_ydata(), image[7])
     assert "in tokens under the map" in figure.texts[-2].get_text()
-    assert render(reach_plot({"a": text})).axes[0].get_ylabel() == "reach (tokens)"
 
 
 def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_token_in_every_layer():
@@ -93,19 +91,6 @@ def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_tok
         center_sheet({"a": correlations(4), "b": correlations(3)})
     with pytest.raises(ValueError, match="one shape"):
         center_sheet({"a text": correlations(2, grid=Grid(1, 15))})
-
-
-def test_reach_has_a_line_a_model_and_the_uniform_distance():
-    figure = render(reach_plot({"default": correlations(), "lape": correlations(12, silent=2)}))
-    ax = figure.axes[0]
-    assert [line.get_label() for line in ax.lines] == ["default", "lape", "uniform, 3 × 5"]
-    assert ax.lines[2].get_ydata()[0] == correlations().uniform_distance
-    assert len(figure.legends) == 1
-
-
-def test_a_plot_of_no_model_is_refused():
-    with pytest.raises(ValueError, match="at least one line"):
-        reach_plot({})
 
 
 def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):

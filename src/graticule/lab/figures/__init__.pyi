@@ -2,7 +2,6 @@ from .attention_sheet import attention_on_image as attention_on_image
 from .attention_sheet import attention_sheet as attention_sheet
 from .attention_sheet import sheet_heads as sheet_heads
 from .layers import non_locality_plot as non_locality_plot
-from .layers import reach_plot as reach_plot
 from .layers import translation_plot as translation_plot
 from .mixing_sheet import bias_sheet as bias_sheet
 from .mixing_sheet import mixing_sheet as mixing_sheet

@@ -15,7 +15,6 @@ from graticule.analysis.equivariance import Translation
 from graticule.analysis.mixing import MixingMap
 from graticule.analysis.probe import Probe
 from graticule.analysis.share import PositionShare
-from graticule.analysis.similarity import Correlations
 from graticule.lab.figures.style import (
     DOTTED,
     PALETTE,
@@ -29,20 +28,6 @@ from graticule.lab.figures.style import (
 from graticule.position.places import axis_names, by
 
 _WIDE = (7.2, 4.0)
-
-
-def reach_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
-    """Draw the reach of every layer, one line per model, and the reach if all positions were alike."""
-    check_lines(correlations, "correlations")
-    units = {found.unit for found in correlations.values()}
-    figure, ax = layer_axes(f"reach ({' or '.join(sorted(units))})", title)
-    for index, (label, found) in enumerate(correlations.items()):
-        draw_line(ax, index, label, np.arange(len(found.reach)), found.reach)
-    uniform = {f"uniform, {c.grid.height} × {c.grid.width}": c.uniform_distance for c in correlations.values()}
-    for index, (label, distance) in enumerate(uniform.items()):
-        ax.axhline(distance, label=label, color="#555555", linewidth=1.2, linestyle=(0, (1, 1 + 2 * index)))
-    ax.margins(y=0.1)
-    return add_legend(figure, ax)
 
 
 def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figure:

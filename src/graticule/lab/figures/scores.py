@@ -112,10 +112,10 @@ def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -
     # bars of equal places would hide each other
     step = 0.012 * (max(places.values()) - min(places.values())) if several and ax.get_xscale() == "linear" else 0.0
     for index, (label, by) in enumerate(scores.items()):
-        shown = [one for one in places if one in by]
+        points = [place for place in places if place in by]
         offset = step * (index - (len(scores) - 1) / 2)
-        x, means = [places[one] + offset for one in shown], [fmean(by[one]) for one in shown]
-        bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in shown]
+        x, means = [places[place] + offset for place in points], [fmean(by[place]) for place in points]
+        bars = [stdev(by[place]) if len(by[place]) > 1 else 0.0 for place in points]
         draw_line(ax, index, label, x, means, bars if several else None, **style)
 
 
@@ -240,16 +240,16 @@ def score_plot(
 
 def _grouped_labels(labels: Sequence[str], groups: Sequence[int]) -> tuple[list[str], list[str]]:
     """Return the labels without what all of a group end with, and this end of each group."""
-    shown, titles, first = [], [], 0
+    short, titles, first = [], [], 0
     for number in groups:
         parts = [label.split(", ") for label in labels[first : first + number]]
         most = min(map(len, parts)) - 1
         most = most if number > 1 else min(most, len(groups) - 1, 1)  # a label alone has an end only beside others
         same = max(n for n in range(most + 1) if len({tuple(part[len(part) - n :]) for part in parts}) == 1)
         titles.append(", ".join(parts[0][len(parts[0]) - same :]))
-        shown += [", ".join(part[: len(part) - same]) for part in parts]
+        short += [", ".join(part[: len(part) - same]) for part in parts]
         first += number
-    return shown, titles
+    return short, titles
 
 
 #: Columns of the metrics of every run -> label of the axis.

@@ -97,9 +97,9 @@ class Symmetry(ListedTask):
         both = torch.zeros(2, width + 1, dtype=torch.bool)
         row = (y == y2) & (first < second)
         both[label[row], distance[row]] = True
-        kept = row & both.all(0)[distance]
-        cells = torch.stack([first, second], 1)[kept]
-        return Arrangements(cells, label[kept], even(label[kept], within=distance[kept]))
+        chosen = row & both.all(0)[distance]
+        cells = torch.stack([first, second], 1)[chosen]
+        return Arrangements(cells, label[chosen], even(label[chosen], within=distance[chosen]))
 
 
 @TASKS.register("order")

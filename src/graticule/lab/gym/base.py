@@ -54,12 +54,12 @@ def displacements(first: Tensor, second: Tensor, grid: tuple[int, int], torus: b
 
     On a torus it is the shortest one, from -(side - 1) // 2 to side // 2.
     """
-    found = []
+    ways = []
     starts, ends = coordinates(first, grid), coordinates(second, grid)
     for start, end, side in zip(starts, ends, grid, strict=True):
         way = end - start
-        found.append((way + (side - 1) // 2) % side - (side - 1) // 2 if torus else way)
-    return found[0], found[1]
+        ways.append((way + (side - 1) // 2) % side - (side - 1) // 2 if torus else way)
+    return ways[0], ways[1]
 
 
 def shifted(cells: Tensor, by: tuple[int, int], grid: tuple[int, int]) -> Tensor:
@@ -83,12 +83,12 @@ class Answer(ABC):
     measure: str
 
     @abstractmethod
-    def loss(self, given: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss of the answers `given` by a model."""
+    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss of the `answers` of a model."""
 
     @abstractmethod
-    def score(self, given: Tensor, target: Tensor) -> float:
-        """Return the score of the answers `given` by a model; 1 is the best."""
+    def score(self, answers: Tensor, target: Tensor) -> float:
+        """Return the score of the `answers` of a model; 1 is the best."""
 
     def normalized(self, score: float) -> float:
         """Return a score on a scale where chance is 0 and a perfect answer is 1."""
@@ -105,13 +105,13 @@ class Classes(Answer):
         self.outputs = len(names)
         self.chance = 1 / len(names)
 
-    def loss(self, given: Tensor, target: Tensor) -> Tensor:
+    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy."""
-        return F.cross_entropy(given, target)
+        return F.cross_entropy(answers, target)
 
-    def score(self, given: Tensor, target: Tensor) -> float:
+    def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the accuracy."""
-        return float((given.argmax(1) == target).double().mean())
+        return float((answers.argmax(1) == target).double().mean())
 
 
 class Cell(Answer):
@@ -128,13 +128,13 @@ class Cell(Answer):
     def __init__(self, cells: int) -> None:
         self.chance = 1 / (cells - 1)
 
-    def loss(self, given: Tensor, target: Tensor) -> Tensor:
+    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy over the cells."""
-        return F.cross_entropy(given, target)
+        return F.cross_entropy(answers, target)
 
-    def score(self, given: Tensor, target: Tensor) -> float:
+    def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the share of images whose cell is found."""
-        highest = given == given.amax(1, keepdim=True)
+        highest = answers == answers.amax(1, keepdim=True)
         found = highest.gather(1, target[:, None])[:, 0] / highest.sum(1)
         return float(found.double().mean())
 
@@ -158,15 +158,15 @@ class Mask(Answer):
     def __init__(self, share: float) -> None:
         self.variance = share * (1 - share)
 
-    def loss(self, given: Tensor, target: Tensor) -> Tensor:
+    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
         """Return the binary cross-entropy over the cells that are asked for."""
         asked = target >= 0
-        return F.binary_cross_entropy_with_logits(given[asked], target[asked].to(given.dtype))
+        return F.binary_cross_entropy_with_logits(answers[asked], target[asked].to(answers.dtype))
 
-    def score(self, given: Tensor, target: Tensor) -> float:
+    def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the share of variance that is explained."""
         asked = target >= 0
-        error = given[asked].double().sigmoid() - target[asked]
+        error = answers[asked].double().sigmoid() - target[asked]
         return float(1 - error.square().mean() / self.variance)
 
 
@@ -190,14 +190,14 @@ class Values(Answer):
         self.outputs = len(names)
         self.variance = variance
 
-    def loss(self, given: Tensor, target: Tensor) -> Tensor:
+    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
         """Return the mean squared error, as a share of the variances."""
-        return ((given - target).square() / self.variance).mean()
+        return ((answers - target).square() / self.variance).mean()
 
-    def score(self, given: Tensor, target: Tensor) -> float:
+    def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the share of the variances that is explained."""
         with torch.no_grad():
-            return 1 - float(self.loss(given.double(), target))
+            return 1 - float(self.loss(answers.double(), target))
 
 
 Surface = Literal["plane", "torus"]

@@ -47,10 +47,10 @@ class Shift(ListedTask):
         width = self.grid[1]
         cells = torch.arange(self.cells)
         y, x = coordinates(cells, self.grid)
-        kept = torch.full_like(x, self.surface == "torus", dtype=torch.bool) | (x + self.steps < width)
+        chosen = torch.full_like(x, self.surface == "torus", dtype=torch.bool) | (x + self.steps < width)
         target = y * width + (x + self.steps) % width
-        count = int(kept.sum())
-        return Arrangements(cells[kept, None], target[kept], torch.full((count,), 1 / count, dtype=torch.float64))
+        count = int(chosen.sum())
+        return Arrangements(cells[chosen, None], target[chosen], torch.full((count,), 1 / count, dtype=torch.float64))
 
 
 @TASKS.register("column")
@@ -103,8 +103,8 @@ class Displacement(ListedTask):
         label = torch.full_like(first, -1)
         for number, (way, steps) in enumerate((way, steps) for way in _WAYS.values() for steps in (1, 2)):
             label[(dy == steps * way[0]) & (dx == steps * way[1])] = number
-        kept = label >= 0
-        return Arrangements(torch.stack([first, second], 1)[kept], label[kept], even(label[kept]))
+        chosen = label >= 0
+        return Arrangements(torch.stack([first, second], 1)[chosen], label[chosen], even(label[chosen]))
 
 
 @TASKS.register("direction")
@@ -177,12 +177,12 @@ class Scale(ListedTask):
         height, width = self.grid
         corner = torch.arange(self.cells)
         y, x = coordinates(corner, self.grid)
-        found, labels = [], []
+        corners_of, labels = [], []
         for side in (1, 2, 3):
             inside = torch.full_like(corner, self.surface == "torus", dtype=torch.bool)
             inside |= (y + side < height) & (x + side < width)
             corners = [(y + down) % height * width + (x + right) % width for down in (0, side) for right in (0, side)]
-            found.append(torch.stack(corners, 1)[inside])
+            corners_of.append(torch.stack(corners, 1)[inside])
             labels += [side - 1] * int(inside.sum())
         label = torch.tensor(labels)
-        return Arrangements(torch.cat(found), label, even(label))
+        return Arrangements(torch.cat(corners_of), label, even(label))

@@ -142,9 +142,9 @@ def check_gym(
     choices: Mapping[str, GymRecipe], tasks: Sequence[str], seeds: Sequence[int], sides: Sequence[int]
 ) -> None:
     """Build every task at every size, and every choice for every kind of answer."""
-    for name, given in (("choices", list(choices)), ("tasks", tasks), ("seeds", seeds)):
-        if not given or len(set(given)) < len(given):
-            raise ValueError(f"`{name}` must not be empty or have duplicates, got {list(given)}.")
+    for name, items in (("choices", list(choices)), ("tasks", tasks), ("seeds", seeds)):
+        if not items or len(set(items)) < len(items):
+            raise ValueError(f"`{name}` must not be empty or have duplicates, got {list(items)}.")
     for field in ("surface", "side"):
         if len(values := {getattr(recipe, field) for recipe in choices.values()}) > 1:
             raise ValueError(f"`{field}` must be the same for all choices, got {', '.join(map(str, sorted(values)))}.")
@@ -300,9 +300,9 @@ def train(recipe: GymRecipe, task: GymTask, seed: int) -> Trained:
         seed: of the weights and the pictures.
     """
     model = build_model(recipe, task, seed).train()
-    kept = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
+    undecayed = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
     optimizer = torch.optim.AdamW(
-        param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=kept),
+        param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed),
         lr=recipe.lr,
         betas=(0.9, 0.95),
         fused=True,

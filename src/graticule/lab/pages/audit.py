@@ -60,7 +60,7 @@ def findings(found: Audit) -> list[str]:
     share, names = found.share, axis_names(len(found.img_size))
     where = "the features" if share.features else "the last layer"
     most = int(np.nanargmax(share.total.value)) if not np.isnan(share.total.value).all() else -1
-    said = [
+    sentences = [
         f"Position alone explains {share.total.text(-1)} % of the variance of {where}, {share.linear.text(-1)} % "
         f"linearly in {_words(names)}; at most {share.total.text(most)} %, in {_entry(share.names[most])}."
     ]
@@ -69,7 +69,7 @@ def findings(found: Audit) -> list[str]:
     sentence = f"{_words(names).capitalize()} can be read with R² up to {_words(highest)}, best in layer {best}"
     if found.probe_content is not None:
         sentence += f"; from the patches alone with {_words(map(_number, found.probe_content.mean))}"
-    said.append(f"{sentence}.")
+    sentences.append(f"{sentence}.")
     for effect in found.effects:
         if effect.name in ("position zeroed", "position shuffled"):
             sentence = f"With the {effect.name}, the features of the last layer change by {effect.mean_change[-1]:.2f} "
@@ -78,17 +78,17 @@ def findings(found: Audit) -> list[str]:
                 sentence += f" and {100 * effect.same.mean():.0f} % of the images keep their top-1"
             if effect.accuracy is not None:
                 sentence += f"; accuracy {_signed(effect.accuracy)} points"
-            said.append(f"{sentence}.")
+            sentences.append(f"{sentence}.")
     if found.times:
         one = found.times[-1]
         if "without" in one.seconds:
             median, low, high = one.share("computed", "without")
             noise = ", so no more than the noise of this machine" if low < 0 else ""
-            said.append(
+            sentences.append(
                 f"Position takes {100 * median:.1f} % of a forward pass of {one.batch} images (quartiles "
                 f"{100 * low:.1f} to {100 * high:.1f} %{noise})."
             )
-    return said
+    return sentences
 
 
 def _words(names: Iterable[str]) -> str:

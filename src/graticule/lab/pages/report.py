@@ -125,9 +125,9 @@ def add_position(report: Report, stages: Sequence[StageMaps], title: str) -> Non
     """
     shorter, notes = zip(*map(_shortened, stages), strict=True)
     for sheet in position_sheets(shorter, title):
-        said = _SHOWN[sheet.kind]
+        about = _SHOWN[sheet.kind]
         note = notes[sheet.stage].get(sheet.kind, "")
-        report.figure(sheet.figure, f"{said}{sheet.of}{note}", f"{said.partition(':')[0]}{sheet.of}")
+        report.figure(sheet.figure, f"{about}{sheet.of}{note}", f"{about.partition(':')[0]}{sheet.of}")
 
 
 def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:

@@ -40,8 +40,8 @@ class Correct:
         data = run.data()
         model = run.model(data, "last").eval()
         with torch.inference_mode():
-            found = [model(images).argmax(-1) == labels for images, labels in data.eval_dataloader(data.size)]
-        correct = torch.cat(found).numpy()
+            correct_batches = [model(images).argmax(-1) == labels for images, labels in data.eval_dataloader(data.size)]
+        correct = torch.cat(correct_batches).numpy()
         return cls(choice, variant, run.recipe().seed, len(correct), np.packbits(correct).tobytes().hex())
 
     @cached_property

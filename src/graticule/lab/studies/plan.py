@@ -127,7 +127,7 @@ def check_choices(
     from graticule.lab.training.task import task_of
 
     parameters, examples, data_of = {}, set(), {}
-    for name, recipe in {one.choice: one.recipe for one in runs}.items():
+    for name, recipe in {planned.choice: planned.recipe for planned in runs}.items():
         task = task_of(recipe)
         data = data_of[name] = task.build_data()
         warmup_of(recipe, data.train_order().steps)
@@ -145,10 +145,10 @@ def check_choices(
 
             check_lengths(task.build_model(task.describe(data)), lengths, data)
         examples.add(getattr(data, "num_test", None))
-    for one in runs:
-        run = Run(one.folder)
-        run.check_use(one.recipe, resume=True)
-        run.check_data(data_of[one.choice])
+    for planned in runs:
+        run = Run(planned.folder)
+        run.check_use(planned.recipe, resume=True)
+        run.check_data(data_of[planned.choice])
     return parameters, examples.pop() if len(examples) == 1 else None
 
 

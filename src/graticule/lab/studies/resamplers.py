@@ -176,20 +176,20 @@ def _equal_positions(tried: Mapping[str, Any], sizes: Sequence[Size]) -> dict[st
 
     Positions that are functions of the tokens are not compared, and count as different.
     """
-    found: dict[str, list[Any]] = {}
+    leaves_of: dict[str, list[Any]] = {}
     same: dict[str, str] = {}
     for name, changed in tried.items():
         given = [changed.position(changed.grid_at(size)) for size in sizes]
-        leaves = [one for one in tree_leaves([tuple(layer) for at in given for layer in at]) if one is not None]
-        if all(isinstance(one, Tensor) for one in leaves):
+        leaves = [leaf for leaf in tree_leaves([tuple(layer) for at in given for layer in at]) if leaf is not None]
+        if all(isinstance(leaf, Tensor) for leaf in leaves):
             equal = (
-                other for other, known in found.items()
+                other for other, known in leaves_of.items()
                 if len(known) == len(leaves) and all(map(torch.equal, known, leaves))
             )  # fmt: skip
             if (first := next(equal, None)) is not None:
                 same[name] = first
             else:
-                found[name] = leaves
+                leaves_of[name] = leaves
     return same
 
 
@@ -202,10 +202,10 @@ def _column(
     others = [name for name in values if name != best]
     outcomes = dict(zip(others, paired_outcomes([(values[name], values[best]) for name in others]), strict=True))
     cells = {}
-    for name, each in values.items():
-        error = np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+    for name, of_images in values.items():
+        error = np.std(of_images, ddof=1) / len(of_images) ** 0.5 if len(of_images) > 1 else float("nan")
         p = outcomes[name].adjusted if name in outcomes else None
         # without a test, as when all differences are equal, only equal means count as equal
-        alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
-        cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
+        alike = fmean(of_images) == fmean(values[best]) if p is None else p >= 0.05
+        cells[name] = f"{fmean(of_images):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
     return {name: cells[same.get(name, name)] for name in table}

@@ -101,10 +101,10 @@ class Results:
     @property
     def runs(self) -> dict[str, list[Run]]:
         """The runs of every choice in every variant, if their folder is known."""
-        found: dict[str, list[Run]] = {}
+        members: dict[str, list[Run]] = {}
         for planned in plan(self.study.recipes(), self.study.seeds, self.folder) if self.folder else ():
-            found.setdefault(planned.choice, []).append(Run(planned.folder))
-        return found
+            members.setdefault(planned.choice, []).append(Run(planned.folder))
+        return members
 
     def values(self, at: str, metric: str | None = None) -> Values:
         """Return the values measured at `at`."""

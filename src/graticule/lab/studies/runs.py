@@ -217,13 +217,13 @@ def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
 
 def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Return every value of a recipe by its command-line name: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= flat_values(value, f"{prefix}{key}.")
+            flat |= flat_values(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return found
+            flat[prefix + key] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return flat
 
 
 def _held(folder: Path) -> bool:

@@ -40,9 +40,9 @@ def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTe
     count = len(differences)
     if count < 2 or not all(map(math.isfinite, differences)) or max(differences) - min(differences) < 1e-12:
         return None
-    found = stats.ttest_rel(scores, reference)
-    low, high = found.confidence_interval(0.95)
-    return PairedTest(fmean(differences), float(low), float(high), float(found.pvalue))
+    result = stats.ttest_rel(scores, reference)
+    low, high = result.confidence_interval(0.95)
+    return PairedTest(fmean(differences), float(low), float(high), float(result.pvalue))
 
 
 def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
@@ -85,10 +85,10 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
     Reference: A Simple Sequentially Rejective Multiple Test Procedure (Holm, 1979).
     """
-    given = np.array([p for p in values if p is not None])
-    order = given.argsort(kind="stable")
-    adjusted = np.empty_like(given)
-    adjusted[order] = np.maximum.accumulate(np.minimum(1, given[order] * (len(given) - np.arange(len(given)))))
+    known = np.array([p for p in values if p is not None])
+    order = known.argsort(kind="stable")
+    adjusted = np.empty_like(known)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, known[order] * (len(known) - np.arange(len(known)))))
     rest = iter(adjusted.tolist())
     return [None if p is None else next(rest) for p in values]
 

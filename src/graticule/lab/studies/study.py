@@ -161,7 +161,7 @@ class Study:
             known_name(
                 "endpoint", self.endpoint.metric, dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))
             )
-        fields = {one.name for one in dataclasses.fields(base)}
+        fields = {entry.name for entry in dataclasses.fields(base)}
         found: dict[str, Any] = {}
         for name, (choice, variant) in self.cells.items():
             changes = {**self.base, **self.variants[variant], **self.choices[choice]}
@@ -244,14 +244,14 @@ def recipe_hash(recipe: Any) -> str:
     from graticule.lab.training.task import recipe_plugins
 
     written = recipe.to_dict()
-    kept: dict[str, Any] = {"task": recipe.task}
+    relevant: dict[str, Any] = {"task": recipe.task}
     if plugins := recipe_plugins(recipe):
-        kept["plugins"] = plugins
-    for one in dataclasses.fields(recipe):
-        default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
-        if one.name not in (*MACHINE, "seed") and getattr(recipe, one.name) != default:
-            kept[one.name] = written[one.name]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+        relevant["plugins"] = plugins
+    for entry in dataclasses.fields(recipe):
+        default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        if entry.name not in (*MACHINE, "seed") and getattr(recipe, entry.name) != default:
+            relevant[entry.name] = written[entry.name]
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def run_hash(recipe: Any, data: Mapping[str, Any] | None) -> str:

@@ -41,7 +41,7 @@ def between(text: str, name: str, new: str) -> str:
     pattern = re.compile(rf"({marks}begin[^>]*-->\n).*?({marks}end -->)", re.DOTALL)
     if not pattern.search(text):
         raise ValueError(f"`text` must have the markers <!-- {name}: begin --> and <!-- {name}: end -->.")
-    return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text)
+    return pattern.sub(lambda match: f"{match[1]}\n{new}\n\n{match[2]}", text)
 
 
 def marked(text: str, kind: str) -> list[str]:
