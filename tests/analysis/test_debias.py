@@ -194,7 +194,7 @@ def test_debiased_models_are_folded_compiled_exported_saved_and_opened(method, t
 def test_a_program_for_any_size_resamples_the_table(tmp_path):
     found = graticule.debias(_learnable(), tiny.images(32, 40, batch=12))
     wide = tiny.images(48, 40, batch=1)
-    exported = graticule.export(found, tmp_path / "model.pt2", dynamic=("height", "width"))
+    exported = graticule.export(found, tmp_path / "model.pt2", dynamic=("sides",))
     (logits,) = torch.export.load(exported.path).module()(wide)
     torch.testing.assert_close(logits, found(wide), rtol=1e-4, atol=1e-5)
 

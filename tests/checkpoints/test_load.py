@@ -468,12 +468,12 @@ def test_a_published_table_that_does_not_say_its_grid_is_a_square_and_a_warning_
 
 SIZES = {
     "ours": (lambda: tiny(img_size=(24, 40)).state_dict(), "1 from 3 x 5 to 4 x 4 patches"),
-    "timm's": (lambda: timms(img_size=48).state_dict(), "1 from 6 x 6 to 4 x 4 patches"),
+    "timm's": (lambda: timms(img_size=48).state_dict(), r"1 from (1, 37, 24) to 4 x 4 patches"),
     "without metadata": (lambda: dict(tiny(img_size=(16, 72)).state_dict()), r"1 from \(1, 19, 24\) to 4 x 4 patches"),
     "biases": (lambda: tiny("relative_bias", img_size=48).state_dict(), "3 from 6 x 6 to 4 x 4 patches"),
     "biases without metadata": (
         lambda: dict(tiny("relative_bias", img_size=48).state_dict()),
-        "3 from 6 x 6 to 4 x 4 patches",
+        "3 from (121, 3) to 4 x 4 patches",
     ),
 }
 

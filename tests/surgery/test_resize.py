@@ -115,25 +115,6 @@ def test_a_resampler_that_was_chosen_is_published(tmp_path):
     assert resize(mixed, 40, "area").created["arguments"]["encoding"] == "lrpe_m(resampler='area')"
 
 
-def test_windows_are_resized():
-    for name, encoding, options in (
-        ("swin_tiny_patch4_window7_224", "relative_bias", PYRAMID),
-        ("posmlp_tiny_224", "lrpe", POSMLP),
-    ):
-        model = built(name, encoding, **options)
-        resized = resize(copy.deepcopy(model), 64, windows=8)
-        assert model.grid.windows == ((4, 4), (4, 4)) and resized.grid.windows == ((8, 8), (8, 8)), name
-        x = images(64, 64, dtype=torch.float64)
-        assert not torch.allclose(resized(x), model(x))
-        assert resized.position.table_shapes() and set(resized.position.table_shapes().values()) == {(8, 8)}
-        with torch.no_grad():  # and back at the same window, like set_input_size
-            by_hand = copy.deepcopy(model)
-            by_hand.set_input_size(64, **({"windows": (8, 8)} if name.startswith("pos") else {"window_size": 8}))
-            assert torch.equal(by_hand(x), resized(x))
-    same_window = resize(built("posmlp_tiny_224", "lrpe", **POSMLP), 64, windows=(8, 4))
-    assert same_window.grid.windows == ((8, 8), (4, 4))
-
-
 #: Resampler, intermediate side, and the largest relative change of a table of 14 x 14: of any table, and of one whose
 #: waves are at least 7 patches long. docs/sizes.md states them.
 ROUND_TRIPS = [
@@ -238,7 +219,7 @@ class Undone(nn.Module):
 
 def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
     vit = built("vit_tiny_patch16_224", "learnable", **SIZE)
-    swin, posmlp = built("swin_tiny_patch4_window7_224", **PYRAMID), built("posmlp_tiny_224", "lrpe", **POSMLP)
+    posmlp = built("posmlp_tiny_224", "lrpe", **POSMLP)
     stock = timm.create_model("vit_tiny_patch16_224", **SIZE)
     language = graticule.create_language_model("lm_nano", vocab_size=5, context=8, embed_dim=12, depth=1, num_heads=3)
     rope = built("vit_tiny_patch16_224", "rope", **SIZE)
@@ -250,14 +231,9 @@ def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
         (vit, (32, "bicubi"), "did you mean 'bicubic'"),
         (vit, (32, "geometric"), "resamples something of the model, which has tables of positions, got geometric"),
         (rope, (32, "bicubic"), "which has nothing that is resampled, got bicubic"),
-        (vit, (32, None, 4), "`windows` must be left out, as it has none for VisionTransformer, got 4"),
-        (swin, (64, None, (4, 4)), "`windows` must be one side for all stages for SwinTransformer"),
-        (swin, (64, None, 0), "`windows` must be at least 1, got 0"),
-        (posmlp, (64, None, (4, 4, 4)), "`windows` must be a side of at least 1 for each of the 2 stages"),
         (posmlp, (68, "bicubic"), "`img_size`"),
         (stock, (30,), "`img_size` must be a positive multiple of the patch size"),
         (stock, (32, "bilinear"), "`resampler` must be left out with VisionTransformer, whose tables timm resamples"),
-        (stock, (32, None, 4), "`windows` must be left out with VisionTransformer, got 4"),
         (fixed, (40,), "attached with a fixed `patch_grid`"),
         (language, (8,), "`model` must be of this library or have timm's `set_input_size`, got"),
         (nn.Linear(2, 2), (8,), "`model` must be of this library or have timm's `set_input_size`, got Linear"),
@@ -265,7 +241,7 @@ def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
         before, modules = dict(model.state_dict()), repr(model)
         size, *more = arguments
         with pytest.raises(ValueError, match=message):
-            resize(model, size, *more[:1], **({"windows": more[1]} if more[1:] else {}))
+            resize(model, size, *more)
         after = model.state_dict()
         assert after.keys() == before.keys() and repr(model) == modules, message
         assert all(after[name].data_ptr() == value.data_ptr() for name, value in before.items()), message
@@ -373,11 +349,10 @@ def test_a_resized_model_is_published_with_its_patches(tmp_path):
 
 #: Library, arguments, part of the error.
 WRONG_PATCHES = [
-    ("graticule", {}, "`img_size`, `patch_size`, `channels`, `windows` or `resampler` must be given, got none"),
+    ("graticule", {}, "`img_size`, `patch_size`, `channels` or `resampler` must be given, got none"),
     ("graticule", {"channels": 0}, "`channels` must be at least 1, got 0"),
     ("graticule", {"patch_size": 8}, "28"),
     ("timm", {"patch_size": 8}, "28"),
-    ("timm", {"windows": 4}, "`windows` must be left out with VisionTransformer, got 4"),
     ("timm", {"resampler": "bilinear"}, "`resampler` must be left out with VisionTransformer"),
     ("transformers", {"patch_size": 8}, "28"),
     ("transformers", {"img_size": (28, 35)}, "must have square images to be a Dinov2Model"),

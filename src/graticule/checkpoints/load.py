@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +235,9 @@ def rename_published(
             taken = f"it is taken for a square and resampled to {own_grid[0]} x {own_grid[1]}"
             _warn(f"{published[target]} does not say what grid it is for: {taken}.")
         elif fitted is not None and fitted is not value and own_grid is not None:
-            known = grid or _square_of(value, parameter, own_grid)
-            if value.numel() != fitted.numel() if known is None else tuple(known) != tuple(own_grid):
-                resampled[f"from {by(known) if known else tuple(value.shape)} to {by(own_grid)} patches"] += 1
+            before = by(grid) if grid else str(tuple(value.shape))
+            same = value.numel() == fitted.numel() if grid is None else tuple(grid) == tuple(own_grid)
+            resampled.update([] if same else [f"from {before} to {by(own_grid)} patches"])
         values[target] = parameter.detach() if fitted is None else fitted
     if resampled:
         counts = ", ".join(f"{count} {change}" for change, count in resampled.items())
@@ -293,17 +293,6 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
         }
         plain.append(str(Spec(spec.name, options)))
     return sorted(plain)
-
-
-def _square_of(value: Tensor, parameter: Tensor, grid: Sequence[int]) -> tuple[int, ...] | None:
-    """Infer the sides of the square that a published table is for, from the model's own table; None if it is none."""
-    sizes = [pair for pair in zip(value.shape, parameter.shape, strict=False) if pair[0] != pair[1]]
-    for rows, model_rows in sizes[:1]:
-        for count, offsets in ((math.prod(grid), False), (math.prod(2 * side - 1 for side in grid), True)):
-            side = math.isqrt(max(rows - model_rows + count, 0))  # without rows for prefix tokens
-            if model_rows >= count and side and side * side == rows - model_rows + count:
-                return ((side + 1) // 2 if offsets else side,) * len(grid)
-    return None
 
 
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:

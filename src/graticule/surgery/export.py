@@ -248,8 +248,7 @@ def export(
         format: 'onnx' or 'torch-export'; from the suffix of `path` (.onnx, .pt2) by default.
         img_size: in pixels, one side, (height, width) or (depth, height, width); by default the size that the model is
             built for.
-        dynamic: the free axes: any of 'batch', 'height', 'width', 'depth' of films and volumes, and 'sides', all of
-            these but the batch.
+        dynamic: the free axes: 'batch', and 'sides', all sides of the images.
         features: indices of blocks, or of stages if there are several, whose maps are also outputs.
         int8: whether the weights of linear layers are in 8 bits; `Exported` then has the difference of the outputs.
 
@@ -272,7 +271,7 @@ def export(
     kind.check(int8)
     subject = subject.plain()
     sizes = Sizes.of(subject, size, dynamic)
-    if sizes.free - {"batch"}:
+    if sizes.sides:
         kind.check_position(subject.position)
     program = Program(prepared(subject, sizes), features)
     traced = trace(program, sizes)
@@ -318,7 +317,7 @@ def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[T
             return list(run(images))
     except (AssertionError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-        rule = "left out, or not both 'batch' and sides," if "batch" in sizes.free else "left out or 'batch'"
+        rule = "left out, or not both 'batch' and sides," if sizes.batch else "left out or 'batch'"
         raise ValueError(
             f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
             f"images of {by(images.shape[2:])} are refused, where {sizes} is requested ({reason[:200]})."

@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ from graticule.surgery.resize import resize
 
 Size = tuple[int, ...]
 
-#: Sides that can be free in a program, beside the batch; the first one is of films and volumes alone.
-SIDES = ("depth", "height", "width")
+#: The axes of images after the channels; the first one is of volumes alone.
+_SIDES = ("depth", "height", "width")
 #: Maximum number of patches on an axis of the first stage: a program is valid for all sizes up to it.
 _LONGEST = 2048
 #: Number of steps up to which the smallest free side is searched for.
@@ -176,64 +176,52 @@ class Exportable:
 class Sizes:
     """Sizes of images that a program accepts, in pixels.
 
-    fixed: (height, width) of the axes that are not free, or (depth, height, width) of films.
-    free: which axes are free: 'batch' and sides.
+    fixed: (height, width) or (depth, height, width) if the sides are not free.
+    batch: whether the batch is free.
+    sides: whether all sides are.
     step: of each side; free sides are multiples of it.
     least: the smallest free side, in steps.
     most: the largest free sides, in steps.
     """
 
     fixed: Size
-    free: frozenset[str]
+    batch: bool
+    sides: bool
     step: Size
     least: int
     most: Size
 
     @classmethod
     def of(cls, subject: Exportable, fixed: Size, free: Sequence[str]) -> Sizes:
-        """Find the sizes that a model accepts with the axes `free`."""
-        sides = SIDES[-len(fixed) :]
-        known = ("batch", *sides, "sides")
+        """Find the sizes that a model accepts with the axes `free`: 'batch' and 'sides'."""
         for name in free:
-            known_name("dynamic", name, known)
-        free = [side for name in free for side in (sides if name == "sides" else (name,))]
+            known_name("dynamic", name, ("batch", "sides"))
         subject.check(fixed)
-        step, patch = subject.step, subject.patch
-        if set(free) - {"batch"}:
-            subject.check_free()
-        most = tuple(_LONGEST * side // stride for side, stride in zip(patch, step, strict=True))
-        sizes = cls(fixed, frozenset(free), step, subject.least, most)
-        return sizes._from_least(subject) if sizes.free - {"batch"} else sizes
-
-    def _from_least(self, subject: Exportable) -> Sizes:
-        """Find the smallest free side: a kernel or a reduction may need more than two patches."""
-        for least in range(self.least, _STEPS):
-            sizes = Sizes(self.fixed, self.free, self.step, least, self.most)
+        step = subject.step
+        most = tuple(_LONGEST * side // stride for side, stride in zip(subject.patch, step, strict=True))
+        sizes = cls(fixed, "batch" in free, "sides" in free, step, subject.least, most)
+        if not sizes.sides:
+            return sizes
+        subject.check_free()
+        for least in range(sizes.least, _STEPS):  # a kernel or a reduction may need more than two patches
+            smallest = replace(sizes, least=least)
             try:
                 with torch.no_grad():
-                    subject.model(torch.zeros(1, subject.channels, *sizes.side(*[least] * len(self.fixed))))
+                    subject.model(torch.zeros(1, subject.channels, *smallest.side(*[least] * len(fixed))))
             except (ValueError, AssertionError):  # timm's models raise the latter
                 continue
-            return sizes
-        refused = self.side(*[_STEPS] * len(self.fixed))
+            return smallest
+        refused = sizes.side(*[_STEPS] * len(fixed))
         raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {refused}.")
 
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the sides."""
-        return SIDES[-len(self.fixed) :]
-
     def side(self, *counts: int) -> Size:
-        """Return the sides of images: the given number of steps on free axes, else the fixed side."""
-        return tuple(
-            count * step if name in self.free else fixed
-            for name, count, step, fixed in zip(self.names, counts, self.step, self.fixed, strict=True)
-        )
+        """Return the sides of images of these numbers of steps if they are free."""
+        return tuple(count * step for count, step in zip(counts, self.step, strict=True)) if self.sides else self.fixed
 
     def example(self) -> tuple[int, Size]:
         """Return the batch and the sides of the images for tracing, small and all different."""
         more = (2, 1, 3)[-len(self.fixed) :]
-        return 2 if "batch" in self.free else 1, self.side(*(self.least + count for count in more))
+        return 2 if self.batch else 1, self.side(*(self.least + count for count in more))
 
     def checked(self) -> list[tuple[int, Size]]:
         """Return the batches and sizes that a program is compared at: the fixed one, or three."""
@@ -243,25 +231,23 @@ class Sizes:
         ]
         least = [self.least] * (len(counts) - 1)
         all_sizes = [self.side(*counts), self.side(*least, self.least + 1), self.side(counts[0] + 1, *least)]
-        batches = (1, 2, 3) if "batch" in self.free else (1, 1, 1)
+        batches = (1, 2, 3) if self.batch else (1, 1, 1)
         return list(dict.fromkeys(zip(batches, all_sizes, strict=True)))
 
     def dimensions(self) -> dict[int, Any]:
         """Return the free axes in the form of `torch.export`."""
-        dimensions: dict[int, Any] = {}
-        if "batch" in self.free:
-            dimensions[0] = torch.export.Dim("batch", min=1)
-        for axis, (name, step, most) in enumerate(zip(self.names, self.step, self.most, strict=True), start=2):
-            if name in self.free:
-                dimensions[axis] = step * torch.export.Dim(f"{name}_steps", min=self.least, max=most)
+        dimensions: dict[int, Any] = {0: torch.export.Dim("batch", min=1)} if self.batch else {}
+        for axis, (step, most) in enumerate(zip(self.step, self.most, strict=True), start=2):
+            if self.sides:
+                dimensions[axis] = step * torch.export.Dim(f"steps_{axis}", min=self.least, max=most)
         return dimensions
 
     def __str__(self) -> str:
         sides = [
-            f"{name} {self.least * step} to {most * step} in steps of {step}" if name in self.free else f"{name} {side}"
-            for name, step, most, side in zip(self.names, self.step, self.most, self.fixed, strict=True)
+            f"{name} {self.least * step} to {most * step} in steps of {step}" if self.sides else f"{name} {side}"
+            for name, step, most, side in zip(_SIDES[-len(self.fixed) :], self.step, self.most, self.fixed, strict=True)
         ]
-        return ", ".join([f"batch {'of any size' if 'batch' in self.free else 1}", *sides])
+        return ", ".join([f"batch {'of any size' if self.batch else 1}", *sides])
 
 
 class Program(nn.Module):
@@ -297,7 +283,7 @@ class Program(nn.Module):
 
 def prepared(subject: Exportable, sizes: Sizes, folded: bool = True) -> Exportable:
     """Return a copy of a plain model for images of `sizes`, folded if height and width are fixed."""
-    if sizes.free - {"batch"}:
+    if sizes.sides:
         return Exportable.of(copy.deepcopy(subject.model))
     return subject.at(sizes.fixed, folded)
 
@@ -323,7 +309,7 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
 
 
 def _refusal(sizes: Sizes, error: Exception) -> ValueError:
-    free = ", ".join(sorted(sizes.free)) or "nothing"
+    free = " and ".join(name for name in ("batch", "sides") if getattr(sizes, name)) or "nothing"
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return ValueError(
         f"`model` must be one that torch.export can trace with {free} free, got the error: {reason[:300]}"

@@ -171,7 +171,6 @@ def resize(
     *,
     patch_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
     channels: int | None = None,
-    windows: int | tuple[int, ...] | None = None,
 ) -> Model:
     """Change the image size that the position of `model` is stored for, in place, and return the model.
 
@@ -201,22 +200,18 @@ def resize(
         patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For volumes
             (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.
-        windows: for Swin and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
-            unchanged by default.
 
     Raises:
         ValueError: if the model cannot have that size, or an argument has no effect on it. It is then unchanged.
     """
-    if img_size is None and patch_size is None and channels is None and windows is None and resampler is None:
-        raise ValueError("`img_size`, `patch_size`, `channels`, `windows` or `resampler` must be given, got none.")
+    if img_size is None and patch_size is None and channels is None and resampler is None:
+        raise ValueError("`img_size`, `patch_size`, `channels` or `resampler` must be given, got none.")
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
     resizable = hasattr(model, "set_input_size") or img_size is None  # channels alone are those of the first layer
     if not backbones and not attached and library in LIBRARIES and not (library == "timm" and resizable):
-        LIBRARIES[library](
-            model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
-        )
+        LIBRARIES[library](model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels)
         return model
     if isinstance(img_size, tuple) and len(img_size) == 3 and len(backbones) != 1:
         raise ValueError(
@@ -232,9 +227,9 @@ def resize(
             if resampler is not None:
                 _set_resampler([*backbones, *attached], resampler)
             for backbone in backbones:
-                _resize_backbone(backbone, size or backbone.img_size, patch, windows)
+                _resize_backbone(backbone, size or backbone.img_size, patch)
         else:
-            _resize_timm(model, size, patch, windows, resampler, attached)
+            _resize_timm(model, size, patch, resampler, attached)
         if channels is not None:
             parts: Sequence[nn.Module] = backbones or [model]
             for part in parts:
@@ -257,7 +252,7 @@ def _set_channels(model: Any, channels: int) -> None:
         model.in_chans = channels
 
 
-def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None, windows: int | tuple[int, ...] | None) -> None:
+def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None) -> None:
     """Resize a backbone of this library; one of images for (depth, height, width) takes volumes from then on."""
     volume: Shape | None = None
     if len(size) > len(backbone.img_size):
@@ -273,8 +268,6 @@ def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None, windows
         sizes["patch_size"] = patch
     else:
         backbone.grid_at(size)  # refuses other sizes
-    if windows is not None:
-        sizes |= _windows_argument(backbone, windows)
     if size != backbone.img_size or sizes:
         backbone.set_input_size(size, **sizes)
         if not isinstance(backbone.position, Folded):  # a folded position was computed already
@@ -284,24 +277,10 @@ def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None, windows
         inflate(backbone, volume, deep)
 
 
-def _windows_argument(backbone: Backbone, windows: int | tuple[int, ...]) -> dict[str, Any]:
-    """Return `windows` under the name that the family has for it."""
-    known = inspect.signature(backbone.set_input_size).parameters
-    if min((windows,) if isinstance(windows, int) else windows, default=0) < 1:
-        raise ValueError(f"`windows` must be at least 1, got {windows}.")
-    if "window_size" in known and isinstance(windows, int):
-        return {"window_size": windows}
-    if "windows" in known:
-        return {"windows": (windows,) * len(backbone.depths) if isinstance(windows, int) else windows}
-    what = "one side for all stages" if "window_size" in known else "left out, as it has none"
-    raise ValueError(f"`windows` must be {what} for {type(backbone).__name__}, got {windows}.")
-
-
 def _resize_timm(
     model: Any,
     size: Any,
     patch: Shape | None,
-    windows: int | tuple[int, ...] | None,
     resampler: str | Spec | None,
     attached: list[AttachedPosition],
 ) -> None:
@@ -317,7 +296,7 @@ def _resize_timm(
             f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
             "convert the model (graticule.convert) to choose it."
         )
-    if size is None and patch is None and windows is None and (resampler is None or attached):
+    if size is None and patch is None and (resampler is None or attached):
         return
     parameters = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
     if "img_size" not in parameters:
@@ -325,8 +304,6 @@ def _resize_timm(
             f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that accepts "
             "images of any size needs no resizing, and an attached position follows the size of each image."
         )
-    if windows is not None:
-        raise ValueError(f"`windows` must be left out with {kind}, got {windows}; call its set_input_size for windows.")
     if patch is not None and "patch_size" not in parameters:
         raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
     embed: Any = getattr(model, "patch_embed", None)

@@ -37,8 +37,7 @@ class Export(NamedModels, JsonOutput):
     output: Path | None = None
     """folder for model.onnx or model.pt2, or file (default: the run's folder, or runs/NAME)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
-    """free (dynamic) axes of the program: batch; sides, or any of height, width and depth of films; separated by spaces
-    or commas"""
+    """free (dynamic) axes of the program: batch, and sides, all of an image; separated by spaces or commas"""
     img_size: str | None = None
     """side in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films, if fixed (default: that of the model)"""
     features: list[int] = dataclasses.field(default_factory=list)
@@ -55,7 +54,7 @@ def run(arguments: list[str]) -> int:
     printer = Output(options.json)
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
-        known_name("dynamic", name, ("batch", "depth", "height", "width", "sides"))
+        known_name("dynamic", name, ("batch", "sides"))
     named = options.output is not None and not options.output.is_dir()
     chosen = options.format or (None if named else "onnx")
     from graticule.lab.commands.opening import open_source
