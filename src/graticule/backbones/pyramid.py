@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from graticule.backbones.base import Backbone, Stage
+from graticule.backbones.base import Backbone
+from graticule.backbones.staged import Stage
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.layers.tokenizers import Patches

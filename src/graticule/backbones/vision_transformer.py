@@ -12,8 +12,9 @@ from timm.layers import AttentionPoolLatent
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.base import Backbone, draw_patches
+from graticule.backbones.base import Backbone
 from graticule.backbones.registry import Size, register_sizes, register_small
+from graticule.backbones.staged import draw_patches
 from graticule.backbones.token_model import init_linear
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, block_layer_of
