@@ -112,27 +112,28 @@ def load_named_plugins(arguments: Sequence[str]) -> list[str]:
     All files NAME.py that follow each other are plugins, except that the last one is the target of a command that takes
     a file, if it has none yet.
     """
-    left: list[str] = []
+    others: list[str] = []
     _named.clear()
-    given = list(arguments)
-    while given:
-        argument = given.pop(0)
-        option, equals, value = argument.partition("=")
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        option, equals, value = word.partition("=")
         if option != "--plugin":
-            left.append(argument)
+            others.append(word)
             continue
-        name = value if equals else given.pop(0) if given else ""
+        name = value if equals else words.pop(0) if words else ""
         if not name or name.startswith("--"):
             raise ValueError(f"`--plugin` must be followed by a Python file or an entry point, got {name!r}.")
-        files = list(itertools.takewhile(lambda text: text.endswith(".py") and not text.startswith("-"), given))
-        ended = len(files) == len(given) or given[len(files)].startswith("-")
-        if files and ended and left[:1] and left[0] in _TAKE_FILES and all(each.startswith("-") for each in left[1:2]):
+        files = list(itertools.takewhile(lambda text: text.endswith(".py") and not text.startswith("-"), words))
+        at_end = len(files) == len(words) or words[len(files)].startswith("-")
+        lacks_target = others[:1] and others[0] in _TAKE_FILES and all(text.startswith("-") for text in others[1:2])
+        if files and at_end and lacks_target:
             files.pop()  # the target
-        del given[: len(files)]
-        for each in (name, *files):
-            load_plugin(each)
-            _named.append(each)
-    return left
+        del words[: len(files)]
+        for file in (name, *files):
+            load_plugin(file)
+            _named.append(file)
+    return others
 
 
 def named_plugins() -> list[str]:

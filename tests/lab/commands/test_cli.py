@@ -268,7 +268,7 @@ def test_models_lists_language_models_with_their_sizes_on_bytes(capsys):
     code, out, _ = run_command(capsys, "models", "lm_*")
     head, _, *rows = (line.split("  ") for line in out.split("\n\n")[0].splitlines())
     assert code == 0 and [cell.strip() for cell in head if cell] == [
-        *("language model", "parameters", "dim", "layers", "tokens", "context")
+        *("model", "parameters", "dim", "layers", "tokens", "context")
     ]
     expected = []
     for name, dim, layers in (("nano", 64, 4), ("tiny", 128, 6), ("small", 384, 8), ("base", 768, 12)):

@@ -93,32 +93,31 @@ def _print_sizes(patterns: Sequence[str], output: Output) -> int:
     """Print the sizes of the models of these names, which are built without memory for their weights."""
     from graticule.backbones.language import list_language_models
     from graticule.backbones.registry import list_models
-    from graticule.lab.tasks.parts.image_scores import show_multiply_adds
 
     backbones, language_models = list_models(), list_language_models()
     names = match_names(patterns, [*backbones, *language_models])
-    sizes = {name: measure_backbone(name) for name in names if name in backbones}
-    language_sizes = {name: measure_language_model(name) for name in names if name in language_models}
-    if sizes:
-        rows = [
-            [
-                name,
-                _format_millions(size["parameters"]),
-                show_multiply_adds(size["multiply_adds"]),
-                *("-".join(map(str, size[key])) for key in ("dim", "layers")),
-                *("x".join(map(str, size[key])) for key in ("image", "grid")),
-            ]
-            for name, size in sizes.items()
-        ]
-        output.table(("model", "parameters", "multiply-adds", "dim", "layers", "image", "patches"), rows)
-    if language_sizes:
-        rows = [
-            [name, _format_millions(size.pop("parameters")), *map(str, size.values())]
-            for name, size in ((name, dict(size)) for name, size in language_sizes.items())
-        ]
-        output.table(("language model", "parameters", "dim", "layers", "tokens", "context"), rows)
-    output.give(sizes | language_sizes)
+    records: dict[str, Any] = {}
+    for measure, kind in ((measure_backbone, backbones), (measure_language_model, language_models)):
+        if sizes := {name: measure(name) for name in names if name in kind}:
+            rows = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
+            columns = [key.replace("_", "-") for key in next(iter(sizes.values()))]
+            output.table(["model", *columns], rows)
+            records |= sizes
+    output.give(records)
     return 0
+
+
+def _format_size(key: str, value: Any) -> str:
+    """Format a measure of a model for the table."""
+    from graticule.lab.tasks.parts.image_scores import show_multiply_adds
+
+    if key == "parameters":
+        return f"{value / 1e6:.2f} M"
+    if key == "multiply_adds":
+        return show_multiply_adds(value)
+    return (
+        ("x" if key in ("image", "patches") else "-").join(map(str, value)) if isinstance(value, list) else str(value)
+    )
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -152,11 +151,11 @@ def measure_backbone(name: str) -> dict[str, Any]:
         "dim": list(model.embed_dims),
         "layers": list(model.depths),
         "image": list(model.img_size),
-        "grid": list(model.grid.shape),
+        "patches": list(model.grid.shape),
     }
 
 
-def measure_language_model(name: str) -> dict[str, int]:
+def measure_language_model(name: str) -> dict[str, Any]:
     """Measure a language model with bytes as tokens and the context of the default recipe, on the meta device."""
     import torch
 
@@ -197,7 +196,3 @@ def _print_matrix(options: Models, output: Output) -> int:
         ]
     )
     return 0
-
-
-def _format_millions(parameters: int) -> str:
-    return f"{parameters / 1e6:.2f} M"
