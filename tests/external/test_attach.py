@@ -212,7 +212,6 @@ REFUSED = [
     ({"norm": "norm3"}, "`norm` .*got 'norm3', which blocks.0 \\(Block\\) does not have; its norms are norm1, norm2"),
     ({"norm": "norm2"}, "`norm` must be applied to the input of its block \\(pre-norm\\)"),
     ({"patch_grid": (5, 5)}, "`patch_grid` must be that of the 18 tokens.*got 5 x 5 patches"),
-    ({"prefix": 1}, "`patch_grid` must be that of the 18 tokens.*got 4 x 4 patches and 1 prefix tokens"),
     ({"remove": "pos_embd"}, "`remove` must name a parameter or buffer.*'pos_embd'; did you mean 'pos_embed'"),
     ({"example": torch.randn(2, 4, 32, 32)}, r"`example` must be what .* called with, got a tensor of \(2, 4"),
     ({"example": {"y": torch.zeros(2, 3, 32, 32)}}, "called with, got the arguments y: TypeError"),
@@ -232,7 +231,7 @@ def test_unsupported_models_are_refused_with_the_reason_and_the_module_is_unchan
         with pytest.raises(ValueError, match=message):
             attach(model, **options)
         assert hooks(model) == before and torch.equal(model(x[0]), stock(x[0])), options
-    for wrong in ({"patch_grid": 4}, {"prefix": "1"}, {"blocks": 3}, {"example": 3}):
+    for wrong in ({"patch_grid": 4}, {"blocks": 3}, {"example": 3}):
         with pytest.raises(TypeError):
             attach(model, **wrong)
     with pytest.raises(

@@ -33,33 +33,27 @@ T = TypeVar("T")
 
 
 class AuditBar:
-    """Runs views and shows the progress over all of them, in passes of one image at the size of the model."""
+    """Shows the progress over all views, in passes of one image at the size of the model."""
 
     def __init__(
         self, passes: int, others: Mapping[Size, int], size: Size, progress: Callable[..., Any] | None
     ) -> None:
         self.size = size
         total = passes + sum(count * self._cost(other) for other, count in others.items())
-        self.bar = None if progress is None else progress(total=round(total), unit="img")
+        self.bar = progress and progress(total=round(total), unit="img")
 
     def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
         """Run a view."""
-        passes = len(images) * self._cost(tuple(images.shape[2:]))
-        return self.step(name, passes, lambda: view.run(images, edit))
+        return self.step(name, len(images) * self._cost(tuple(images.shape[2:])), lambda: view.run(images, edit))
 
     def step(self, name: str, passes: float, work: Callable[[], T]) -> T:
         """Run `work`, which costs about `passes` passes."""
-        if self.bar is not None:
-            self.bar.set_description(name)
-        found = work()
-        if self.bar is not None:
-            self.bar.update(round(passes))
-        return found
-
-    def close(self) -> None:
-        """Close the bar."""
-        if self.bar is not None:
-            self.bar.close()
+        if self.bar is None:
+            return work()
+        self.bar.set_description(name)
+        result = work()
+        self.bar.update(round(passes))
+        return result
 
     def _cost(self, size: Size) -> float:
         return math.prod(size) / math.prod(self.size)
@@ -246,7 +240,8 @@ def audit(
     translation = attempt("translation", (len(size) + 2) * len(few), lambda: translation_error(model, few))
     attention = attempt("attention", len(some), lambda: attention_summary(view, some))
     times = attempt("time", timed_images, lambda: _times(view, given)) if timed else None
-    bar.close()
+    if bar.bar is not None:
+        bar.bar.close()
     share = shares.share()
     share.others.update({other: one.share() for other, one in further_shares.items()})
     correct = torch.cat(right).numpy() if right else same.effect().right if same.parts else None

@@ -48,7 +48,6 @@ def attach(
     blocks: str | None = None,
     norm: str | None = None,
     patch_grid: tuple[int, int] | None = None,
-    prefix: int | None = None,
     remove: str | tuple[str, ...] | None = None,
     example: Tensor | Mapping[str, Any] | None = None,
     start: Literal["host", "new"] = "host",
@@ -82,7 +81,6 @@ def attach(
             default, as the lists whose modules call attention.
         norm: the name, in a block, of the norm before attention, found by default. Only attention may use its output.
         patch_grid: (H, W) of the patches; found by default.
-        prefix: number of tokens before the patches; found by default.
         remove: the module's own position embedding, one parameter or several, which zeros replace; () keeps all. By
             default, the table that is added to the tokens before the blocks, if there is one.
         example: input of the module, a tensor or a mapping of keyword arguments; two black images by default. The
@@ -108,7 +106,7 @@ def attach(
     seen = make_example(module, patch_grid) if example is None else example
     found, blocks, tables = survey(module, seen, blocks, norm)
     removed = _own_embeddings(module, remove, tables)
-    grid = _grid(found, patch_grid, prefix)
+    grid = _grid(found, patch_grid)
     first = module.get_submodule(found.blocks[0])
     ways = find_ways(first, found)
     position = build_position(
@@ -178,7 +176,7 @@ def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, usu
     return names
 
 
-def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None) -> Grid:
+def _grid(found: Survey, patch_grid: tuple[int, int] | None) -> Grid:
     """Return the grid of the tokens of the forward pass."""
     shape = found.shape if patch_grid is None else patch_grid
     if shape is None:
@@ -187,11 +185,10 @@ def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None)
             f"{found.tokens} patches."
         )
     ahead = found.tokens - math.prod(shape)
-    if ahead < 0 or (prefix is not None and ahead != prefix):
-        said = "" if prefix is None else f" and {prefix} prefix tokens"
+    if ahead < 0:
         raise ValueError(
             f"`patch_grid` must be that of the {found.tokens} tokens that the blocks get, with the prefix tokens "
-            f"before them, got {by(shape)} patches{said}."
+            f"before them, got {by(shape)} patches."
         )
     return Grid(*shape, prefix=ahead)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -42,27 +41,22 @@ from graticule.surgery.resize import shared_copy
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases|position_embedding")
 
 
-@dataclass(frozen=True)
-class Changed:
-    """A change of the position of a model: of its constants, and of queries before they meet relative terms."""
-
-    constants: Change
-    queries: Change | None = None
-
-
 class StructureView(ModelView):
     """A model whose structure is found by a recorded pass.
 
     model: maps images (B, C, height, width) to logits or features.
     img_size: (height, width) in pixels; that of the model by default.
-    changed: replaces the position information; None leaves it.
+
+    A view with another position has `constants` and `queries`, the changes of `Flow`.
     """
 
-    def __init__(self, model: nn.Module, img_size: Size | None = None, changed: Changed | None = None) -> None:
+    constants: Change | None = None
+    queries: Change | None = None
+
+    def __init__(self, model: nn.Module, img_size: Size | None = None) -> None:
         self.model = model
         self.structure = find_structure(model, img_size or image_size(model))
         self.img_size: Size = self.structure.img_size
-        self.changed = changed
         self._structures = {self.img_size: self.structure}
 
     @property
@@ -138,12 +132,39 @@ class StructureView(ModelView):
 
     def without_position(self) -> StructureView:
         """Return a view in which tables, biases and terms are zero, and rotations are by angle 0."""
-        return self._with(Changed(partial(_zero, self.structure)))
+        sites = self.structure.at
+
+        def zero(index: int, value: Tensor) -> Tensor:
+            if index not in sites:
+                return value
+            turned = sites[index].kind == "rotary" and not sites[index].sine
+            return torch.ones_like(value) if turned else torch.zeros_like(value)
+
+        return self._with(zero)
 
     def shuffled(self, seed: int = 0) -> StructureView:
         """Return a view in which each patch has the position of another one, the same in all layers."""
-        found = self.structure
-        return self._with(Changed(partial(_shuffle, found, seed), partial(_shuffle_queries, found, seed)))
+        sites = self.structure.at
+
+        def order(tokens: int) -> Tensor:
+            ahead = self.structure.ahead(tokens)
+            return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
+
+        def shuffle(index: int, value: Tensor) -> Tensor:
+            site = sites.get(index)
+            if site is None or (site.kind == "relative terms" and site.constant is not None):
+                return value  # terms of queries get the position of these back
+            return site.moved(value, order)
+
+        def move(index: int, queries: Tensor) -> Tensor:
+            """Move queries, (..., D) or (B, H, W, D), to the places whose terms they get."""
+            site = sites.get(index)
+            if site is None or site.kind != "relative terms":
+                return queries
+            sides = [queries.shape[axis] for axis in site.axes]
+            return select(queries, site.axes, sides, lambda tokens: order(tokens).argsort())
+
+        return self._with(shuffle, move)
 
     def placed_at(self, img_size: Size) -> StructureView:
         """Return a view in which each patch has the position of the nearest patch of a larger image."""
@@ -152,7 +173,7 @@ class StructureView(ModelView):
             larger = self.sized(img_size).structure
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        return self._with(Changed(partial(take_position, self.structure, larger)))
+        return self._with(partial(take_position, self.structure, larger))
 
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
         """Compute the attention weights of chosen layers, all by default: of the first attention of each block."""
@@ -184,10 +205,6 @@ class StructureView(ModelView):
         with self._following(images):
             return super().features(images, layers)
 
-    def variants(self) -> dict[str, Callable[[Tensor], object]]:
-        """Raise `Unavailable`: the model is not timed without its position information."""
-        raise Unavailable(f"{type(self.model).__name__} of another library cannot be run without its position")
-
     @property
     def unknown_parameters(self) -> list[str]:
         """Names of parameters that look like position information and are part of no site that was found."""
@@ -200,27 +217,23 @@ class StructureView(ModelView):
         return self.structure.position_parameters
 
     def _call(self, images: Tensor) -> Any:
-        if self.changed is None:
-            return call(self.model, images)
-        return self._flow().run(images)
+        return call(self.model, images) if self.constants is None else self._flow().run(images)
 
     def _flow(self, keep: bool = False) -> Flow:
-        if self.changed is None:
-            return Flow(self.model, keep=keep)
-        return Flow(self.model, self.changed.constants, self.changed.queries, keep)
+        return Flow(self.model, self.constants, self.queries, keep)
 
     def _following(self, images: Tensor) -> AbstractContextManager[None]:
-        return nullcontext() if self.changed is None else self._flow().following(images)
+        return nullcontext() if self.constants is None else self._flow().following(images)
 
     def _check_sites(self) -> None:
         if not self.structure.sites:
             raise Unavailable(f"{type(self.model).__name__} has no position information whose structure is known")
 
-    def _with(self, changed: Changed) -> StructureView:
+    def _with(self, constants: Change, queries: Change | None = None) -> StructureView:
         """Return a view of the same model with changed position."""
         self._check_sites()
         view = copy.copy(self)
-        view.changed = changed
+        view.constants, view.queries = constants, queries
         return view
 
     def _tokens(self, x: Tensor, size: Size, last: bool, before: Any) -> tuple[Tensor, Grid]:
@@ -263,7 +276,7 @@ class ResampledTables(nn.Module):
         size: Size = (images.shape[-2], images.shape[-1])
         view = self.view
         if self.resampler is not None and size != view.img_size:
-            view = view._with(Changed(partial(self._resampled, view.grids(size)[0])))
+            view = view._with(partial(self._resampled, view.grids(size)[0]))
         return view.features(images, view.run(images).layers)
 
     def _resampled(self, grid: Grid, index: int, value: Tensor) -> Tensor:
@@ -279,37 +292,6 @@ class ResampledTables(nn.Module):
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
         """Return the mean of the patches; logits are not known."""
         return features.mean(1)
-
-
-def _order(found: Structure, tokens: int, seed: int) -> Tensor:
-    """Return a random order of `tokens` tokens that keeps prefix tokens, (tokens,)."""
-    ahead = found.ahead(tokens)
-    return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
-
-
-def _zero(found: Structure, index: int, value: Tensor) -> Tensor:
-    """Replace the position information of a meeting by none."""
-    site = found.at.get(index)
-    if site is None:
-        return value
-    return torch.ones_like(value) if site.kind == "rotary" and not site.sine else torch.zeros_like(value)
-
-
-def _shuffle(found: Structure, seed: int, index: int, value: Tensor) -> Tensor:
-    """Replace the position information of each patch by that of another one; terms of queries get theirs back."""
-    site = found.at.get(index)
-    if site is None or (site.kind == "relative terms" and site.constant is not None):
-        return value
-    return site.moved(value, lambda tokens: _order(found, tokens, seed))
-
-
-def _shuffle_queries(found: Structure, seed: int, index: int, queries: Tensor) -> Tensor:
-    """Move queries, (..., D) or (B, H, W, D), to the places whose terms they get."""
-    site = found.at.get(index)
-    if site is None or site.kind != "relative terms":
-        return queries
-    sides = [queries.shape[axis] for axis in site.axes]
-    return select(queries, site.axes, sides, lambda tokens: _order(found, tokens, seed).argsort())
 
 
 def take_position(own: Structure, larger: Structure, index: int, value: Tensor) -> Tensor:

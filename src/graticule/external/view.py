@@ -53,54 +53,29 @@ class ModelView(ABC):
 
     @abstractmethod
     def grids(self, img_size: Size) -> list[Grid]:
-        """Return the grid after each layer, for images of `img_size`.
-
-        Raises:
-            ValueError: if the model does not take that size.
-        """
+        """Return the grid after each layer, for images of `img_size`, or raise `ValueError`."""
 
     @abstractmethod
     def sized(self, img_size: Size) -> ModelView:
-        """Return a view that takes images of another size.
+        """Return a view that takes images of another size, or raise `ValueError`."""
 
-        Raises:
-            ValueError: if the model does not take that size.
-        """
+    # The views and the attention below raise `Unavailable` where a model has none
 
     @abstractmethod
     def without_position(self) -> ModelView:
-        """Return a view of the model without any position information.
-
-        Raises:
-            Unavailable: if it has none, or cannot run without it.
-        """
+        """Return a view of the model without any position information."""
 
     @abstractmethod
     def shuffled(self, seed: int = 0) -> ModelView:
-        """Return a view of the model in which each patch has the position of another one, the same in all layers.
-
-        Raises:
-            Unavailable: if it has no position information, or its position information cannot be shuffled.
-        """
+        """Return a view of the model in which each patch has the position of another one, the same in all layers."""
 
     @abstractmethod
     def placed_at(self, img_size: Size) -> ModelView:
-        """Return a view in which each patch has the position of the nearest patch of a larger image.
-
-        The larger image has the size `img_size`, and its patches have the size of the model's own.
-
-        Raises:
-            Unavailable: if the model has no position information, or none for that size.
-        """
+        """Return a view in which each patch has the position of the nearest patch of a larger image of `img_size`."""
 
     @abstractmethod
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
-        """Compute the attention weights of chosen layers, all by default.
-
-        Raises:
-            Unavailable: if the model has no attention.
-            ValueError: if there are no such layers.
-        """
+        """Compute the attention weights of chosen layers, all by default."""
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Return the patches of the model's features, which it pools or returns, (B, H * W, D).
@@ -127,13 +102,9 @@ class ModelView(ABC):
     def position_parameters(self) -> dict[str, int]:
         """Map each part of the position information to the number of its parameters."""
 
-    @abstractmethod
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
-        """Return forward passes to be timed: 'computed' (the unchanged model), 'without', and 'folded' if possible.
-
-        Raises:
-            Unavailable: if there is nothing to compare the model with.
-        """
+        """Return forward passes to be timed: 'computed' (the unchanged model), 'without', and 'folded' if possible."""
+        raise Unavailable(f"{type(self.model).__name__} of another library cannot be run without its position")
 
     @property
     def depth(self) -> int:
