@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import math
-import re
 import shutil
 
 import pytest
@@ -235,13 +234,6 @@ def test_two_choices_of_one_folder_are_refused(tmp_path):
 def test_a_plot_of_no_scores_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         score_plot(wrong, "top-1")
-
-
-def test_the_time_of_runs_is_estimated_before_their_first_epoch_and_changes_no_result(trained, tmp_path, capsys):
-    again = compare(CHOICES, [0, 1], tmp_path)
-    assert again.scores() == trained[0].scores()
-    first = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("run 1 of 4"))
-    assert re.match(r"run 1 of 4, about \d+(\.\d)? s left: ", first), first
 
 
 @pytest.mark.usefixtures("quick_pictures")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,45 +149,6 @@ def check_choices(
         run.check_use(planned.recipe, resume=True)
         run.check_data(data_of[planned.choice])
     return parameters, examples.pop() if len(examples) == 1 else None
-
-
-def with_guesses(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs with a guess of their time, if no epoch of any is measured: that of steps of one choice."""
-    if not runs or any(one.run.finished or one.epoch_seconds() for one in runs):
-        return list(runs)
-    guess = _guess(runs[0].recipe)
-    return [dataclasses.replace(one, guess=guess) for one in runs]
-
-
-def _guess(recipe: TrainingRecipe) -> float:
-    """Estimate the wall time of a run from three training steps; a held-out batch takes a third of a step."""
-    import torch
-    from lightning.fabric.utilities import move_data_to_device
-
-    from graticule.lab.training.module import build_optimizer
-    from graticule.lab.training.task import task_of
-    from graticule.lab.training.validation import in_precision
-
-    gpu = recipe.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    device = torch.device("cuda" if gpu else "cpu")
-    times = []
-    with torch.random.fork_rng(devices=[]):
-        task = task_of(recipe)
-        data = task.build_data()
-        model = task.build_model(task.describe(data)).to(device)
-        task.setup(model, data, device)
-        optimizer = build_optimizer(recipe, in_precision(model.train(), recipe.precision, device))
-        batches = iter(data.train_dataloader())
-        for _ in range(min(3, data.train_order().steps)):
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            loss = task.loss(model, move_data_to_device(next(batches), device), 0)
-            loss.backward()
-            optimizer.step()
-            float(loss.detach())  # waits for a GPU
-            times.append(time.perf_counter() - start)
-    steps = data.train_order().steps + getattr(data, "num_test", 0) / recipe.batch_size / 3
-    return float(min(times) * steps * (recipe.epochs + recipe.cooldown_epochs))
 
 
 def _folder_name(choice: str) -> str:

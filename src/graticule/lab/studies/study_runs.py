@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.lab.studies.execution import train_runs
-from graticule.lab.studies.plan import PlannedRun, check_choices, plan, with_guesses
+from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.study import (
     LENGTH,
@@ -99,7 +99,7 @@ def compare(
         lengths=tuple(lengths),
         decimals=supported_decimals(first.metric, examples, len(seeds)),
     )
-    train_runs(with_guesses(runs) if progress and executor is None else runs, executor, progress=progress)
+    train_runs(runs, executor, progress=progress)
     rows = [row for run in runs for row in measured_rows(study, run, parameters[run.choice])]
     results = Results("comparison", study, rows, folder=folder)
     results.write(folder)
