@@ -7,7 +7,6 @@ import timm
 import torch
 
 import graticule
-from graticule.position.tokens import Subset
 from tiny import DIM, images, spec, tiny
 
 #: Encodings of each kind of field: added tokens, beside each layer, bias, rotation, terms of queries.
@@ -67,27 +66,6 @@ def test_patch_dropout_equals_timm(name):
     assert not torch.allclose(outputs[0], outputs[1])
     back = graticule.to_timm(ours)
     assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in back.state_dict().items())
-
-
-@pytest.mark.parametrize("acts_on", ["tokens", "queries_keys"])
-@torch.no_grad()
-def test_a_peg_may_see_zeros_in_place_of_the_patches_that_are_left_out(acts_on):
-    model = tiny(encoding=f"peg(fill=True, places=[0], acts_on={acts_on!r})", depth=2).double().eval()
-    x, keep = images().double(), torch.tensor([6, 1, 11, 12, 5])
-    seen = []
-    model.position.register_forward_hook(lambda position, args, layers: seen.append((args[0], layers)))
-    model(x, keep=keep)
-    ((grid, layers),) = seen
-    field = "after" if acts_on == "tokens" else "inputs"
-    whole = next(getattr(one, field) for one in layers if getattr(one, field))
-    tokens = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + keep])
-    given, filled = torch.randn(2, 6, DIM, dtype=torch.float64), torch.zeros(2, grid.tokens, DIM, dtype=torch.float64)
-    filled[:, tokens] = given
-    subset = graticule.LayerPosition(**{field: whole}).take(Subset(tokens, grid.tokens))
-    found, expected = getattr(subset, field)(given), whole(filled)
-    for one, other in zip(found, expected, strict=True) if acts_on == "queries_keys" else [(found, expected)]:
-        torch.testing.assert_close(one, other[:, tokens], rtol=0, atol=1e-12)
-    torch.testing.assert_close(model(x, keep=torch.randperm(16)), model(x), rtol=0, atol=1e-12)
 
 
 def test_wrong_subsets_and_whole_grids_are_refused():

@@ -164,7 +164,6 @@ class Peg(Encoding):
         layers: number of convolutions; if more than one, each has batch norm and ReLU.
         padding: padding of the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
         bias: whether convolutions have one.
-        fill: whether patches that are left out, as by `model(x, keep=...)`, count as zeros; by default they may not be.
         axes: the number of axes of the grid, from 1 to 3.
     """
 
@@ -178,7 +177,6 @@ class Peg(Encoding):
         layers: int = 1,
         padding: Padding = "zeros",
         bias: bool = True,
-        fill: bool = False,
         axes: int = 2,
     ) -> None:
         super().__init__()
@@ -192,7 +190,7 @@ class Peg(Encoding):
         self.proj = nn.Sequential(*steps)
         #: width of the border whose tokens have an incomplete neighborhood and get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
-        self.kernel, self.padding, self.fill = kernel, padding, fill
+        self.kernel, self.padding = kernel, padding
 
     @classmethod
     def position(
@@ -246,7 +244,7 @@ class QueryKeyPeg(nn.Module):
 
     def __init__(self, peg: Peg) -> None:
         super().__init__()
-        self.peg, self.fill = peg, peg.fill
+        self.peg = peg
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""

@@ -98,11 +98,6 @@ def _composed(first: Function, second: Function, x: Tensor) -> Any:
     return second(first(x))
 
 
-def _fills(value: Any, tokens: Tokens) -> bool:
-    """Return whether a function of all tokens is computed with zeros for those that are left out, by its own option."""
-    return isinstance(tokens, Subset) and getattr(getattr(value, "func", None), "fill", False)
-
-
 _of_tokens = partial(_function, (-2,), (-2,))
 _of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
 
@@ -233,7 +228,7 @@ class LayerPosition(NamedTuple):
         for field, value in zip(self._fields, self, strict=True):
             if value is not None:
                 kind = KINDS[field]
-                if isinstance(tokens, kind.refuses) and not _fills(value, tokens):
+                if isinstance(tokens, kind.refuses):
                     raise ValueError(f"`{field}` must be None {tokens.where}.")
                 changed[field] = kind.take(value, tokens)
         return LayerPosition(**changed)
