@@ -120,6 +120,16 @@ def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway
 # Damaged checkpoints
 
 
+def test_nothing_is_written_through_a_link_out_of_the_run_s_folder(tmp_path, halfway):
+    run = copied(halfway, tmp_path / "run")
+    (tmp_path / "mine.csv").write_text("precious")
+    run.metrics_file.unlink()
+    run.metrics_file.symlink_to(tmp_path / "mine.csv")
+    with pytest.raises(ValueError, match="`folder` must contain its files"):
+        train(short(keep=9, checkpoint_steps=2), run.folder, resume=True, progress=False)
+    assert (tmp_path / "mine.csv").read_text() == "precious"
+
+
 def cut(path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])

@@ -100,8 +100,11 @@ class Run(RunFolder):
 
         Raises:
             FileExistsError: if it already contains a run and `resume` is off.
-            ValueError: if it contains a run of another recipe, or one whose plugins have changed.
+            ValueError: if it contains a run of another recipe, one whose plugins have changed, or a link out of it.
         """
+        for path in self.folder.rglob("*"):  # training replaces, appends to and removes files
+            if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
+                raise ValueError(f"`folder` must contain its files, got {str(path)!r}, a link out of it; remove it.")
         if not self.recipe_file.exists():
             return
         if not resume:
