@@ -212,8 +212,7 @@ def _content(patches: Tensor) -> Array:
     x = patches.double() - patches.double().mean(1, keepdim=True)
     n = len(x)
     others = (x.sum(0) - x) / (n - 1)
-    found: Array = ((x - others).square().sum(-1).mean(-1) * (n - 1) / n).numpy()
-    return found
+    return ((x - others).square().sum(-1).mean(-1) * (n - 1) / n).numpy()
 
 
 def _ratio(before: Array, after: Array) -> Estimate:
@@ -252,8 +251,7 @@ def _copies(images: Tensor, grid: Grid) -> list[tuple[Tensor, Tensor]]:
 def _matched(copies: Tensor, whole: Tensor, near: Tensor) -> Tensor:
     """Return the share of the patches of each copy whose nearest patch in its image is one of `near`, (n,)."""
     similarity = F.normalize(copies, dim=-1) @ F.normalize(whole, dim=-1).mT
-    found: Tensor = near[torch.arange(len(near)), similarity.argmax(-1)].double().mean(-1)
-    return found
+    return near[torch.arange(len(near)), similarity.argmax(-1)].double().mean(-1)
 
 
 def _count(others: int) -> int:

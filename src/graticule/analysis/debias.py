@@ -206,8 +206,7 @@ def _smooth(effect: Tensor, grid: Grid, rank: int) -> Tensor:
 def _directions(patches: Tensor, grid: Grid, rank: int) -> Tensor:
     """Return the principal directions (D, k) of the smoothed effect of position, with the largest first."""
     _, s, v = torch.linalg.svd(_smooth(effect_of(patches), grid, rank), full_matrices=False)
-    kept: Tensor = v[s > 1e-6 * s[0]].T
-    return kept
+    return v[s > 1e-6 * s[0]].T
 
 
 def _table_rank(method: Method, patches: Tensor, grid: Grid) -> int | None:
@@ -296,5 +295,4 @@ def _principal(blank: Tensor) -> Tensor:
     """
     colors = blank[:-_NOISES].double()
     effects = [*(colors - colors.mean(1, keepdim=True)), effect_of(blank[-_NOISES:])]
-    directions: Tensor = torch.linalg.svd(torch.cat(effects), full_matrices=False)[2].T
-    return directions
+    return torch.linalg.svd(torch.cat(effects), full_matrices=False)[2].T

@@ -44,8 +44,7 @@ class Effect:
     @cached_property
     def mean_change(self) -> Array:
         """The change of every layer, mean over images, (L,)."""
-        mean: Array = self.change.mean(1)
-        return mean
+        return self.change.mean(1)
 
     @cached_property
     def change_error(self) -> Array:

@@ -63,8 +63,7 @@ class BiasMaps(PrintedTable):
 
         Only this reaches the softmax: a number that all keys share drops out.
         """
-        deviations: Array = np.nanstd(self.bias, axis=-1).mean(-1)
-        return deviations
+        return np.nanstd(self.bias, axis=-1).mean(-1)
 
     @cached_property
     def reach(self) -> Array:
@@ -155,8 +154,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, ...] | None = None, s
 def _softmax(logits: Array) -> Array:
     """Return the softmax over the last axis; 0 where a logit is NaN."""
     weight = np.exp(logits - np.nanmax(logits, axis=-1, keepdims=True))
-    shares: Array = np.nan_to_num(weight / np.nansum(weight, axis=-1, keepdims=True))
-    return shares
+    return np.nan_to_num(weight / np.nansum(weight, axis=-1, keepdims=True))
 
 
 def _span(values: Array, form: str, unit: str = "") -> str:
@@ -209,8 +207,7 @@ def similarity_of(rotary: Any, grid: Grid, head_dim: int, device: torch.device |
         basis = torch.zeros(1, 1, grid.tokens, head_dim, device=device)
     queries, keys = rotary(basis, basis)
     queries, keys = (_patch_vectors(x, grid) for x in (queries, keys))
-    similarity: Array = (queries @ keys.mT).mean(0).cpu().numpy()
-    return similarity
+    return (queries @ keys.mT).mean(0).cpu().numpy()
 
 
 def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | None:
@@ -227,8 +224,7 @@ def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | No
 def _patch_vectors(x: Tensor, grid: Grid) -> Tensor:
     """Return (k, h, N, d) as one unit vector per head and patch, (h, H * W, k * d), in float64."""
     vectors = grid.split(x.double())[1].permute(1, 2, 0, 3).flatten(2)
-    unit: Tensor = nn.functional.normalize(vectors, dim=-1)
-    return unit
+    return nn.functional.normalize(vectors, dim=-1)
 
 
 @torch.no_grad()

@@ -186,8 +186,7 @@ def _ridge(covariance: Tensor, ridges: Sequence[float]) -> Tensor:
 
 
 def _mean(values: Array) -> Array:
-    mean: Array = values.mean(0)
-    return mean
+    return values.mean(0)
 
 
 #: Penalties of the ridge regression that are tried, as shares of the mean square of the features.
@@ -275,5 +274,4 @@ def _fit_ridge(features: Tensor, targets: Tensor, queries: Tensor) -> Tensor:
         if error < best:
             best, weights = error, right.T @ ((shrunk / values.clamp(min=1e-12))[:, None] * projected)
     assert weights is not None
-    predictions: Tensor = (queries - mean) / scale @ weights + center
-    return predictions
+    return (queries - mean) / scale @ weights + center

@@ -209,8 +209,7 @@ def linear_basis(grid: Grid) -> Tensor:
     """Return an orthonormal basis of the linear functions of the coordinates without a mean, (H * W, k)."""
     labels = labels_of(grid)
     kept = labels[:, labels.abs().sum(0) > 0]
-    basis: Tensor = kept / kept.norm(dim=0)
-    return basis
+    return kept / kept.norm(dim=0)
 
 
 def additive_basis(grid: Grid) -> Tensor:
@@ -227,8 +226,7 @@ def additive_basis(grid: Grid) -> Tensor:
 def _contrasts(side: int) -> Tensor:
     """Return an orthonormal basis of the vectors of length `side` that sum to zero, (side, side - 1)."""
     centered = torch.eye(side, dtype=torch.float64) - 1 / side
-    basis: Tensor = torch.linalg.svd(centered)[0][:, : side - 1]
-    return basis
+    return torch.linalg.svd(centered)[0][:, : side - 1]
 
 
 def spatial_decay(patches: Tensor, grid: Grid) -> Tensor:

@@ -21,8 +21,7 @@ def cosine_similarity(vectors: Array) -> Array:
     """Return the cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
     with np.errstate(invalid="ignore", divide="ignore"):
         unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    cosines: Array = np.clip(unit @ unit.T, -1, 1)
-    return cosines
+    return np.clip(unit @ unit.T, -1, 1)
 
 
 def reach(similarity: Array, grid: Grid) -> float:

@@ -310,8 +310,7 @@ def published_state_dict(model: Any) -> dict[str, Tensor]:
         ValueError: if the model is not a backbone.
     """
     position_of(model)
-    released: dict[str, Tensor] = model.released_layout()
-    return released
+    return model.released_layout()
 
 
 def renamed_state_dict(model: PublishedNames) -> dict[str, Tensor]:

@@ -155,8 +155,7 @@ def dtype_name(value: Tensor) -> str:
 
 def read_grids(state: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Read (H, W) of the grid of each table of a state dict from its metadata, as far as it is recorded there."""
-    grids: dict[str, tuple[int, int]] = read_metadata(state)[GRIDS]
-    return grids
+    return read_metadata(state)[GRIDS]
 
 
 def read_metadata(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -105,8 +105,7 @@ class BucketedBias(BiasEncoding):
         place = torch.arange(side, device=table.device)
         by_offset = self.bucket(displacements)  # (2n - 1,)
         index = place[None, :] - place[:, None] + side - 1
-        bias: Tensor = table.T.index_select(1, by_offset).index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
+        return table.T.index_select(1, by_offset).index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def _check(self, grid: Grid) -> None:
         if any(side > 1 and axis not in self.axes for axis, side in enumerate(grid.shape)):

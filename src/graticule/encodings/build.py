@@ -108,8 +108,7 @@ def build_position(
 
 def _own_layers(spec: Spec) -> int | tuple[int, ...] | None:
     """Return the layers of an encoding if its own option `layers` names them, else None."""
-    layers: int | tuple[int, ...] | None = spec.options.get("layers") if ENCODINGS[spec.name].has_layers() else None
-    return layers
+    return spec.options.get("layers") if ENCODINGS[spec.name].has_layers() else None
 
 
 def _repeat_layers(specs: Sequence[Spec], depth: int) -> bool:

@@ -66,8 +66,7 @@ class CoordinateMlp(ComputedEncoding):
         """Compute the rows of the patches of `grid`, (H * W, D); in training at augmented coordinates."""
         weight = next(self.mlp.parameters())
         place = self.augmented(grid) if self.training else self.coordinates(grid, weight.device, self.grid)
-        table: Tensor = self.mlp(place.to(weight.dtype))
-        return table
+        return self.mlp(place.to(weight.dtype))
 
     def augmented(self, grid: Grid) -> Tensor:
         """Draw coordinates for training from PyTorch's generator, (H * W, 2), float64."""
@@ -136,8 +135,7 @@ class Fourier(ComputedEncoding):
 
     def rows(self, grid: Grid) -> Tensor:
         """Compute the rows of the patches of `grid`, (H * W, D)."""
-        table: Tensor = self.mlp(self.features(grid).to(self.directions.dtype))
-        return table
+        return self.mlp(self.features(grid).to(self.directions.dtype))
 
     def features(self, grid: Grid) -> Tensor:
         """Compute r of the patches of `grid`, (H * W, 2F), in float32 at least."""

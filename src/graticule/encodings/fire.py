@@ -100,5 +100,4 @@ class Fire(PatchBias):
 
     def _mlp(self, shares: Tensor) -> Tensor:
         """Map shares (..., 1 or axes) to one number per head, (num_heads, ...)."""
-        bias: Tensor = self.mlp(shares.to(self.log_scale.dtype)).movedim(-1, 0)
-        return bias
+        return self.mlp(shares.to(self.log_scale.dtype)).movedim(-1, 0)

@@ -97,8 +97,7 @@ def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
     else:
         maps = _BICUBIC(maps, size)
     maps = maps.to(weight.dtype)
-    resized: Tensor = maps.movedim(0, -1).unflatten(-1, (-1, 2)).contiguous()
-    return resized
+    return maps.movedim(0, -1).unflatten(-1, (-1, 2)).contiguous()
 
 
 @register_encoding("global_filter")

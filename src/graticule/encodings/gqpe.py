@@ -145,8 +145,7 @@ class QuadraticMixing(MixingEncoding):
             rest = [place - offset / 2 for place, offset in zip(at, delta, strict=True)]
             rows = [row[..., None].unbind(1) for row in matrix.unbind(1)]
             logits = _dot(delta, [_dot(row, rest) for row in rows])
-        table: Tensor = logits.unflatten(-1, lags.shape[:-1])
-        return table
+        return logits.unflatten(-1, lags.shape[:-1])
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); rows sum to 1."""

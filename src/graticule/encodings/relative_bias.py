@@ -67,8 +67,7 @@ class RelativeBias(PatchBias):
         else:
             table, index = self._table_at(grid), grid.offset_index(self.index.device)
         # index_select and its backward pass are several times as fast as indexing here
-        bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
+        return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
         """Prepend rows and columns for the prefix tokens to a bias of the patches: (heads, N, N)."""

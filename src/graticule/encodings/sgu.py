@@ -91,8 +91,7 @@ def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BI
     count = old.patches
     keys = resize_rows(matrix.reshape(-1, count), old, new, resampler).unflatten(0, (-1, count)).mT  # (groups, N', N)
     both = resize_rows(keys.flatten(0, 1), old, new, resampler).unflatten(0, (-1, new.patches)).mT
-    resized: Tensor = both.reshape(*matrix.shape[:-2], new.patches, new.patches) * (count / new.patches)
-    return resized
+    return both.reshape(*matrix.shape[:-2], new.patches, new.patches) * (count / new.patches)
 
 
 @register_encoding("sgu")

@@ -95,8 +95,7 @@ class AttentionMap:
         """Return `distance` of every image and head, (B, heads)."""
         weights = self.weights[..., self.queries.prefix :, self.keys.prefix :]
         far = np.einsum("bhnm,nm->bh", weights, self._distances())
-        mean: Array = far / weights.sum((-2, -1))
-        return mean
+        return far / weights.sum((-2, -1))
 
     def entropies(self) -> Array:
         r"""Return the mean entropy of the weights of a query patch, for every image and head, (B, heads), in nats.
@@ -107,13 +106,11 @@ class AttentionMap:
         """
         weights = self.weights[..., self.queries.prefix :, :]
         logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-        mean: Array = -(weights * logs).sum(-1).mean(-1)
-        return mean
+        return -(weights * logs).sum(-1).mean(-1)
 
     def prefix_shares(self) -> Array:
         """Return the share of a query patch's weights that is on prefix tokens, (B, heads)."""
-        share: Array = self.weights[..., self.queries.prefix :, : self.keys.prefix].sum(-1).mean(-1)
-        return share
+        return self.weights[..., self.queries.prefix :, : self.keys.prefix].sum(-1).mean(-1)
 
     @property
     def uniform_distance(self) -> float:
@@ -125,8 +122,7 @@ class AttentionMap:
         scale = np.array(self.queries.shape) / np.array(self.keys.shape)
         here = self.queries.coordinates().double().numpy()
         there = (self.keys.coordinates().double().numpy() + 0.5) * scale - 0.5
-        far: Array = np.linalg.norm(here[:, None] - there[None], axis=-1)
-        return far
+        return np.linalg.norm(here[:, None] - there[None], axis=-1)
 
 
 def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:

@@ -121,8 +121,7 @@ class Debiased(HubModel):
 
     def remove(self, name: str, patches: Tensor, grid: Grid) -> Tensor:
         """Return the patches (B, H * W, D) of the features or of a layer without position."""
-        cleaned: Tensor = self.removals[name](patches, grid) if name in self.removals else patches
-        return cleaned
+        return self.removals[name](patches, grid) if name in self.removals else patches
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the model's features of images (B, C, height, width) with position removed from the patches."""
@@ -136,14 +135,12 @@ class Debiased(HubModel):
         if features.ndim == 3:
             return torch.cat([ahead, cleaned], 1)
         last = tuple(features.shape[1:3]) == grid.shape
-        shaped: Tensor = cleaned.unflatten(1, grid.shape) if last else cleaned.mT.unflatten(-1, grid.shape)
-        return shaped
+        return cleaned.unflatten(1, grid.shape) if last else cleaned.mT.unflatten(-1, grid.shape)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the output of the model for its features, or the pooled features with `pre_logits`."""
         host: Any = self.backbone
-        output: Tensor = host.forward_head(features, pre_logits=pre_logits)
-        return output
+        return host.forward_head(features, pre_logits=pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the model for images (B, C, height, width), from features without position."""
@@ -192,10 +189,7 @@ def layer_patches(model: nn.Module, images: Tensor, layers: Sequence[int]) -> li
             f"{list(layers)}."
         )
     host: Any = model
-    found: list[Tensor] = host.forward_intermediates(
-        images, indices=list(layers), output_fmt="NLC", intermediates_only=True
-    )
-    return found
+    return host.forward_intermediates(images, indices=list(layers), output_fmt="NLC", intermediates_only=True)
 
 
 @dataclass(frozen=True)

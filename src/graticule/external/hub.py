@@ -211,13 +211,11 @@ def _torchvision_names() -> list[str]:
 def _create_torchvision(name: str, **options: Any) -> nn.Module:
     from torchvision import models
 
-    model: nn.Module = models.get_model(name, weights=None, **options)
-    return model
+    return models.get_model(name, weights=None, **options)
 
 
 def _create_timm(name: str, **options: Any) -> nn.Module:
-    model: nn.Module = timm.create_model(name, **options)
-    return model
+    return timm.create_model(name, **options)
 
 
 #: The names, the refused options and the function of each library.

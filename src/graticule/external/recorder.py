@@ -181,8 +181,7 @@ class _Watcher(TorchFunctionMode):
     def _by_image(self, x: Tensor) -> Tensor:
         """Return (B * windows, h, n, ...) or (B * windows, n, ...) as (B, windows, h, n, ...)."""
         heads = x.detach() if x.ndim > 3 else x.detach()[:, None]
-        found: Tensor = heads.flatten(0, -4).unflatten(0, (self._batch, -1)).clone()
-        return found
+        return heads.flatten(0, -4).unflatten(0, (self._batch, -1)).clone()
 
 
 def _of_each(x: Tensor, axes: tuple[int, ...], batch: int) -> Tensor:

@@ -57,8 +57,7 @@ class Site:
         assert self.constant is not None
         first, last = (axis % self.constant.ndim for axis in (self.axes[0], self.axes[-1]))
         rows = self.constant.flatten(first, last).movedim(first, 0)
-        table: Tensor = rows.reshape(len(rows), -1, rows.shape[-1])[:, 0]
-        return table
+        return rows.reshape(len(rows), -1, rows.shape[-1])[:, 0]
 
     def moved(self, value: Tensor, source: Callable[[int], Tensor]) -> Tensor:
         """Return the constant with the rows of other tokens; `source` maps a number of tokens to their indices."""
@@ -78,8 +77,7 @@ def select(value: Tensor, axes: Sequence[int], sides: Sequence[int], source: Cal
     flat = value.expand(shape).flatten(first, last)
     index = source(flat.shape[first]).to(value.device)
     sides = shape[first : last + 1] if len(index) == flat.shape[first] else [len(index)]
-    moved: Tensor = flat.index_select(first, index).unflatten(first, sides)
-    return moved
+    return flat.index_select(first, index).unflatten(first, sides)
 
 
 @dataclass(frozen=True, eq=False)

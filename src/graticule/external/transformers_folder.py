@@ -153,8 +153,7 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
             for key in file.keys():  # noqa: SIM118
                 if (dtype := file.get_slice(key).get_dtype()) in ("I8", "U8"):
                     raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
-    opened: nn.Module = model
-    return opened
+    return model
 
 
 @contextmanager

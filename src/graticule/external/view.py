@@ -94,8 +94,7 @@ class ModelView(ABC):
         """Return patches of the features without what `debiased` removes."""
         if self.debiased is None:
             return patches
-        cleaned: Tensor = self.debiased.remove("features", patches, Grid(*grid.shape))
-        return cleaned
+        return self.debiased.remove("features", patches, Grid(*grid.shape))
 
     @property
     @abstractmethod
@@ -178,8 +177,7 @@ def nearest(grid: Grid, larger: Grid) -> Tensor:
     places = (
         ((torch.arange(side) + 0.5) * wide / side).long() for side, wide in zip(grid.shape, larger.shape, strict=True)
     )
-    index: Tensor = ravel(torch.meshgrid(*places, indexing="ij"), larger.shape).flatten()
-    return index
+    return ravel(torch.meshgrid(*places, indexing="ij"), larger.shape).flatten()
 
 
 def chosen_layers(layers: Sequence[int] | None, depth: int) -> list[int]:

@@ -69,8 +69,7 @@ def take_position(
     if "position" in kwargs:
         if choices:
             raise ValueError(f"`position` must be given alone, without {', '.join(choices)}.")
-        builder: PositionBuilder = kwargs.pop("position")
-        return builder
+        return kwargs.pop("position")
     specs = ENCODINGS.specs(choices.pop("encoding", encoding))
     specs = tuple(Spec(spec.name, {**(defaults or {}).get(spec.name, {}), **spec.options}) for spec in specs)
     return partial(build_position, encoding=specs, **choices)

@@ -126,8 +126,7 @@ def _run(arguments: list[str]) -> int:
     command = import_module(f"graticule.lab.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
     if arguments[0] in RESUMABLE:
         return _run_resumable(command.run, arguments[1:])
-    code: int = command.run(arguments[1:])
-    return code
+    return command.run(arguments[1:])
 
 
 def _run_resumable(run: Callable[[list[str]], int], arguments: list[str]) -> int:

@@ -102,8 +102,7 @@ def _check_description(task: Task[Any, Any], data: Any) -> dict[str, Any]:
         check_value(task.description, json.loads(text), "`describe`")
     except ValueError as error:
         raise AssertionError(f"the result of `describe` must have the type `description`: {error}") from error
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)
 
 
 def _check_loss(task: Task[Any, Any], model: nn.Module, batch: Any) -> None:

@@ -182,8 +182,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    gradients: tuple[Tensor, Tensor] = _mix_backward(grad, *ctx.saved_tensors)
-    return gradients
+    return _mix_backward(grad, *ctx.saved_tensors)
 
 
 _mix.register_autograd(_backward, setup_context=_save)

@@ -334,8 +334,7 @@ class Grid(Places):
                 "`crop` must consist of whole patches of the whole image for an encoding of their order, got the box "
                 f"{self.crop.box} for {by(self.shape)} patches."
             )
-        order: Tensor = ravel(self._lattice(self.axes, device).unbind(-1), self.whole.shape)
-        return order
+        return ravel(self._lattice(self.axes, device).unbind(-1), self.whole.shape)
 
     def displacements(self, device: torch.device | str | None = None) -> tuple[Tensor, ...]:
         """Return all displacements on each axis, from the lowest to the highest, (2H-1,) and (2W-1,) of an image.
@@ -368,23 +367,19 @@ class Grid(Places):
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
         self.check_pairs(8 * len(self.shape), device)
         row, middle = self.table_rows(device)
-        index: Tensor = (row + middle)[:, None] - row
-        return index
+        return (row + middle)[:, None] - row
 
     def lags(self, device: torch.device | str | None = None) -> Tensor:
         """Return every different offset once, as a map, (2H-1, 2W-1, 2) of an image."""
-        lags: Tensor = lattice(*self.displacements(device)).unflatten(0, self.table)
-        return lags
+        return lattice(*self.displacements(device)).unflatten(0, self.table)
 
     def of_lags(self, values: Tensor) -> Tensor:
         index = self.offset_index(values.device)
-        pairs: Tensor = values.index_select(1, index.flatten()).unflatten(1, index.shape)
-        return pairs
+        return values.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def to_map(self, tokens: Tensor) -> Tensor:
         """Return the patches of tokens (B, N, D) as a feature map, (B, D, H, W); prefix tokens are left out."""
-        features: Tensor = self.split(tokens)[1].transpose(-2, -1).unflatten(-1, self.shape)
-        return features
+        return self.split(tokens)[1].transpose(-2, -1).unflatten(-1, self.shape)
 
     def from_map(self, features: Tensor) -> Tensor:
         """Flatten a feature map (B, D, H, W) into patches (B, H * W, D); the inverse of `to_map`."""

@@ -462,8 +462,7 @@ class Lape(LapeSharing):
 def _is_varied(table: Tensor, eps: float) -> Tensor:
     """Return whether the variance of each row is at least eps, (N, D) -> (N, 1), by one kernel."""
     *_, inverse = torch.native_layer_norm(table, table.shape[-1:], None, None, eps)  # of the root of variance plus eps
-    varied: Tensor = inverse <= (2 * eps) ** -0.5
-    return varied
+    return inverse <= (2 * eps) ** -0.5
 
 
 def _eps(norms: nn.Module) -> float | None:

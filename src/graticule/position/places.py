@@ -86,8 +86,7 @@ class Places(ABC):
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:
         """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""
-        distances: Tensor = self.offsets(device).float().norm(dim=-1)
-        return distances
+        return self.offsets(device).float().norm(dim=-1)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Split tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
@@ -191,8 +190,7 @@ class Points(Places):
     lags = offsets
 
     def of_lags(self, values: Tensor) -> Tensor:
-        pairs: Tensor = values.unflatten(1, (self.patches, self.patches))
-        return pairs
+        return values.unflatten(1, (self.patches, self.patches))
 
     def order(self, device: torch.device | str | None = None) -> Tensor:
         """Refused: points have no order."""

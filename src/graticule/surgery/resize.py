@@ -110,8 +110,7 @@ def _convolution(kind: Any, weight: torch.Tensor, old: Any, **sizes: Any) -> nn.
     with torch.device("meta"):
         new = kind(weight.shape[1], weight.shape[0], **sizes, bias=old.bias is not None)
     new.weight, new.bias = nn.Parameter(weight, old.weight.requires_grad), old.bias
-    convolution: nn.Module = new.train(old.training)
-    return convolution
+    return new.train(old.training)
 
 
 def resampled_modules(model: nn.Module) -> list[Any]:

@@ -217,8 +217,7 @@ def _module_cosines(rotary: Any, shape: Size) -> Tensor:
     table = table[1] if isinstance(table, tuple) else table.chunk(2, -1)[1]
     if table.shape[-2] != shape[0] * shape[1]:
         raise NotApplicable(f"{type(rotary).__name__}.get_embed does not follow the shape")
-    cosines: Tensor = table.detach().double().unflatten(-2, shape)
-    return cosines
+    return table.detach().double().unflatten(-2, shape)
 
 
 def _own_cosines(subject: Subject, shape: Size) -> Tensor:

@@ -111,8 +111,7 @@ def spread_directions(index: Tensor, axes: int) -> Tensor:
         ratio = (1 + ratio) ** (1 / (axes + 1))
     powers = ratio ** -torch.arange(1, axes + 1, device=index.device, dtype=torch.float64)
     directions = torch.erfinv(2 * ((index[..., None] + 1) * powers % 1) - 1)
-    unit: Tensor = directions / directions.norm(dim=-1, keepdim=True)
-    return unit
+    return directions / directions.norm(dim=-1, keepdim=True)
 
 
 def linear(places: Tensor, vectors: Tensor) -> Tensor:
@@ -128,5 +127,4 @@ def linear(places: Tensor, vectors: Tensor) -> Tensor:
             f"`grid` must have {vectors.shape[-1]} axes, as many as the encoding is built for, got {places.shape[-1]}."
         )
     products = [place * vector for place, vector in zip(places[..., None].unbind(-2), vectors.unbind(-1), strict=True)]
-    total: Tensor = sum(products[1:], products[0])
-    return total
+    return sum(products[1:], products[0])

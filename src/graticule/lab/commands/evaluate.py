@@ -170,8 +170,7 @@ def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:
     """Return the score of a finished run that was measured in training."""
     if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
         return None
-    measured: float = opened.run.result()[f"{checkpoint}_{task.metric.key}"]
-    return measured
+    return opened.run.result()[f"{checkpoint}_{task.metric.key}"]
 
 
 def options_class() -> type:

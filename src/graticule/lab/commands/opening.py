@@ -217,8 +217,7 @@ def describe_model(target: str, model: nn.Module, title: str) -> Opened:
 def test_data(opened: Opened, options: NamedData) -> DataModule:
     """Return the test images for a model: those of its run, or those of `options.images`."""
     if opened.run is not None:
-        data: DataModule = opened.run.data()
-        return data
+        return opened.run.data()
     assert options.images is not None
     return named_data(opened, options.images, options.data_root)
 

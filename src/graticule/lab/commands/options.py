@@ -102,8 +102,7 @@ def _given(kind: type, name: str, arguments: Sequence[str], defaults: Mapping[st
 def _build(kind: type[T], given: Mapping[FieldPath, Any], defaults: Mapping[str, Any]) -> T:
     own = {path[0]: value for path, value in given.items() if not path[1:]}
     within = {path: value for path, value in given.items() if path[1:]}
-    built: T = change(kind(**{**defaults, **own}), within)
-    return built
+    return change(kind(**{**defaults, **own}), within)
 
 
 @dataclass
@@ -135,8 +134,7 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
         raise FileNotFoundError(f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist.")
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.given | names)
-    parsed: T = options
-    return parsed
+    return options
 
 
 def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:

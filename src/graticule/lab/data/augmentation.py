@@ -89,8 +89,7 @@ def named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]
     fill = tuple(min(255, round(255 * value)) for value in mean)
     options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if len(fill) > 1 else fill[0]}
     build = {"rand": rand_augment_transform, "augm": augment_and_mix_transform}.get(name[:4], auto_augment_transform)
-    augment: Callable[[Any], Any] = build(name, options)
-    return augment
+    return build(name, options)
 
 
 @dataclass(frozen=True)

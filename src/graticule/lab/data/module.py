@@ -300,8 +300,7 @@ class _Chosen(Subset[Any]):
     @property
     def pixels(self) -> np.ndarray:
         """The images of `ArrayImages`."""
-        pixels: np.ndarray = self.source.pixels[self.indices]
-        return pixels
+        return self.source.pixels[self.indices]
 
     @property
     def skipped(self) -> list[Path]:

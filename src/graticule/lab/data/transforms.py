@@ -33,20 +33,18 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
     """
     if info.size is None:
         return _timms_transform(info, size, augmentation)
-    resized: Transform = T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
-    return resized
+    return T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
 
 
 def byte_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
     """Resize and crop an image as `evaluation_transform`, without the normalization; (C, height, width), uint8."""
     if info.size is None:
         return _timms_transform(info, size, augmentation, normalize=False)
-    resized: Transform = T.Compose([_resize(size, augmentation), T.PILToTensor()])
-    return resized
+    return T.Compose([_resize(size, augmentation), T.PILToTensor()])
 
 
 def _timms_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
-    transform: Transform = create_transform(
+    return create_transform(
         (info.channels, *size),
         interpolation=augmentation.interpolation,
         crop_pct=augmentation.crop_pct,
@@ -55,7 +53,6 @@ def _timms_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, n
         std=info.std,
         normalize=normalize,
     )
-    return transform
 
 
 def byte_values(info: DatasetInfo) -> Tensor:
@@ -74,7 +71,7 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
     if not augmentation.random:
         return evaluation_transform(info, size, augmentation)
     if augmentation.scale is not None or (info.size is None and not augmentation.random_crop_padding):
-        training: Transform = create_transform(
+        return create_transform(
             (info.channels, *size),
             is_training=True,
             scale=augmentation.scale or (0.08, 1.0),
@@ -88,7 +85,6 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
             mean=info.mean,
             std=info.std,
         )
-        return training
     steps: list[Callable[[Any], Any]] = [_resize(size, augmentation)]
     if augmentation.random_crop_padding:
         steps.append(T.RandomCrop(size, padding=augmentation.random_crop_padding))
@@ -101,14 +97,12 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
     steps += [T.ToTensor(), T.Normalize(info.mean, info.std)]
     if augmentation.erasing:
         steps.append(RandomErasing(augmentation.erasing, mode="pixel", device="cpu"))
-    composed: Transform = T.Compose(steps)
-    return composed
+    return T.Compose(steps)
 
 
 def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any], Any]:
     """Return the transform to `size`; it leaves images of this size as they are."""
-    resize: Callable[[Any], Any] = T.Resize(size, _INTERPOLATION[augmentation.interpolation])
-    return resize
+    return T.Resize(size, _INTERPOLATION[augmentation.interpolation])
 
 
 class SeededImages(Dataset[tuple[Tensor, int]]):

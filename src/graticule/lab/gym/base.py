@@ -27,14 +27,12 @@ _ROWS = (5, 10, 3, 12, 6)
 def glyphs() -> Tensor:
     """Return pictures of the symbols, (6, 4, 4): a blank cell is 0, the others are 1 and -1, orthogonal, of mean 0."""
     matrix = torch.from_numpy(hadamard(CELL * CELL)).float()
-    found: Tensor = torch.cat([torch.zeros(1, CELL * CELL), matrix[list(_ROWS)]]).unflatten(1, (CELL, CELL))
-    return found
+    return torch.cat([torch.zeros(1, CELL * CELL), matrix[list(_ROWS)]]).unflatten(1, (CELL, CELL))
 
 
 def paint(symbols: Tensor) -> Tensor:
     """Return the images (count, 1, 4 H, 4 W) of symbols (count, H, W)."""
-    painted: Tensor = glyphs()[symbols].transpose(-3, -2).flatten(-2).flatten(-3, -2).unsqueeze(1)
-    return painted
+    return glyphs()[symbols].transpose(-3, -2).flatten(-2).flatten(-3, -2).unsqueeze(1)
 
 
 def coordinates(cells: Tensor, grid: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -348,8 +346,7 @@ def build_task(task: str, grid: int | tuple[int, int], surface: Surface = "plane
     if len(specs) > 1:
         raise ValueError(f"`tasks` must be single names, not combined, got {task!r}.")
     grid = (grid, grid) if isinstance(grid, int) else grid
-    built: GymTask = TASKS[specs[0].name](grid, surface, **specs[0].options)
-    return built
+    return TASKS[specs[0].name](grid, surface, **specs[0].options)
 
 
 def task_rows() -> list[tuple[str, ...]]:

@@ -54,8 +54,7 @@ class GymRecipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
-        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return values
+        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def hash(self) -> str:

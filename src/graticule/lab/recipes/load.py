@@ -87,8 +87,7 @@ def load_recipe(name: str) -> TrainingRecipe:
     if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
         from graticule.lab.training.run import Run
 
-        recipe: TrainingRecipe = Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
-        return recipe
+        return Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
     made = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
 
     from graticule.lab.training.recipe import TrainingRecipe

@@ -127,8 +127,7 @@ class Teacher(nn.Module):
         images = images.to(self.scale.dtype)
         if images.shape[-2:] != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
-        logits: Tensor = self.model(images * self.scale + self.shift)
-        return logits
+        return self.model(images * self.scale + self.shift)
 
     def combine(self, loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
         r"""Return the student's loss combined with the teacher's, whose share is alpha.

@@ -185,8 +185,7 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def _logits(self, model: Any, images: Tensor) -> list[Tensor]:
         """Return the logits of the decoder, and of the auxiliary one if there is one."""
-        logits: list[Tensor] = [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
-        return logits
+        return [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
 
     def _image_losses(self, logits: Tensor, classes: Tensor) -> Tensor:
         """Return the loss of each image, (B,)."""
@@ -260,8 +259,7 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
     height, width = size
     if tuple(logits.shape[-2:]) != (height, width):
         logits = F.interpolate(logits, size=(height, width), mode="bilinear", align_corners=False)
-    resized: Tensor = logits[0]
-    return resized
+    return logits[0]
 
 
 def per_class(matrix: Tensor) -> Tensor:

@@ -115,8 +115,7 @@ def read_rest(path: Path) -> Rest:
     """Read a checkpoint's progress, history and best score."""
     if path.is_file():
         check_sums(path)
-    rest: Rest = check_value(Rest, read_checkpoint(path), f"{path} is damaged")
-    return rest
+    return check_value(Rest, read_checkpoint(path), f"{path} is damaged")
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:

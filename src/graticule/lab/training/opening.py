@@ -64,8 +64,7 @@ def load(
     if hosted or (run is None and (path / CONFIG).is_file()):
         if checkpoint != "best":
             raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
-        published: nn.Module = from_pretrained(source, plugin=plugin)
-        return published
+        return from_pretrained(source, plugin=plugin)
     if not path.exists():
         raise FileNotFoundError(
             f"`source` must be a run or a file of its weights, got {str(path)!r}, which does not exist."

@@ -148,8 +148,7 @@ class Run(RunFolder):
             FileNotFoundError: if it is not finished.
             ValueError: if the file is damaged.
         """
-        result: dict[str, Any] = read_typed(self.result_file, _result(self.recipe().metric))
-        return result
+        return read_typed(self.result_file, _result(self.recipe().metric))
 
     def task(self) -> Task[Any, Any]:
         """Return the task of the recipe."""
@@ -157,8 +156,7 @@ class Run(RunFolder):
 
     def described(self) -> dict[str, Any]:
         """Read the description of the data that the task recorded, such as the names of classes."""
-        described: dict[str, Any] = read_typed(self.recipe_file, self.task().description)
-        return described
+        return read_typed(self.recipe_file, self.task().description)
 
     def data(self, recipe: TrainingRecipe | None = None) -> Any:
         """Build the data of the run, and check that they match the ones that it was trained on.
@@ -194,8 +192,7 @@ class Run(RunFolder):
         ]
 
     def _described(self) -> _Described:
-        described: _Described = read_typed(self.recipe_file, _Described)
-        return described
+        return read_typed(self.recipe_file, _Described)
 
     def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
         """Build the model with its best or last weights, in evaluation mode.

@@ -114,5 +114,4 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     queries, keys = (
         values[-grid.patches :].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for values in (queries, keys)
     )
-    logits: Tensor = queries @ keys.mT * attention.scale
-    return logits
+    return queries @ keys.mT * attention.scale

@@ -148,8 +148,7 @@ def _background(random: np.random.RandomState, size: tuple[int, int]) -> np.ndar
     first, last = random.randint(0, 90, (2, 3))
     along = np.linspace(0, 1, height)[:, None] if random.rand() < 0.5 else np.linspace(0, 1, width)[None]
     share = np.broadcast_to(along, size)[..., None]
-    noise: np.ndarray = first + (last - first) * share + random.normal(0, 8, (*size, 3))
-    return noise
+    return first + (last - first) * share + random.normal(0, 8, (*size, 3))
 
 
 def _scaled(digit: np.ndarray, height: int, widest: int) -> np.ndarray:

@@ -212,8 +212,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         names, mean, std = (tuple(described[key]) for key in ("class_names", "mean", "std"))
         info = DatasetInfo(self.recipe.dataset, names, described["channels"], None, mean, std)
         transform = EvaluationTransform(self.recipe.fit, info if self.normalize else None)
-        prepared: Tensor = plain(transform(tv_tensors.Image(image), {})[0])
-        return prepared
+        return plain(transform(tv_tensors.Image(image), {})[0])
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DenseModule) -> bool:
         """Return False: only the backbone takes weights, whatever the task of the run."""

@@ -165,8 +165,7 @@ class CocoScores:
 
 def _sides(corners: Tensor) -> list[list[float]]:
     """Return left, top, width and height of boxes (n, 4), left, top, right, bottom."""
-    sides: list[list[float]] = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
-    return sides
+    return torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
 
 
 def average_precision(

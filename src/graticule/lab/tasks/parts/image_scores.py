@@ -106,8 +106,7 @@ class OnMiddle(nn.Module):
         """Return the logits of images (B, C, height, width)."""
         (top, left), (height, width) = self.start, self.size
         part = images[..., top : top + height, left : left + width]
-        logits: Tensor = self.model(part) if self.crop is None else self.model(part, self.crop)
-        return logits
+        return self.model(part) if self.crop is None else self.model(part, self.crop)
 
 
 def check_sizes(model: nn.Module, sizes: Iterable[Size]) -> None:

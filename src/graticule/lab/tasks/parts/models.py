@@ -65,8 +65,7 @@ def build_backbone(
     if global_pool is not None and "class_token" in list_arguments(recipe.model):
         values["class_token"] = global_pool == "token"
     arguments = backbone_arguments(recipe, channels, img_size, patch_size, **values)
-    model: Backbone = build_checked(partial(create_model, recipe.model, **arguments), recipe)
-    return model
+    return build_checked(partial(create_model, recipe.model, **arguments), recipe)
 
 
 def _build_source(recipe: TrainingRecipe, source: SourceModel, values: Mapping[str, Any]) -> Backbone:
@@ -80,8 +79,7 @@ def _build_source(recipe: TrainingRecipe, source: SourceModel, values: Mapping[s
         chosen["joining"] = recipe.joining
     arguments = {name: value for name, value in (known | further | values | chosen).items() if name in known}
     described = Architecture(source["architecture"], json.loads(json.dumps(arguments)))
-    model: Backbone = build_checked(partial(build_described, Path(recipe.model), described), recipe)
-    return model
+    return build_checked(partial(build_described, Path(recipe.model), described), recipe)
 
 
 def backbone_arguments(
