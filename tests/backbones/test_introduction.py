@@ -210,3 +210,23 @@ def test_section_4_1_the_head_is_a_softmax_over_words():
         x = model.forward_features(tokens)[0, -1]  # x_{n-1}
         p = torch.tensor([math.exp(g_w @ x) for g_w in model.head.weight], dtype=NUMBER)
         torch.testing.assert_close(model(tokens)[0, -1].softmax(-1), p / p.sum(), rtol=0, atol=1e-12)
+
+
+def test_the_layer_norm_that_is_printed_is_not_the_one_that_is_meant(X):
+    def printed(X):
+        return (X - X.mean(1, keepdim=True)) / X.var(1, keepdim=True, correction=0).sqrt()
+
+    meant = nn.LayerNorm(D, elementwise_affine=False, dtype=NUMBER)
+    torch.testing.assert_close(ours(meant, X), naive_layer_norm(X, 1, 0, meant.eps), rtol=0, atol=1e-13)
+    later = X.clone()
+    later[:, -1] += 1
+    assert not torch.equal(printed(later)[:, 0], printed(X)[:, 0])  # the first token would depend on the last
+    assert torch.equal(ours(meant, later)[:, :-1], ours(meant, X)[:, :-1])
+
+
+def test_a_model_with_concatenation_starts_as_with_the_default_joining():
+    models = [vit(joining=joining).eval() for joining in ("default", "concatenation")]
+    with pytest.warns(UserWarning, match="the weights are of a model with encoding"):
+        models[1].load_state_dict(models[0].state_dict(), strict=False)
+    images = torch.randn(2, 3, 8, 12)
+    torch.testing.assert_close(models[1](images), models[0](images), rtol=0, atol=1e-6)

@@ -180,6 +180,13 @@ def test_another_classifier_goes_back_to_timm(name, before, after):
     torch.testing.assert_close(back(x), ours(x), rtol=0, atol=1e-6)
 
 
+def test_published_checkpoints_of_beit_and_eva_load_by_their_names():
+    for name in ("beit_base_patch16_224", "eva02_base_patch14_224"):
+        theirs, fresh = build(name), graticule.convert(build(name))
+        fresh.load_state_dict(theirs.state_dict())
+        assert difference(fresh, theirs, 32, 48) < 1e-5
+
+
 #: Parts without a counterpart: name and argument, and text of the error.
 REFUSED = [
     ("vit_dwee_patch16_reg1_gap_256", {}, "`attn` of Block must be Attention to be converted, got DiffAttention"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -312,3 +313,28 @@ def test_biases_of_timm_pass():
         assert {found[law][0] for law in ("axes", "shift", "repetition")} == {"passed"}
         assert found["prefix"][0] == ("passed" if prefix else "not applicable")
         assert "failed" not in {outcome for outcome, _ in found.values()}
+
+
+def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
+    dinov3 = import_module("transformers.models.dinov3_vit.modeling_dinov3_vit")
+    vjepa2 = import_module("transformers.models.vjepa2.modeling_vjepa2")
+    config = dinov3.DINOv3ViTConfig(hidden_size=32, num_attention_heads=2, patch_size=4)
+    rope = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
+
+    def rotate(x, grid, prefix):
+        cos, sin = rope(torch.zeros(1, 3, 4 * grid[0], 4 * grid[1]))
+        return dinov3.apply_rotary_pos_emb(x, x, cos.to(x.dtype), sin.to(x.dtype))[0]
+
+    found = outcomes(code(rotate, prefix=1))
+    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set(), found
+
+    def films(x, grid, prefix):
+        rank = torch.arange(grid[0] * grid[1])
+        rows, columns = (
+            vjepa2.rotate_queries_or_keys(part, at)
+            for part, at in zip(x.chunk(2, -1), (rank // grid[1], rank % grid[1]), strict=True)
+        )
+        return torch.cat([rows, columns], -1)
+
+    wrong = failures(code(films, expected=None))
+    assert set(wrong) == {"length", "dtype"} and "which channels form a pair" in wrong["length"]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import zipfile
 
 import pytest
@@ -15,7 +16,7 @@ from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoint
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from in_turn import in_turn
-from short_runs import assert_same_end, copied, rows, short, stopped
+from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,14 @@ def test_a_run_killed_between_saving_and_pointing_points_to_the_best_when_it_is_
     assert run.best.name == "step-000000003.ckpt" and run.best.is_file()
 
 
+def test_a_run_killed_before_it_pointed_to_its_last_epoch_finishes(tmp_path, plain_run):
+    run = copied(plain_run, tmp_path / "run")
+    for path in (run.checkpoints / "best.json", run.result_file, run.weights):
+        path.unlink()
+    train(short(), run.folder, resume=True, progress=False)
+    assert_same_end(run, plain_run)
+
+
 @in_turn("name", ["../x", "x.ckpt", "/etc/passwd", "step-1.ckpt"])
 def test_a_pointer_to_anything_but_a_checkpoint_beside_it_is_refused(tmp_path, name):
     (tmp_path / "best.json").write_text(json.dumps({"checkpoint": name}))
@@ -120,14 +129,17 @@ def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway
 # Damaged checkpoints
 
 
-def test_nothing_is_written_through_a_link_out_of_the_run_s_folder(tmp_path, halfway):
-    run = copied(halfway, tmp_path / "run")
-    (tmp_path / "mine.csv").write_text("precious")
-    run.metrics_file.unlink()
-    run.metrics_file.symlink_to(tmp_path / "mine.csv")
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "metrics.csv"])
+def test_nothing_is_written_through_a_link_out_of_the_run_s_folder(tmp_path, halfway, name):
+    run, elsewhere = copied(halfway, tmp_path / "run"), tmp_path / "elsewhere"
+    (run.folder / name).rename(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / ".mine.tmp").mkdir()
+    (run.folder / name).symlink_to(elsewhere)
+    before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))}
     with pytest.raises(ValueError, match="`folder` must contain its files"):
         train(short(keep=9, checkpoint_steps=2), run.folder, resume=True, progress=False)
-    assert (tmp_path / "mine.csv").read_text() == "precious"
+    assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))} == before
 
 
 def cut(path) -> None:
@@ -150,6 +162,20 @@ def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, c
     assert "resumed after step 4" in run.log_file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, r"step-000000002\.ckpt.*there is no older one"),
+        (lambda path: torch.save({"state_dict": {}}, path), "`progress` must be given"),
+    ],
+)
+def test_a_damaged_only_checkpoint_is_named(tmp_path, damage, message):
+    run = stopped(short(), tmp_path / "run", step=1)
+    damage(run.last)
+    with pytest.raises(ValueError, match=message):
+        train(short(), run.folder, resume=True, progress=False)
+
+
 def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, plain_run):
     run = copied(train(short(keep=9, checkpoint_steps=1), tmp_path / "first", progress=False), tmp_path / "run")
     run.result_file.unlink()
@@ -161,6 +187,36 @@ def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, plain_
 
 
 # A folder that is replaced during training
+
+
+@pytest.mark.parametrize("name", ["checkpoints", ""])
+def test_nothing_is_written_or_removed_through_a_link_that_replaced_a_folder_during_training(tmp_path, name):
+    folder, mine = tmp_path / "run", tmp_path / "mine"
+    mine.mkdir()
+    for file in ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv"):
+        (mine / file).write_text("precious")
+
+    def replaced():
+        (folder / name).rename(tmp_path / "moved")
+        (folder / name).symlink_to(mine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, replaced)
+        with pytest.raises(OSError, match=rf"{name} was deleted, moved or replaced while .* used it"):
+            train(short(checkpoint_steps=1), folder, progress=False)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == dict.fromkeys(
+        ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv"), "precious"
+    )
+
+
+def test_a_run_folder_that_is_deleted_during_training_ends_the_run_and_is_not_created_again(tmp_path, capsys):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, lambda: shutil.rmtree(folder))
+        given = ("--quick", "--limit-train", 40, "--epochs", 2, "--model-kwargs", "depth=1", "--output", folder)
+        code, _, err = run_command(capsys, "train", "digits_quick", *given)
+    assert code == 1 and not folder.exists()
+    assert err.splitlines()[-1].endswith("restore it, or name another folder.")
 
 
 # A full disk
