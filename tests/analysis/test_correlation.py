@@ -333,3 +333,39 @@ def test_coefficients_need_one_table_at_the_start(choice):
         norm_coefficients(small(*choice), torch.randn(1, 1, 8, 12))
     with pytest.raises(ValueError, match="`model` must be a backbone of one stage, got Linear"):
         norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12))
+
+
+@pytest.mark.parametrize("encoding", ["peg(acts_on='queries_keys')", "convolutional_projection"])
+def test_functions_of_the_tokens_have_no_correlations(encoding):
+    model = nano(encoding=encoding)
+    with pytest.raises(ValueError, match=r"`model` must have an absolute encoding .* no vector per token"):
+        position_correlations(model)
+
+
+@in_turn("joining", ["default", "shared", "lape_sharing", "lape"])
+@in_turn("encoding", ["learnable", "sinusoidal_2d"])
+def test_untrained_norms_explain_themselves(encoding, joining):
+    torch.manual_seed(3)
+    model = graticule.create_model("vit_nano_patch4_28", img_size=20, depth=4, encoding=encoding, joining=joining)
+    assert position_correlations(model, untrained=3).verdict.endswith("within what untrained models show (p = 1)")
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.normal_(module.weight, 1, 0.02)
+            torch.nn.init.normal_(module.bias, 0, 0.02)
+    before = torch.random.get_rng_state()
+    found = position_correlations(model, untrained=19)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert found.untrained.shape == (19,) and found.p_value >= 0.05
+    # however small, the differences have ranks, and the ranks a correlation with depth
+    assert found.reach_range < 0.03 and np.isfinite(found.hierarchy)
+
+
+def test_layers_without_position_have_no_correlation():
+    found = position_correlations(nano(joining="lape(layers=4)"))
+    assert found.sources == ("inner",) * 4 + (None, None)
+    assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
+    assert np.isfinite(found.reach[:4]).all() and np.isnan(found.reach[4:]).all()
+    assert np.isfinite(found.hierarchy)
+    nothing = position_correlations(nano(encoding="none"))
+    assert nothing.sources == (None,) * 6 and nothing.initial is None
+    assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)

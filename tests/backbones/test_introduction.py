@@ -222,11 +222,3 @@ def test_the_layer_norm_that_is_printed_is_not_the_one_that_is_meant(X):
     later[:, -1] += 1
     assert not torch.equal(printed(later)[:, 0], printed(X)[:, 0])  # the first token would depend on the last
     assert torch.equal(ours(meant, later)[:, :-1], ours(meant, X)[:, :-1])
-
-
-def test_a_model_with_concatenation_starts_as_with_the_default_joining():
-    models = [vit(joining=joining).eval() for joining in ("default", "concatenation")]
-    with pytest.warns(UserWarning, match="the weights are of a model with encoding"):
-        models[1].load_state_dict(models[0].state_dict(), strict=False)
-    images = torch.randn(2, 3, 8, 12)
-    torch.testing.assert_close(models[1](images), models[0](images), rtol=0, atol=1e-6)

@@ -240,3 +240,11 @@ def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it(
         assert [name for name, value in long.state_dict().items() if not torch.equal(value, expected[name])] == [], case
         assert resized and all(name.startswith("position.") for name in resized), case
     assert resampled >= {"learnable", "relative_bias"}
+
+
+def test_more_tokens_than_the_cache_is_for_are_refused():
+    model = small()
+    cache = model.new_cache(4)
+    model.eval().requires_grad_(False)(texts(3), cache)
+    with pytest.raises(ValueError, match="`tokens` must leave the text at 4 tokens at most, its cache's, got 5"):
+        model(texts(2), cache)

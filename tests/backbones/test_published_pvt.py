@@ -140,3 +140,10 @@ def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
     bicubic = pvt(encoding="learnable(resampler='bicubic')").double().eval()
     bicubic.load_state_dict(model.state_dict())
     assert (bicubic(x) - model(x)).abs().max() > 1e-6
+
+
+@recorded
+def test_published_names_are_exactly_those_of_the_public_code(case):
+    state, _, _ = reference(case)
+    published = graticule.published_state_dict(pvt(RECORDED[case]))
+    assert {name: value.shape for name, value in published.items()} == {name: v.shape for name, v in state.items()}

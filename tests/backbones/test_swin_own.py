@@ -342,3 +342,19 @@ def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_
         if name in pegs:
             value.zero_()
     assert_same(model(x), plain(x))
+
+
+@torch.no_grad()
+def test_tables_of_window_7_are_resampled_for_window_12_as_in_microsofts_code():
+    sizes = {"depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16}
+    small = draw(graticule.create_model("swin_tiny_patch4_window7_224", img_size=56, **sizes))
+    large = graticule.create_model("swin_tiny_patch4_window7_224", img_size=96, window_size=12, **sizes)
+    state = published_state_dict(small)
+    large.load_state_dict(state)
+    small.set_input_size(96, 12)
+    for model in (small, large):
+        for name, table in published_state_dict(model).items():
+            if name.endswith("relative_position_bias_table"):
+                maps = state[name].T.reshape(1, -1, 13, 13)
+                expected = F.interpolate(maps, (23, 23), mode="bicubic").view(-1, 23 * 23).T
+                torch.testing.assert_close(table, expected, rtol=0, atol=1e-6)

@@ -153,3 +153,23 @@ def test_the_checks_are_part_of_no_compiled_graph():
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
     torch.testing.assert_close(torch.compile(lm, fullgraph=True, backend="eager")(TEXT), lm(TEXT))
     torch.testing.assert_close(torch.export.export(lm, (TEXT,)).module()(TEXT), lm(TEXT))
+
+
+@torch.no_grad()
+def test_every_method_of_a_backbone_refuses_them():
+    model, x = _vit(), images()
+    for method in (model.forward_features, model.forward_intermediates):
+        for kind, change in INPUTS.items():
+            if "list" not in kind and kind != "nested":
+                with pytest.raises(ValueError, match="`x` must"):
+                    method(change(x))
+
+
+@pytest.mark.parametrize("name", ["pos_drop", "head_drop"])
+def test_a_dropout_that_was_replaced_is_not_converted(name):
+    model = timm.create_model("vit_tiny_patch16_224", **SIZE)
+    setattr(model, name, torch.nn.Identity())
+    with pytest.raises(
+        ValueError, match=f"`{name}` of VisionTransformer must be Dropout to be converted, got Identity"
+    ):
+        graticule.convert(model)

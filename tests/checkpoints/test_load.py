@@ -552,3 +552,26 @@ def test_invalid_shapes_of_grids_are_ignored(said, saved):
     state._metadata[""]["grids"] = said
     model = load_checkpoint(tiny(), saved(state))
     assert torch.equal(model.position.encodings[0].pos_embed, state["pos_embed"])
+
+
+@in_turn("start", range(5))
+def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
+    """For any wrong byte in the directory of names, the only exception is a ValueError that names the file."""
+    path = saved(timms(depth=1).state_dict(), _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    model = tiny(depth=1)
+    for place in range(start, 2000, 35):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            load_checkpoint(model, path)
+        except ValueError as error:
+            assert path.name in str(error)
+        assert model(images()).shape == (2, 5)
+
+
+def test_a_transfer_leaves_out_values_that_are_not_finite(saved):
+    state = {**tiny().state_dict(), "cls_token": torch.full((1, 1, 24), torch.inf)}
+    model = tiny()
+    row = next(row for row in transfer(model, saved(state)).rows if row.name == "cls_token")
+    assert (row.status, row.detail) == ("new", "not finite there")
+    assert model.cls_token.isfinite().all()

@@ -264,3 +264,15 @@ def test_tokens_that_are_dropped_are_noticed(stock):
     attach(model, "learnable", "lape").train()
     with pytest.raises(ValueError, match="the attached position is for 17 tokens, 1 before the patches, got 9"):
         model(images())
+
+
+def test_a_copy_has_its_own_position_also_after_a_training_step(stock, x):
+    model = attach(copy.deepcopy(stock), "learnable + peg", "lape")
+    model.train()(x[0]).sum().backward()
+    before = model.eval()(x[0])
+    other = copy.deepcopy(model)
+    assert torch.equal(other(x[0]), before)
+    draw(other.graticule)
+    assert not torch.allclose(other(x[0]), before)
+    assert torch.equal(model(x[0]), before)
+    assert "pos_embed" in detach(other).state_dict() and "pos_embed" not in model.state_dict()

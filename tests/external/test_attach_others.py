@@ -388,3 +388,16 @@ def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
         "bias": "attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
         "or 'eager'"
     }
+
+
+def test_a_block_that_returns_more_than_tokens_keeps_it():
+    module = nn.Module()
+    module.layers = nn.ModuleList([draw(OwnBlock()).double()])
+    module.forward = lambda x: module.layers[0](x)
+    x = torch.randn(2, 16, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        attach(module, "peg", blocks="layers.*", norm="before", patch_grid=(4, 4), example=x)
+        expected = module.graticule.position.pegs["0"](module.layers[0].forward(x)[0], graticule.Grid(4, 4))
+        found, more = module(x)
+    same(found, expected)
+    assert more == "more"

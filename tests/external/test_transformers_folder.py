@@ -253,3 +253,21 @@ def test_an_index_names_only_files_in_its_folder(sharded, tmp_path):
     (tmp_path / min(index["weight_map"].values())).touch()
     with pytest.raises(ValueError, match="must be of a model whose weights are in"):
         graticule.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"image_processor_type": "SamImageProcessor"},
+        {"image_processor_type": "NoSuchProcessor"},
+        {"image_processor_type": "ViTImageProcessor", "do_resize": False},
+        {"image_processor_type": "ViTImageProcessor", "image_std": [0.5, 0.5, float("nan")]},
+        {"image_processor_type": "ViTImageProcessor", "size": "large"},
+    ],
+    ids=str,
+)
+def test_preprocessing_that_cannot_be_read_is_a_warning(saved, tmp_path, given):
+    folder = shutil.copytree(saved[1], tmp_path / "model")
+    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    with pytest.warns(UserWarning, match="the preprocessing of .*preprocessor_config.json is not known"):
+        graticule.load(folder)

@@ -185,3 +185,11 @@ def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():
     ):
         found = find_structure(build(name, configured(name)).float())
         assert [(grid.shape, grid.prefix) for grid in found.grids] == expected
+
+
+def test_a_table_that_is_not_square_and_is_read_as_a_square_is_found():
+    found = {
+        one.check: one
+        for one in inspect_model(build("ViTModel", {**SMALL, "image_size": (24, 96)}), skip=["export", "caches"])
+    }
+    assert found["axes"].outcome == "failed" and "resampled for 15 x 15 patches must run row" in found["axes"].detail

@@ -338,3 +338,13 @@ def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
 
     wrong = failures(code(films, expected=None))
     assert set(wrong) == {"length", "dtype"} and "which channels form a pair" in wrong["length"]
+
+
+def test_coordinates_of_the_largest_grid_so_far_fail():
+    largest = [1]
+
+    def rotate(x, grid, prefix):
+        largest.append(max(largest[-1], *grid))
+        return rotated(x, grid, at=lambda n: torch.arange(n).double() / largest[-1], prefix=prefix)
+
+    assert "6 x 6 patches must have the same after other grids" in failures(code(rotate))["repetition"]

@@ -263,3 +263,27 @@ def test_classes_are_matched_by_name_and_in_order_only_without_names():
 def test_classes_without_names_may_be_any_others_that_are_as_many():
     assert same_classes("012", "abc") and same_classes("abc", "012") and same_classes("abc", "abc")
     assert not same_classes("01", "abc") and not same_classes("abc", "acb") and not same_classes("102", "abc")
+
+
+def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
+    root = write_folder(tmp_path / "other")
+    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    folder = moved(trained, root, tmp_path / "run")
+    code, _, said = run_command(capsys, "train", "--resume", folder)
+    assert code == 1 and said.count("test has 6 examples, and had 6 others") == 1
+
+
+def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):
+    assert run_command(capsys, "publish", sources["adapted run"], tmp_path / "again")[0] == 0
+    before = graticule.load(sources["published"])
+    for after in map(graticule.load, (sources["adapted"], sources["adapted run"], tmp_path / "again")):
+        for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
+            assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
+        assert after.img_size == before.img_size == (8, 8)
+
+
+def test_a_teacher_of_other_classes_is_refused_by_name(trained, renamed, tmp_path):
+    taught = recipe(renamed, distillation=Distillation(teacher=str(trained.folder)))
+    with pytest.raises(ValueError, match=r"must have the classes of `distillation\.teacher`.*'zcat'.*'cat'"):
+        train(taught, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

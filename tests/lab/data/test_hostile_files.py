@@ -1,6 +1,8 @@
 """Pipes, devices, circular links and absurd numbers in data are refused by name, before they take time or memory."""
 
+import inspect
 import os
+import sys
 
 import pytest
 from PIL import Image
@@ -83,3 +85,28 @@ def test_an_image_that_resizing_would_make_huge_is_broken(tmp_path, width, heigh
     assert train[0][1] == 0 and [path.name for path in train.skipped] == ["0.JPEG"]
     Image.new("RGB", (500, 1)).save(root / "val" / "cat" / "0.JPEG")
     assert load_dataset("image_folder", "test", root)[0][0][0].size == (500, 1)
+
+
+def test_a_class_that_is_a_circular_link_is_refused(tmp_path):
+    root = write_folder(tmp_path)
+    loop(root / "train" / "bird")
+    loop(root / "val" / "bird")
+    with pytest.raises(ValueError, match=r"train/bird must be .* leads nowhere, to bird"):
+        load_dataset("image_folder", "train", root)
+
+
+def test_a_folder_deeper_than_python_calls_go_is_read(tmp_path):
+    root = write_folder(tmp_path)
+    (root / "train" / "cat").joinpath(*["d"] * 300).mkdir(parents=True)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 200)
+    try:
+        assert len(load_dataset("image_folder", "train", root)[0]) == 6
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_file_that_is_too_large_for_a_text_is_not_read(tmp_path):
+    os.truncate(write_texts(tmp_path) / "train" / "a.txt", 1 << 40)
+    with pytest.raises(ValueError, match=r"a\.txt must have at most"):
+        load_text("text_folder", tmp_path)

@@ -5,6 +5,7 @@ from types import ModuleType
 import pytest
 
 from graticule.lab.data.registry import load_text
+from graticule.lab.data.sets.texts import hash_share
 
 HELD_OUT_TOPICS = {
     "booleans",
@@ -137,3 +138,14 @@ def test_text_in_another_encoding_is_an_error_that_names_file_and_byte(tmp_path,
     write(tmp_path, {"good.txt": "good", "bad.txt": content})
     with pytest.raises(ValueError, match=rf"bad\.txt must be text in UTF-8, got byte 0x{byte} at offset {offset}"):
         load_text("text_folder", tmp_path)
+
+
+def test_the_hash_of_a_name_is_the_same_on_every_machine():
+    # computed with sha256sum: the first 12 digits / 16 ** 12
+    assert hash_share("922/import") == 0x0E02FB4FD1E5 / 16**12
+    assert hash_share("é.txt") == 0xD0720667BFC8 / 16**12
+
+
+def test_a_copy_of_a_file_is_not_in_the_other_part(tmp_path):
+    write(tmp_path, {f"{n}/LICENSE.txt": "the same" for n in range(50)} | {"other.txt": "another"})
+    assert sum(map(len, names(load_text("text_folder", tmp_path)).values())) == 2

@@ -592,3 +592,15 @@ def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_docum
     run = shown["run"]
     assert run.recipe() == load_recipe("fourier_digits").quick() and run.recipe().joining == "decayed"
     assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}
+
+
+@pytest.mark.parametrize("name", ["vit_adapter_tiny_mask_rcnn_coco", "vit_adapter_small_upernet_ade20k"])
+def test_vit_adapters_resample_their_table_as_in_its_code(name):
+    small = ("depth=4", "embed_dim=24", "num_heads=2", "init_values=1.0")
+    backbone = model_of(dataclasses.replace(load_recipe(name), model_kwargs=small)).backbone
+    encoding = backbone.position.encodings[0]
+    table = encoding.pos_embed[0].T.reshape(1, -1, 14, 14)
+    for grid in ((50, 83), (32, 32), (10, 12)):
+        found = encoding(graticule.Grid(*grid))
+        expected = F.interpolate(table, grid, mode="bicubic", align_corners=False).flatten(2)[0].T
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -71,14 +71,6 @@ def test_a_run_killed_between_saving_and_pointing_points_to_the_best_when_it_is_
     assert run.best.name == "step-000000003.ckpt" and run.best.is_file()
 
 
-def test_a_run_killed_before_it_pointed_to_its_last_epoch_finishes(tmp_path, plain_run):
-    run = copied(plain_run, tmp_path / "run")
-    for path in (run.checkpoints / "best.json", run.result_file, run.weights):
-        path.unlink()
-    train(short(), run.folder, resume=True, progress=False)
-    assert_same_end(run, plain_run)
-
-
 @in_turn("name", ["../x", "x.ckpt", "/etc/passwd", "step-1.ckpt"])
 def test_a_pointer_to_anything_but_a_checkpoint_beside_it_is_refused(tmp_path, name):
     (tmp_path / "best.json").write_text(json.dumps({"checkpoint": name}))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import graticule
 from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
@@ -247,3 +248,19 @@ def test_several_machines_that_nobody_started_are_refused_and_not_waited_for(tmp
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert build_trainer(task_of(short(nodes=2)), Run(tmp_path / "run"), []).world_size == 2
+
+
+def test_statistics_of_batch_norm_are_updated_once_with_activations_that_are_computed_again():
+    found = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = graticule.create_model("ceit_tiny_patch16_224", img_size=64, depth=2, num_classes=3).train()
+        model.set_grad_checkpointing(again)
+        torch.manual_seed(1)
+        model(torch.randn(4, 3, 64, 64)).square().sum().backward()
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        found.append({**model.state_dict(), **{f"grad {name}": one for name, one in gradients.items()}})
+    counts = [value for name, value in found[1].items() if name.endswith("num_batches_tracked")]
+    assert len(counts) > 2 and set(map(int, counts)) == {1}
+    for name, value in found[0].items():
+        assert (value is None and found[1][name] is None) or torch.equal(value, found[1][name]), name

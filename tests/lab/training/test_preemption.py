@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from forked import forked, run_command
+from graticule.checkpoints.read import save_weights
 from graticule.lab.cli import main
 from graticule.lab.training.checkpoints import saved_checkpoints
 from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
-from short_runs import assert_same_end, at_step, signal_itself, stopped
+from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "lape_place.py"
 
@@ -177,3 +178,13 @@ def raising(kind):
         raise kind
 
     return stop
+
+
+def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):
+    def signalled(*arguments):
+        signal_itself()
+        save_weights(*arguments)
+
+    monkeypatch.setattr("graticule.lab.training.loop.save_weights", signalled)
+    run = train(short(), tmp_path / "run", progress=False)
+    assert run.finished and run.weights.is_file()
