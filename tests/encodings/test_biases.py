@@ -298,10 +298,9 @@ def test_a_bias_of_the_distance_is_zero_at_zero_and_falls_along_a_diagonal(name)
     assert name == "sandwich" or (along.diff(dim=-1) < 0).all()
 
 
-@every
+#: FIRE is relative to the longest distance.
+@in_turn("name", [name for name in BIASES if name not in RESAMPLED and not name.startswith("fire")])
 def test_the_first_tokens_of_a_text_do_not_depend_on_its_length(name):
-    if name in RESAMPLED or name.startswith("fire"):  # relative to the longest distance
-        return
     encoding, q = built(name, Grid(1, 8)), queries(Grid(1, 8))
     whole, short = (table(encoding, grid, q[:, :, : grid.tokens]) for grid in (Grid(1, 8), Grid(1, 5)))
     assert_same(whole[..., :5, :5], short, 1e-12)
