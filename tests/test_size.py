@@ -15,9 +15,9 @@ graticule: . 30, analysis 3390, backbones 4960, checkpoints 1350, dense 2190, en
   layers 1020, position 3370, registry 1140, surgery 2650, system 450, testing 2630
 graticule/lab: . 750, commands 3310, data 3880, figures 1440, gym 1500, pages 1030, recipes 1190, studies 2410, tasks
   2670, training 2790
-tests: . 2980, analysis 2640, backbones 4800, checkpoints 1100, dense 800, encodings 4500, external 2540, gpu 810, hub
-  300, layers 920, parity 1710, position 2720, registry 700, surgery 2160, system 220, testing 1210
-tests/lab: . 50, commands 1790, data 2970, figures 380, gym 850, pages 420, recipes 610, studies 2030, tasks 1900,
+tests: . 2980, analysis 2630, backbones 4800, checkpoints 1100, dense 800, encodings 4500, external 2560, gpu 810, hub
+  300, layers 920, parity 1710, position 2720, registry 700, surgery 2150, system 220, testing 1210
+tests/lab: . 50, commands 1790, data 2950, figures 380, gym 850, pages 420, recipes 610, studies 2030, tasks 1900,
   training 1510
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.

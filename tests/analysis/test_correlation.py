@@ -335,13 +335,6 @@ def test_coefficients_need_one_table_at_the_start(choice):
         norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12))
 
 
-@pytest.mark.parametrize("encoding", ["peg(acts_on='queries_keys')", "convolutional_projection"])
-def test_functions_of_the_tokens_have_no_correlations(encoding):
-    model = nano(encoding=encoding)
-    with pytest.raises(ValueError, match=r"`model` must have an absolute encoding .* no vector per token"):
-        position_correlations(model)
-
-
 @in_turn("joining", ["default", "shared", "lape_sharing", "lape"])
 @in_turn("encoding", ["learnable", "sinusoidal_2d"])
 def test_untrained_norms_explain_themselves(encoding, joining):

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from safetensors.torch import load_file, save_file
 from timm_models import build, randomize
 
 import graticule
@@ -199,3 +200,26 @@ def test_a_dense_model_is_published_and_opened(kind, tmp_path):
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
     card = (tmp_path / "published" / "README.md").read_text()
     assert "pipeline_tag: image-classification" not in card and "timm.create_model" not in card
+
+
+def test_a_hostile_config_of_a_dense_model_is_refused(tmp_path):
+    folder = dense("segmenter").save_pretrained(tmp_path / "published")
+    backbone = json.loads((folder / "config.json").read_text())["backbone"]
+    cases = [
+        ("decoder", {"parts": {"decoder": "os.system"}}, "describes no model"),
+        ("part", {"parts": {"path": "x"}}, "describes no model"),
+        ("pretrained", {"parts": {"pretrained": "True"}}, "describes no model"),
+        ("classes", {"num_classes": 0}, "is damaged"),
+        ("many classes", {"num_classes": 1 << 40}, "is damaged"),
+        ("class", {"backbone": {**backbone, "architecture": "vit_tiny_patch16_224"}}, "`architecture` must be one of"),
+        ("file", {"backbone": {**backbone, "model_args": {"checkpoint_path": "x"}}}, "must not set `checkpoint_path`"),
+    ]
+    for number, (name, values, message) in enumerate(cases):
+        with pytest.raises(ValueError) as caught:
+            graticule.from_pretrained(changed(folder, tmp_path / str(number), **values))
+        assert message in str(caught.value), (name, str(caught.value))
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.startswith("decoder"))
+    save_file({**weights, name: torch.zeros(1)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors does not fit SegmentationModel"):
+        graticule.from_pretrained(folder)

@@ -131,8 +131,3 @@ def test_sizes_that_make_no_sense_are_refused():
         with pytest.raises(error, match=message):
             fold(one, **options)
         assert not isinstance(one.position, FoldedSizes)
-
-
-def test_it_refuses_to_be_trained(folded, cases):
-    with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\)"):
-        folded.train()(cases[1][0][0])
