@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import transformers
+import transformers.models.dinov3_vit.modeling_dinov3_vit as dinov3
 from timm_models import in_float64
 from torch import Tensor, nn
 
@@ -77,8 +78,13 @@ def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None
 
 @contextmanager
 def whole_float64() -> Iterator[None]:
-    """Build and compute models in float64, including tables that transformers stores in float32."""
-    with in_float64(), mock.patch.object(torch, "FloatTensor", torch.DoubleTensor):
+    """Build and compute models in float64, including tables that transformers stores, or keeps in a cache, in float32."""
+    uncached = dinov3.get_patches_center_coordinates.__wrapped__
+    with (
+        in_float64(),
+        mock.patch.object(torch, "FloatTensor", torch.DoubleTensor),
+        mock.patch.object(dinov3, "get_patches_center_coordinates", uncached),
+    ):
         yield
 
 
