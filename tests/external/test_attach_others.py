@@ -298,6 +298,7 @@ def test_unsupported_unknown_modules_are_refused_with_the_reason():
     rows = torch.zeros(2, 16, 192)
     several = r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach does not support pyramids"
     for module, options, message in (
+        (nn.Conv3d(3, DIM, 8), {"example": None}, "`example` must be given for Conv3d, which does not say .* or films"),
         (own(), {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
         (own(), {"example": None}, "`example` must be given for Own, which does not say the shape of its inputs"),
         (own(parallel=True), {"joining": "lape"}, "gives layers `inner`: the normalized tokens go to ffn, too"),

@@ -113,6 +113,12 @@ def test_tokens_in_the_order_of_windows_are_put_row_by_row():
     assert "correlation" in {one.kind for one in explorer_maps(view, images[:1]).maps}
 
 
+def test_a_model_that_takes_all_images_as_one_row_is_audited():
+    config = {**SMALL, "hidden_act": "silu", "image_size": 32}
+    found = audit(build("PixtralVisionModel", config), {(32, 32): torch.randn(9, 3, 32, 32)}, (32, 32), timed=False)
+    assert "position zeroed" in {one.name for one in found.effects}
+
+
 #: Classes that were tried when nothing of them worked without conversion.
 LOADED = [name for name, _ in PLAIN] + ["SwinModel", "Swinv2Model", "HieraModel"]
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -270,9 +271,11 @@ def audit(
 def _position_parameters(model: nn.Module) -> dict[str, int]:
     """Return the number of parameters of each part of the position information, as the model itself holds them."""
     view = view_of(model)
-    ours = isinstance(model, Debiased) or model is view.model
-    found = {} if ours else find_structure(model).position_parameters
-    return found or view.position_parameters
+    parameters: dict[str, int] = {}
+    if not isinstance(model, Debiased) and model is not view.model:
+        with suppress(Unavailable):  # such as a model that takes all images as one row
+            parameters = find_structure(model).position_parameters
+    return parameters or view.position_parameters
 
 
 def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, ModelView]:

@@ -35,10 +35,12 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
     if size is None and grid is not None and convolution is not None:
         rows, columns = (int(step) for step in convolution.stride[-2:])
         size = grid[0] * rows, grid[1] * columns
+    if isinstance(convolution, nn.Conv3d):
+        size = None  # of a film
     if size is None or convolution is None:
-        what = "the size of its images" if convolution is not None else "the shape of its inputs"
+        what = "the size of its images or films" if convolution is not None else "the shape of its inputs"
         raise ValueError(
-            f"`example` must be given for {type(module).__name__}, which does not say {what}: a batch of images, or a "
+            f"`example` must be given for {type(module).__name__}, which does not say {what}: a batch of them, or a "
             "mapping of its keyword arguments."
         )
     weight = convolution.weight
