@@ -36,7 +36,8 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
         rows, columns = (length // side for length in images.shape[-2:])
         cut = images.unflatten(3, (columns, side)).unflatten(2, (rows, side)).permute(0, 2, 4, 3, 5, 1)
         row = cut.reshape(len(images), rows * columns, -1)
-        return model(row, row.new_ones(row.shape[:2], dtype=torch.long), torch.tensor([[rows, columns]] * len(row)))
+        shapes = torch.tensor([[rows, columns]] * len(row), device=row.device)
+        return model(row, row.new_ones(row.shape[:2], dtype=torch.long), shapes)
     if "interpolate_pos_encoding" in known:
         own = image_size(model)
         given["interpolate_pos_encoding"] = own is not None and tuple(images.shape[-2:]) != own
