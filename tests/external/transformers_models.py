@@ -78,7 +78,7 @@ def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None
 
 @contextmanager
 def whole_float64() -> Iterator[None]:
-    """Build and compute models in float64, including tables that transformers stores, or keeps in a cache, in float32."""
+    """Build and compute models in float64, including tables that transformers stores or caches in float32."""
     uncached = dinov3.get_patches_center_coordinates.__wrapped__
     with (
         in_float64(),
