@@ -252,16 +252,21 @@ def attempt(work: Callable[[], str | None], said: dict[str, str]) -> str:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def for_model(x: Tensor) -> Tensor:
+    """Return images as they are, and films (B, C, frames, height, width) in transformers' order of axes."""
+    return x.transpose(1, 2) if x.ndim > 4 else x
+
+
 def output(model: nn.Module, x: Tensor) -> Tensor:
     """Return the output of a model as `convert` defines it."""
-    found = call(model, x)
+    found = call(model, for_model(x))
     if isinstance(found, Tensor):
         return found
     names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in found]
     return found[names[0]]
 
 
-def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Run operations on a model for images of `size` pixels, all by default; return results and errors by name."""
     x = torch.randn(6, 3, *size)
     said: dict[str, str] = {}
@@ -274,8 +279,7 @@ def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[d
             return "not back"
         if type(model).__name__.startswith("Qwen"):  # it takes packed patches, and merges its tokens afterwards
             return None
-        given = torch.randn(2, 3, *ours.img_size) if len(ours.img_size) > 2 else x[:2]
-        expected, found = output(model, given.transpose(1, 2) if given.ndim > 4 else given), ours(given)
+        expected, found = output(model, x[:2]), ours(x[:2])
         if expected.ndim == 4:  # a map
             expected = expected.flatten(2).mT
         if type(model).__name__ == "PixtralVisionModel":  # all images in one row
@@ -290,8 +294,8 @@ def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[d
         return "in part" if found.unavailable else None
 
     def resize() -> str | None:
-        wide = 2 * size[0], 2 * size[1]
-        images = torch.randn(1, 3, *wide)
+        wide = *size[:-2], 2 * size[-2], 2 * size[-1]
+        images = for_model(torch.randn(1, 3, *wide))
         try:
             call(graticule.resize(copy.deepcopy(model), wide), images)
         except ValueError:
@@ -300,14 +304,14 @@ def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[d
         return None
 
     def attach() -> None:
-        example = x[:2]
+        example = for_model(x[:2])
         for blocks, norm in ((None, None), *BLOCKS):
             names = {} if blocks is None else {"blocks": blocks, "norm": norm}
             try:
                 changed = graticule.attach(copy.deepcopy(model), "learnable", "lape", example=example, **names)
             except ValueError:
                 continue
-            call(changed, x[:1])
+            call(changed, example[:1])
             return
         raise ValueError("`model` must have one of the known names of blocks.")
 
@@ -350,14 +354,15 @@ def small(name: str) -> tuple[nn.Module, int]:
     return timm.create_model(name, **options).eval(), own
 
 
-def built(name: str) -> tuple[nn.Module, tuple[int, int]]:
-    """Return a small model of timm or transformers, and the size of its images."""
+def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """Return a small model of timm or transformers, and the size of its images, or (frames, height, width)."""
     if name in TIMM:
         model, side = small(name)
         return model, (side, side)
     kind = class_of(transformers, name)
     model = kind(kind.config_class(**configured(name))).eval()
-    return model, image_size(model) or (64, 64)
+    frames = [getattr(model.config, key) for key in ("num_frames", "frames_per_clip") if hasattr(model.config, key)]
+    return model, (*frames, *(image_size(model) or (64, 64)))
 
 
 def measure(names: list[str], only: list[str]) -> None:
