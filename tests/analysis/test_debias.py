@@ -1,5 +1,6 @@
 """Removal of position: planted positions are found and removed by each method, and certificates say what is lost."""
 
+import copy
 import importlib
 import json
 
@@ -17,6 +18,7 @@ from graticule.analysis.debias import METHODS
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import position_share
 from graticule.external import Eraser, Subtraction
+from graticule.external.open_view import StructureView, view_of
 from graticule.position.grid import Grid
 
 GRID, DIM = Grid(4, 6), 24
@@ -250,6 +252,22 @@ def test_models_of_transformers_are_debiased():
     table = found.removals["features"].table.flatten(0, 1)
     torch.testing.assert_close(before[:, 1:] - after[:, 1:], table.expand(12, -1, -1), rtol=1e-3, atol=1e-5)
     assert found.certificate.share[1].high < found.certificate.share[0].low
+
+
+def test_logits_of_a_changed_view_are_of_features_without_what_is_removed():
+    torch.manual_seed(0)
+    options = {"img_size": 64, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
+    host = tiny.draw(timm.create_model("vit_tiny_patch16_224", **options)).eval()
+    host.register_forward_hook(lambda *_: None)  # with which it is not converted
+    images = tiny.images(64, 64, batch=12)
+    found = graticule.debias(host, images)
+    changed = copy.deepcopy(found)
+    torch.nn.init.zeros_(changed.backbone.pos_embed)
+    view = view_of(found)
+    assert isinstance(view, StructureView)
+    tiny.assert_same(view.run(images).logits, found(images), atol=1e-6)
+    tiny.assert_same(view.without_position().run(images).logits, changed(images), atol=1e-6)
+    assert not torch.allclose(changed(images), found(images), atol=1e-2)
 
 
 def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
