@@ -543,7 +543,7 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each table of the page."""
     rows = [("layer", *(f"{name} {part}" for name in SIZES for part in ("position (%)", "linear (%)")))]
     first = data["share"][next(iter(SIZES))]["layers"]
-    for index in (0, 4, 8, len(first) - 1):
+    for index in sorted({0, min(4, len(first) - 1), min(8, len(first) - 1), len(first) - 1}):
         parts = [data["share"][name][part] for name in SIZES for part in ("total", "linear")]
         rows.append((first[index], *(span({key: part[key][index] for key in part}) for part in parts)))
     yield "share", markdown(rows)
