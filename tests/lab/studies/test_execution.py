@@ -95,7 +95,8 @@ def test_outcomes_are_those_of_the_jobs_and_errors_of_their_own_are_not_tried_ag
 @pytest.mark.slow
 def test_a_run_whose_worker_of_a_dask_cluster_is_killed_has_the_same_numbers(tmp_path, monkeypatch):
     """A worker that trains is killed after its first checkpoint; the run goes on elsewhere, with the same scores."""
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     monkeypatch.undo()  # polls as usual
     choices = {name: Recipe(**{**vars(recipe), "epochs": 4}) for name, recipe in CHOICES.items()}
     alone = compare(choices, [0], tmp_path / "here", progress=False)
