@@ -97,7 +97,6 @@ def call(arguments: list[str]) -> int:
         except SystemExit as end:
             code = int(end.code or 0)
     assert "Traceback" not in printed.getvalue(), printed.getvalue()[-1000:]
-    assert code in (0, 1, 2), code
     assert code == 0 or "graticule: error:" in printed.getvalue() or arguments[0] == "check", printed.getvalue()[-1000:]
     return code
 
@@ -141,7 +140,7 @@ def restored(place: Path, here: Path) -> Iterator[None]:
 @fuzzed(40, arguments=lines())
 def test_any_options_give_a_result_or_one_line(place, here, arguments):
     with restored(place, here):
-        call(arguments)
+        assert call(arguments) in (0, 1, 2)
 
 
 #: Commands that read a run or a published model.
@@ -159,7 +158,7 @@ def test_any_file_of_a_run_gives_a_result_or_one_line(place, here, data):
     path = data.draw(st.sampled_from(files))
     path.write_bytes(data.draw(altered(path, SCALARS)))
     with restored(place, here):
-        call(words)
+        assert call(words) in (0, 1, 2)
 
 
 @pytest.mark.slow

@@ -61,15 +61,15 @@ def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_th
         assert parse_sum(" + ".join(map(str, specs))) == specs
 
 
-def check_finite(values):
+def assert_finite(values):
     assert all(value.isfinite().all() for value in tree_leaves(values))
 
 
 @torch.no_grad()
-def run_on_zeros(model, size):
+def assert_finite_on_zeros(model, size):
     """Run a small model on an image of zeros; its outputs must be finite."""
     if max(size) <= 64 and sum(parameter.numel() for parameter in model.parameters()) < 10**7:
-        check_finite(model(torch.zeros(1, 3, *size)))
+        assert_finite(model(torch.zeros(1, 3, *size)))
 
 
 @fuzzed(60, data=st.data())
@@ -78,7 +78,7 @@ def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     values = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), LIGHT, max_size=2))
     model = attempt(lambda: graticule.create_model(name, **{**sizes, **values, **data.draw(ENCODED)}).eval())
     if isinstance(model, torch.nn.Module) and model.in_chans == 3:
-        run_on_zeros(model, model.img_size)
+        assert_finite_on_zeros(model, model.img_size)
 
 
 SIDES = st.sampled_from([0, 1, 2, 3, 4, 7])
@@ -111,7 +111,7 @@ def test_any_arguments_make_a_dense_model_that_runs_or_an_error_that_names_one(d
     classes, values = data.draw(st.one_of(st.just(3), NUMBERS)), {**sizes, **data.draw(drawn), **data.draw(ENCODED)}
     model = attempt(lambda: create(name, classes, **values).eval())
     if isinstance(model, torch.nn.Module) and create is graticule.create_segmenter:
-        run_on_zeros(model, (40, 36))
+        assert_finite_on_zeros(model, (40, 36))
 
 
 #: Other kinds of inputs than tensors, and tensors of other kinds.
@@ -175,13 +175,13 @@ def assert_unchanged(model, state):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def load(model, path, way):
+def assert_loaded_or_unchanged(model, path, way):
     """Load or transfer into a copy of `model`, which must then be complete and finite, or unchanged."""
     here = copy.deepcopy(model)
     if isinstance(outcome(lambda: way(here, path), names=path.name), ValueError):
         assert_unchanged(here, model.state_dict())
     else:
-        check_finite(here.state_dict())
+        assert_finite(here.state_dict())
 
 
 WAYS = st.sampled_from([graticule.load_checkpoint, graticule.transfer])
@@ -195,7 +195,7 @@ def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, targe
     else:
         save_file(target.state_dict(), path, metadata={"grids": "{}"})
     path.write_bytes(data.draw(edited(path.read_bytes(), header=4000)))
-    load(target, path, data.draw(WAYS))
+    assert_loaded_or_unchanged(target, path, data.draw(WAYS))
 
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
@@ -238,7 +238,7 @@ def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, ta
             state[data.draw(st.text(max_size=8)) if action == "rename" else name] = any_tensor(data, value)
     path = folder / "state.pth"
     torch.save(data.draw(st.sampled_from([state, {"model": state}, {"state_dict": state, "epoch": 3}])), path)
-    load(target, path, data.draw(WAYS))
+    assert_loaded_or_unchanged(target, path, data.draw(WAYS))
 
 
 #: Operations on a model, with any value.
@@ -275,4 +275,4 @@ def test_a_published_folder_with_other_values_is_refused_or_opened(data, publish
     path = folder / data.draw(st.sampled_from(["config.json"] * 4 + ["model.safetensors"]))
     with replaced(path, data.draw(altered(path, st.one_of(JSON, summed(ENCODINGS), VALUES), header=4000))):
         model = outcome(lambda: graticule.from_pretrained(folder), names=str(folder))
-        assert isinstance(model, ValueError) or check_finite(model.state_dict()) is None
+        assert isinstance(model, ValueError) or assert_finite(model.state_dict()) is None

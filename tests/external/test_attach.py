@@ -11,7 +11,7 @@ from torch import nn
 
 import graticule
 from graticule import attach, detach
-from tiny import SIZE, draw, gradients, images, tiny
+from tiny import SIZE, assert_same, draw, gradients, images, tiny
 
 #: Every joining of a table, a bias in both joinings, PEG alone and with a table.
 CHOICES = [
@@ -46,10 +46,6 @@ def hooks(module):
     return {name: [list(getattr(part, kind)) for kind in kinds] for name, part in module.named_modules()}
 
 
-def same(found, expected, atol=1e-10):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
 def test_outputs_equal_the_built_in_model_with_every_joining_at_every_size(stock, x):
     for encoding, joining in CHOICES:
         built_in = draw(tiny(encoding, joining, reg_tokens=1)).double().eval()
@@ -59,7 +55,7 @@ def test_outputs_equal_the_built_in_model_with_every_joining_at_every_size(stock
         model.graticule.position.load_state_dict(built_in.position.state_dict())
         with torch.no_grad():
             for image in x:
-                same(model(image), built_in(image))
+                assert_same(model(image), built_in(image))
             assert not torch.equal(model(x[0]), stock(x[0])), (encoding, joining)
 
 
@@ -113,7 +109,7 @@ def test_a_gradient_reaches_every_parameter_also_with_checkpointing(stock, x):
         assert any(name.startswith("graticule.") for name in found[0]) or encoding == "sinusoidal_2d"
         for name, gradient in found[0].items():
             assert gradient.abs().sum() > 0 or "theta" in name, (encoding, joining, name)
-            same(found[1][name], gradient)
+            assert_same(found[1][name], gradient)
 
 
 def test_its_parameters_are_saved_and_loaded_with_the_model_also_for_another_grid(stock, x):
@@ -129,7 +125,7 @@ def test_its_parameters_are_saved_and_loaded_with_the_model_also_for_another_gri
     wide = attach(copy.deepcopy(stock), "learnable", "lape", example=x[1])
     assert wide.graticule.grid.shape == (3, 5)
     wide.load_state_dict(state)
-    same(wide(x[1]), model(x[1]))
+    assert_same(wide(x[1]), model(x[1]))
 
 
 def test_it_is_attached_to_a_model_of_any_dtype_on_any_device(stock):
@@ -145,7 +141,7 @@ def test_it_compiles_as_one_graph_at_every_size_and_keeps_nothing_of_a_call(stoc
     attach(model, "learnable", "lape")
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
     for image in x:
-        same(compiled(image), model(image))
+        assert_same(compiled(image), model(image))
     model(x[0])
     compiled(x[1])
     gc.collect()  # cycles of the compiler
@@ -155,10 +151,10 @@ def test_it_compiles_as_one_graph_at_every_size_and_keeps_nothing_of_a_call(stoc
 def test_it_is_folded_and_unfolded(stock, x):
     model = attach(copy.deepcopy(stock), "learnable + peg", "lape")
     before, wide = model(x[0]), model(x[1])
-    same(graticule.fold(model)(x[0]), before)
+    assert_same(graticule.fold(model)(x[0]), before)
     with pytest.raises(ValueError, match="folded for a grid"):
         model(x[1])
-    same(graticule.fold(model, img_size=(24, 40))(x[1]), wide)
+    assert_same(graticule.fold(model, img_size=(24, 40))(x[1]), wide)
     assert torch.equal(graticule.unfold(model)(x[0]), before)
 
 
@@ -183,7 +179,7 @@ def test_it_starts_as_a_converted_model_whose_position_is_changed(stock, x, give
         how = {"example": x[0]} if given else {}
         model = attach(copy.deepcopy(stock), encoding, joining, remove="pos_embed", **how)
         with torch.no_grad():
-            same(model(x[0]), changed(x[0]), 1e-10)
+            assert_same(model(x[0]), changed(x[0]))
         certificate = model.graticule.certificate
         for kind in ("shares", "drift"):
             for ours, theirs in zip(getattr(changed.certificate, kind), getattr(certificate, kind), strict=True):
@@ -194,7 +190,7 @@ def test_beside_the_embedding_of_the_module_a_position_starts_without_effect(sto
     for encoding, joining in [*CHOICES, ("factorized(product=True)", "default")]:
         if joining != "tupe":
             model = attach(copy.deepcopy(stock), encoding, joining, remove=()).train()
-            same(model.eval()(x[0]), stock(x[0]))
+            assert_same(model.eval()(x[0]), stock(x[0]))
             model.reset_classifier(0, "")
             model(x[0]).pow(3).sum().backward()
             assert any(p.grad is not None and p.grad.any() for p in model.graticule.parameters()) or "sinus" in encoding

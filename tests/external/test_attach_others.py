@@ -12,7 +12,7 @@ import graticule
 from graticule import attach, detach
 from graticule.external.attach_survey import find_ways, survey
 from graticule.surgery.change import change_position
-from tiny import DIM, draw, images, tiny
+from tiny import DIM, assert_same, draw, images, tiny
 
 SMALL = {
     "image_size": 32,
@@ -66,10 +66,6 @@ def tokens(model, x, **options):
     return out if isinstance(out, torch.Tensor) else out.last_hidden_state
 
 
-def same(found, expected, atol=1e-10):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
 def as_ours(model):
     """Return the weights of a model under our names, without its position."""
     renamed = [
@@ -112,7 +108,7 @@ def test_outputs_of_models_of_other_libraries_equal_the_built_in_model(models):
             model = attach(copy.deepcopy(stock), encoding, joining, start="new", **how)
             model.graticule.position.load_state_dict(built_in.position.state_dict())
             with torch.no_grad():
-                same(tokens(model, x), built_in.forward_features(x))
+                assert_same(tokens(model, x), built_in.forward_features(x))
 
 
 def test_models_of_others_start_as_the_built_in_model_whose_position_is_changed(models):
@@ -127,7 +123,7 @@ def test_models_of_others_start_as_the_built_in_model_whose_position_is_changed(
             change_position(built_in, encoding, joining)
             model = attach(copy.deepcopy(stock), encoding, joining, **how)
             for key, value in built_in.position.state_dict().items():
-                same(model.graticule.position.state_dict()[key], value)
+                assert_same(model.graticule.position.state_dict()[key], value)
 
 
 def test_torchvision_refuses_tupe_because_its_queries_cannot_be_reached(models):
@@ -170,7 +166,7 @@ def test_the_position_follows_the_size_of_each_image(models):
         tokens(model, x, **options)
         nn.init.zeros_(model.graticule.position.encodings[0].pos_embed)
         tokens(model, x, **options)
-        same(entered[0] - entered[1], table.expand(2, -1, -1))
+        assert_same(entered[0] - entered[1], table.expand(2, -1, -1))
 
 
 def test_a_model_of_transformers_compiles_as_one_graph(models):
@@ -179,7 +175,7 @@ def test_a_model_of_transformers_compiles_as_one_graph(models):
     del model.layers[1:]
     attach(model, "learnable", "lape", **how)
     x = images(dtype=torch.float64)
-    same(torch.compile(model, fullgraph=True, backend="eager")(x).last_hidden_state, tokens(model, x))
+    assert_same(torch.compile(model, fullgraph=True, backend="eager")(x).last_hidden_state, tokens(model, x))
 
 
 class Own(nn.Module):
@@ -247,7 +243,7 @@ def test_a_table_is_added_to_the_tokens_of_an_unknown_module():
             y = layer(y)
         attached = attach(own(), **OWN)
         attached.graticule.position.encodings[0].pos_embed.copy_(table)
-        same(attached(x), y)
+        assert_same(attached(x), y)
 
 
 def test_tokens_may_come_before_samples():
@@ -280,8 +276,8 @@ def test_tokens_may_come_before_samples():
                 torch.manual_seed(7)
                 draw(module.graticule)
                 found.append(module(x))
-        same(found[0], found[2])
-        same(found[1], found[3])
+        assert_same(found[0], found[2])
+        assert_same(found[1], found[3])
         with torch.no_grad():
             assert not torch.allclose(detach(module)(x), found[1])
 
@@ -376,8 +372,8 @@ def test_a_mask_that_attention_already_has_is_kept():
             found.append(module(x))
             first = module(x)[:, 0]
             changed = module(torch.cat([x[:, :1], torch.randn_like(x[:, 1:])], 1))[:, 0]
-        same(first, changed)  # the first token sees only itself
-    same(*found)
+        assert_same(first, changed)  # the first token sees only itself
+    assert_same(*found)
 
 
 def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
@@ -400,5 +396,5 @@ def test_a_block_that_returns_more_than_tokens_keeps_it():
         attach(module, "peg", blocks="layers.*", norm="before", patch_grid=(4, 4), example=x)
         expected = module.graticule.position.pegs["0"](module.layers[0].forward(x)[0], graticule.Grid(4, 4))
         found, more = module(x)
-    same(found, expected)
+    assert_same(found, expected)
     assert more == "more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 
@@ -17,7 +18,7 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-class PrintedTable:
+class PrintedTable(ABC):
     """A result that prints itself as a line and a table, also in notebooks; its arrays are attributes."""
 
     @property
@@ -25,9 +26,9 @@ class PrintedTable:
         """A line above the table; empty for none."""
         return ""
 
+    @abstractmethod
     def summary(self) -> list[tuple[str, ...]]:
         """Return the rows of the table, of which the first is the header."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return f"{self.heading}\n{format_table(self.summary())}".lstrip("\n")

@@ -54,7 +54,7 @@ def sums(family, most=4):
 @pytest.mark.parametrize("family", OTHERS)
 @in_turn("encoding", sums)
 def test_pyramids_run_whole_with_every_encoding_that_they_take(family, encoding):
-    runs_whole(family, encoding, "default")
+    assert_runs_whole(family, encoding, "default")
 
 
 def joinings(family):
@@ -64,10 +64,10 @@ def joinings(family):
 @pytest.mark.parametrize("family", ["Swin"])
 @in_turn("joining", joinings)
 def test_pyramids_run_whole_with_every_joining_that_they_take(family, joining):
-    runs_whole(family, "learnable", joining)
+    assert_runs_whole(family, "learnable", joining)
 
 
-def runs_whole(family, encoding, joining):
+def assert_runs_whole(family, encoding, joining):
     model = build(family, encoding, joining)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.numel() and not parameter.any() and not name.endswith("bias"):
