@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import graticule
 from graticule.analysis.audit import audit
 from graticule.external.images import call, image_size
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
 from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
 from graticule.system.files import write_text

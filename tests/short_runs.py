@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.tasks.classification import Mixing, Recipe
+from graticule.lab.tasks.classification import ImageMixing, Recipe
 from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
@@ -25,7 +25,7 @@ RICH: dict[str, Any] = {
     "joining": "lape",
     "drop_path_rate": 0.2,
     "augmentation": Augmentation(random_crop_padding=2, erasing=0.3),
-    "mixing": Mixing(mixup=0.5, cutmix=0.5),
+    "mixing": ImageMixing(mixup=0.5, cutmix=0.5),
     "ema_decay": 0.8,
     "warmup_epochs": 1,
     "aug_repeats": 3,

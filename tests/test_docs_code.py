@@ -118,8 +118,8 @@ def test_the_learned_table_of_the_guide_is_resampled(my_methods, tmp_path):
         for side in (28, 36)
     )
     larger.load_state_dict(source.state_dict())
-    expected = source.grid.resize(source.position(source.grid)[0].pre, larger.grid)
-    torch.testing.assert_close(larger.position(larger.grid)[0].pre, expected)
+    expected = source.grid.resize(source.position(source.grid)[0].added_to_stream, larger.grid)
+    torch.testing.assert_close(larger.position(larger.grid)[0].added_to_stream, expected)
 
 
 def test_a_run_is_continued_as_the_page_says(tmp_path, monkeypatch, capsys):

@@ -39,7 +39,7 @@ CALLS = {
     "runs": [".", "./image ./text", "./image --json"],
     "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
     "predict": ["./image ./pictures/val/0/0.png"],
-    "look": [
+    "analyze": [
         *("correlations ./image", "correlations ./published", "mixing ./mixer"),
         *("translation ./image --count 2", "translation ./published --images ./pictures --count 2"),
         *("attention ./image --layers 0", "attention ./published --layers 0 --images ./pictures"),

@@ -108,7 +108,7 @@ def small(command, run="./RUN", new="runs/new"):
     for word, stand in sorted({**STANDS, "RUN": run}.items(), key=lambda pair: -len(pair[0])):
         text = re.sub(rf"(?<=\s){re.escape(word)}(?=\s)", stand, text)
     words = shlex.split(text, comments=True)[1:]
-    if len(words) == 1 + (words[0] == "look") and not words[0].startswith("-"):
+    if len(words) == 1 + (words[0] == "analyze") and not words[0].startswith("-"):
         return [*words, "--help"]  # the name of a command
     if words[0] in ("train", "adapt") and not {"--output", "--resume", "--help", "--help-all"} & set(words):
         words += ["--output", new]

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from graticule.lab.cli import COMMANDS, main
-from graticule.lab.commands.look import KINDS
+from graticule.lab.commands.analyze import KINDS
 
 HEAD = """# Command line
 
@@ -48,6 +48,6 @@ def pages(root: Path) -> dict[str, str]:
     parts = [HEAD, f"```text\n{help_of(['--help'])}\n```\n"]
     for name in COMMANDS:
         parts.append(f"\n## graticule {name}\n\n```text\n{help_of([name, '--help'])}\n```\n")
-        for kind in KINDS if name == "look" else ():
-            parts.append(f"\n### graticule look {kind}\n\n```text\n{help_of([name, kind, '--help'])}\n```\n")
+        for kind in KINDS if name == "analyze" else ():
+            parts.append(f"\n### graticule analyze {kind}\n\n```text\n{help_of([name, kind, '--help'])}\n```\n")
     return {"commands/index.md": "".join(parts)}

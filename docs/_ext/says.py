@@ -114,7 +114,7 @@ def _of_layer(given: LayerPosition, grid: Grid) -> list[Map]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(1, grid.tokens, DIM, generator=generator)
     at = _Inputs(grid, tokens, torch.randn(1, HEADS, grid.tokens, DIM // HEADS, generator=generator))
-    fields = [(layer.KINDS[name], value) for name, value in given._asdict().items() if value is not None]
+    fields = [(layer.FIELD_KINDS[name], value) for name, value in given._asdict().items() if value is not None]
     return [one for kind, maps in _MAPS.items() for of, value in fields if of is kind for one in maps(value, at)]
 
 
@@ -146,7 +146,7 @@ def _reaches(function: Callable[[Tensor], Tensor], at: _Inputs, residual: bool =
 
 
 #: Kind of field -> its maps, in the order of the page. A bias of values and one of mixed tokens have no map.
-_MAPS: dict[layer.Kind, Callable[[Any, _Inputs], list[Map]]] = {
+_MAPS: dict[layer.FieldKind, Callable[[Any, _Inputs], list[Map]]] = {
     layer.ADDED: _vectors,
     layer.BIAS: _bias,
     layer.KEY_BIAS: lambda f, at: _rows("bias for random keys", f(at.heads), at.grid, signed=True),
@@ -157,7 +157,7 @@ _MAPS: dict[layer.Kind, Callable[[Any, _Inputs], list[Map]]] = {
     layer.INPUTS: lambda f, at: _reaches(partial(_first, f), at),
     layer.MIXING: _mixing,
 }
-if missing := set(layer.KINDS.values()) - _MAPS.keys() - {layer.VALUE_BIAS, layer.SPATIAL}:
+if missing := set(layer.FIELD_KINDS.values()) - _MAPS.keys() - {layer.VALUE_BIAS, layer.SPATIAL}:
     raise ValueError(f"`_MAPS` must have every kind of field, got none of {missing}.")
 
 

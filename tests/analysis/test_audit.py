@@ -20,7 +20,7 @@ from commands import refused, run_command
 from graticule.analysis.audit import Turns, audit, audit_json
 from graticule.analysis.effect import neighbors_right
 from graticule.analysis.position_maps import position_maps, rotary_similarity
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.pictures import Pictures
 from graticule.lab.pages.audit import audit_page

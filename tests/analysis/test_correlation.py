@@ -79,7 +79,7 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
 @pytest.mark.parametrize("grid", GRIDS)
 def test_reach_of_equal_tokens_is_the_uniform_distance(grid):
     ones = cosine_similarity(np.ones((grid.patches, 6)))
-    found = Correlations(grid, ones[None], ("inner",))
+    found = Correlations(grid, ones[None], ("after_norm",))
     assert found.reach[0] == pytest.approx(found.uniform_distance)
     assert found.uniform_distance == pytest.approx(grid.distances().mean().item())
 
@@ -133,7 +133,7 @@ def layers_of(*shares):
 
 def test_hierarchy_is_the_rank_correlation_of_reach_with_depth():
     def model(*shares):
-        return Correlations(Grid(2, 3), layers_of(*shares), ("inner",) * len(shares))
+        return Correlations(Grid(2, 3), layers_of(*shares), ("after_norm",) * len(shares))
 
     assert model(0.1, 0.2, 0.5, 0.9).hierarchy == pytest.approx(1)
     assert model(0.9, 0.5, 0.2).hierarchy == pytest.approx(-1)
@@ -145,14 +145,16 @@ def test_hierarchy_is_the_rank_correlation_of_reach_with_depth():
 
 def test_the_range_of_reach_is_a_share_of_a_uniform_maps():
     grid = Grid(2, 3)
-    found = Correlations(grid, layers_of(0, np.nan, 1), ("inner", None, "inner"))
+    found = Correlations(grid, layers_of(0, np.nan, 1), ("after_norm", None, "after_norm"))
     assert found.reach_range == pytest.approx(1)
-    assert np.isnan(Correlations(grid, layers_of(0.5), ("inner",)).reach_range)
+    assert np.isnan(Correlations(grid, layers_of(0.5), ("after_norm",)).reach_range)
 
 
 def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
     def model(untrained, *shares):
-        return Correlations(Grid(2, 3), layers_of(*shares), ("inner",) * len(shares), untrained=np.array(untrained))
+        return Correlations(
+            Grid(2, 3), layers_of(*shares), ("after_norm",) * len(shares), untrained=np.array(untrained)
+        )
 
     size = model([], 0.2, 0.4, 0.8).reach_range
     assert model([size / 2, size, 2 * size], 0.2, 0.4, 0.8).p_value == pytest.approx(3 / 4)
@@ -185,7 +187,7 @@ def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
 def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
     model = nano(img_size=size)
     found = position_correlations(model)
-    w = model.position(model.grid)[0].pre
+    w = model.position(model.grid)[0].added_to_stream
     np.testing.assert_allclose(found.initial, cosine_similarity(patches(w, model.grid)))
     for layer, block in enumerate(model.blocks):
         seen = patches(torch.nn.functional.layer_norm(w, (64,), block.norm1.weight, block.norm1.bias, 1e-6), model.grid)
@@ -208,7 +210,7 @@ def test_the_norm_of_a_layer_changes_that_layer_alone():
 def test_unshared_tables_add_up_over_the_layers():
     model = nano(joining="unshared")
     found = position_correlations(model)
-    tables = [position.pre for position in model.position(model.grid)]
+    tables = [position.added_to_stream for position in model.position(model.grid)]
     seen = patches(model.blocks[2].norm1(tables[0] + tables[1] + tables[2]), model.grid)
     np.testing.assert_allclose(found.similarity[2], cosine_similarity(seen), atol=1e-5)
     assert found.initial is None  # there is not one table
@@ -220,8 +222,8 @@ def test_layers_with_lape_see_its_tables(joining, encoding):
     model = nano(joining=joining, encoding=encoding)
     found = position_correlations(model)
     for layer, position in enumerate(model.position(model.grid)):
-        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(patches(position.inner, model.grid)))
-    assert found.sources == ("inner",) * 6
+        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(patches(position.after_norm, model.grid)))
+    assert found.sources == ("after_norm",) * 6
     table = model.position.encodings[0](model.grid)
     np.testing.assert_allclose(found.initial, cosine_similarity(patches(table, model.grid)))
 
@@ -232,7 +234,7 @@ def test_a_layer_with_both_sees_their_sum():
     found = position_correlations(model)
     assert found.sources == ("stream + inner",) * 3 + ("stream",) * 3
     given = model.position(model.grid)
-    seen = patches(model.blocks[1].norm1(given[0].pre) + given[1].inner, model.grid)
+    seen = patches(model.blocks[1].norm1(given[0].added_to_stream) + given[1].after_norm, model.grid)
     np.testing.assert_allclose(found.similarity[1], cosine_similarity(seen), atol=1e-5)
     assert found.initial is None
 
@@ -273,11 +275,11 @@ def test_layers_of_a_language_model_see_their_tables(joining):
     assert found.grid == Grid(1, 12) and found.unit == "tokens" and found.summary()[0][2] == "reach (tokens)"
     stream = torch.zeros(12, 64, dtype=torch.float64)
     for layer, (block, given) in enumerate(zip(model.blocks, model.positions(12), strict=True)):
-        if given.pre is not None:
-            stream = stream + given.pre
-        seen = block.norm1(stream) if given.inner is None else given.inner
+        if given.added_to_stream is not None:
+            stream = stream + given.added_to_stream
+        seen = block.norm1(stream) if given.after_norm is None else given.after_norm
         np.testing.assert_allclose(found.similarity[layer], cosine_similarity(seen.detach().numpy()), atol=1e-12)
-    assert found.sources == (("inner",) if joining == "lape" else ("stream",)) * 4
+    assert found.sources == (("after_norm",) if joining == "lape" else ("stream",)) * 4
 
 
 # The coefficients of LaPE's Eq. 6 and 7, which split the output of a norm into tokens, position and shift
@@ -318,7 +320,7 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
     for hook in hooks:
         hook.remove()
     assert found.tokens.shape == (2, 3, 7)  # layers, images, tokens of a grid of 2 x 3 with a class token
-    w = model.position(model.grid_of(images))[0].pre
+    w = model.position(model.grid_of(images))[0].added_to_stream
     for layer in range(2):
         norm, (given, out) = norms[layer], seen[layer]
         parts = (found.tokens[layer], found.position[layer], found.shift[layer])
@@ -355,7 +357,7 @@ def test_untrained_norms_explain_themselves(encoding, joining):
 
 def test_layers_without_position_have_no_correlation():
     found = position_correlations(nano(joining="lape(layers=4)"))
-    assert found.sources == ("inner",) * 4 + (None, None)
+    assert found.sources == ("after_norm",) * 4 + (None, None)
     assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
     assert np.isfinite(found.reach[:4]).all() and np.isnan(found.reach[4:]).all()
     assert np.isfinite(found.hierarchy)

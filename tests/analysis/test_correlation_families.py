@@ -98,7 +98,7 @@ def test_a_compact_transformer_has_a_norm_on_the_residual_stream_which_lape_does
     if joining == "lape":
         one, two = model.position.joining.norms
         assert_layers_see(found, layer_norm(w, one), layer_norm(layer_norm(w, one), two))
-        assert found.sources == ("inner", "inner")
+        assert found.sources == ("after_norm", "after_norm")
     else:
         added = {"default": 0, "shared": w, "unshared": table_of(model, -1)}[joining]
         assert_layers_see(
@@ -119,7 +119,7 @@ def test_t2t_sees_its_sinusoids_as_a_vision_transformer_does():
     angle = place * 10_000.0 ** (-torch.arange(0, 32, 2).double() / 32)
     w = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
     np.testing.assert_allclose(found.initial, cosine_similarity(w[1:].numpy()), rtol=0, atol=1e-6)  # kept in float32
-    model_table = model.position(model.grid)[0].pre.double()
+    model_table = model.position(model.grid)[0].added_to_stream.double()
     torch.testing.assert_close(model_table, w, rtol=0, atol=1e-6)
     assert_layers_see(found, *[layer_norm(model_table, block.norm1) for block in model.blocks])
 
@@ -166,7 +166,7 @@ def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, s
     assert_layers_see(first, layer_norm(w, one), layer_norm(progressive, two))
     last = layer_norm(progressive, two) if joining == "lape" else w
     assert_layers_see(second, layer_norm(swin_merged(model, last, model.grid), three))
-    assert (first.sources, second.sources) == (("inner", "inner"), ("inner",))
+    assert (first.sources, second.sources) == (("after_norm", "after_norm"), ("after_norm",))
 
 
 @torch.no_grad()
@@ -238,7 +238,7 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     stages, options = RUNS[model]
     command = ("train", "digits_quick", "--model", model, *SIZE, *SMALL, *options, "--output", tmp_path / "run")
     assert run_command(capsys, *command)[0] == 0
-    code, out, _ = run_command(capsys, "look", "correlations", tmp_path / "run", "--output", tmp_path / "found")
+    code, out, _ = run_command(capsys, "analyze", "correlations", tmp_path / "run", "--output", tmp_path / "found")
     assert code == 0
     kinds = ["correlations", "bias"] if "learnable+relative_bias" in options else ["correlations"]
     names = [kind + end for kind in kinds for end in ([""] if stages == 1 else ["-stage0", "-stage1"])]

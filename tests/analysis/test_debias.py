@@ -18,7 +18,7 @@ from graticule.analysis.debias import METHODS
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import position_share
 from graticule.external import Eraser, Subtraction
-from graticule.external.open_view import StructureView, view_of
+from graticule.external.traced_model import TracedModel, view_of
 from graticule.position.grid import Grid
 
 GRID, DIM = Grid(4, 6), 24
@@ -264,7 +264,7 @@ def test_logits_of_a_changed_view_are_of_features_without_what_is_removed():
     changed = copy.deepcopy(found)
     torch.nn.init.zeros_(changed.backbone.pos_embed)
     view = view_of(found)
-    assert isinstance(view, StructureView)
+    assert isinstance(view, TracedModel)
     tiny.assert_same(view.run(images).logits, found(images), atol=1e-6)
     tiny.assert_same(view.without_position().run(images).logits, changed(images), atol=1e-6)
     assert not torch.allclose(changed(images), found(images), atol=1e-2)

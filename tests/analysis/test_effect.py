@@ -8,8 +8,8 @@ from torch import nn
 
 import graticule
 import tiny
-from graticule.analysis.effect import Comparison, resampled
-from graticule.external.open_view import StructureView, view_of
+from graticule.analysis.effect import FeatureComparison, resampled
+from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
@@ -64,7 +64,7 @@ def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
     model = tiny.draw(tiny.tiny("rope")).double().eval()
     images = tiny.images(dtype=torch.float64)
-    found = view_of(model).placed_at((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
+    found = view_of(model).with_position_of((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
     with torch.no_grad():
         spread = list(model.each_layer(images, crop=graticule.Crop((12, 12), (0, 0, 12, 12))))
     for (x, _), (y, _) in zip(found.layers, spread, strict=True):
@@ -110,7 +110,7 @@ def test_the_effect_of_zeroing_a_linear_model_is_the_one_by_hand():
     model, images = Linear(), torch.randn(3, 2, 2, 3)
     view = view_of(model)
     before, after = view.run(images), view.without_position().run(images)
-    comparison = Comparison("zeroed", spreads=[1.0, 100.0])
+    comparison = FeatureComparison("zeroed", spreads=[1.0, 100.0])
     comparison.add(before, after, torch.tensor([0, 1, 0]))
     effect = comparison.effect()
     # the table is 0 to 11, whose squares sum to 506 over 6 tokens; layer l multiplies it by 2 ** l
@@ -127,7 +127,7 @@ def test_accuracies_are_compared_by_mcnemars_exact_test():
     layers = [(torch.zeros(8, 1, 1), Grid(1, 1))]
     before = Pass(layers, torch.stack([right] * 7 + [wrong]))
     after = Pass(layers, torch.stack([right] * 2 + [wrong] * 5 + [right]))  # five become wrong, one becomes right
-    comparison = Comparison("change", [1.0])
+    comparison = FeatureComparison("change", [1.0])
     comparison.add(before, after, labels)
     effect = comparison.effect()
     assert effect.p_value == pytest.approx(2 * (1 + 6) / 2**6)  # two-sided, of six that differ
@@ -161,7 +161,7 @@ def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
     height, width = STOCK[name]["img_size"]
     images, side = tiny.images(height, width, dtype=torch.float64), height // 4
     order = permutation(24, 3)
-    for view in (view_of(model), StructureView(model)):  # converted, and as it is
+    for view in (view_of(model), TracedModel(model)):  # converted, and as it is
         before, found = view.run(images), view.shuffled(seed=3).run(images)
         moved = view.run(shuffled_images(images, order.argsort(), side))
         (x, grid), (y, _) = found.layers[-1], moved.layers[-1]
@@ -192,7 +192,7 @@ def test_blocks_and_windows_of_timms_swin_are_found():
     )  # fmt: skip
     view = view_of(swin)
     assert [grid.shape for grid in view.grids((64, 128))] == [(16, 32), (16, 32), (8, 16), (8, 16)]
-    assert StructureView(swin).position_parameters == {"bias of displacements": 49 * (1 + 1 + 2 + 2)}
+    assert TracedModel(swin).position_parameters == {"bias of displacements": 49 * (1 + 1 + 2 + 2)}
     first = view.attention(tiny.images(64, 128))[0]
     assert first.weights.shape == (2 * 4 * 8, 1, 16, 16) and first.queries.shape == (4, 4)
     np.testing.assert_allclose(first.weights.sum(-1), 1, atol=1e-6)

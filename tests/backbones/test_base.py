@@ -40,7 +40,7 @@ class OwnBackbone(graticule.Backbone):
 
 
 class Averages(nn.Module):
-    """Adds the mean of all tokens to each; it uses no field of the position but `inner`, and that only if told."""
+    """Adds the mean of all tokens to each; it uses no field of the position but `after_norm`, and that only if told."""
 
     def __init__(self, dim, inner):
         super().__init__()
@@ -48,7 +48,7 @@ class Averages(nn.Module):
 
     def forward(self, x, position, grid):
         y = self.norm(x)
-        y = position.inside(y) if self.inner else y
+        y = position.add_after_norm(y) if self.inner else y
         return x + self.mlp(y).relu() + y.mean(1, keepdim=True)
 
 
@@ -65,7 +65,7 @@ class Pooling(OwnBackbone):
 class Careless(Pooling):
     """Accepts what it ignores."""
 
-    takes = graticule.Backbone.takes | {"inner", "bias"}
+    takes = graticule.Backbone.takes | {"after_norm", "bias"}
     inner = True
 
 

@@ -206,7 +206,7 @@ def test_the_second_norm_of_a_compact_block_stands_on_the_residual_stream():
         heads.append(weights @ v[..., at])
     attended = torch.cat(heads, -1) @ block.attn.proj.weight.T + block.attn.proj.bias
     stream = layer_norm(x + attended, block.norm2)
-    assert_same(block(x, LayerPosition(inner=inner)), stream + mlp(stream, block.mlp))
+    assert_same(block(x, LayerPosition(after_norm=inner)), stream + mlp(stream, block.mlp))
 
 
 # T2T-ViT

@@ -90,14 +90,18 @@ def test_further_tokens_before_those_of_the_grid_are_left_alone():
     d = torch.float64
     bias, rows, scale = torch.randn(2, 3, 3, dtype=d), torch.randn(3, 4, dtype=d), torch.rand(2, 3, dtype=d)
     given = LayerPosition(
-        pre=rows, bias=bias, query_scale=scale, after=lambda x: 2 * x, inputs=lambda x: (x, 2 * x, 3 * x)
+        added_to_stream=rows,
+        bias=bias,
+        query_scale=scale,
+        map_after=lambda x: 2 * x,
+        inputs=lambda x: (x, 2 * x, 3 * x),
     )
     wide = given.with_prefix(2)
-    assert torch.equal(wide.pre, torch.cat([torch.zeros(2, 4, dtype=d), rows]))
+    assert torch.equal(wide.added_to_stream, torch.cat([torch.zeros(2, 4, dtype=d), rows]))
     assert torch.equal(wide.bias[:, 2:, 2:], bias) and not wide.bias[:, :2].any() and not wide.bias[..., :2].any()
     assert torch.equal(wide.query_scale[:, :2], torch.ones(2, 2, dtype=d))
     x = torch.randn(1, 5, 4, dtype=d)
-    assert torch.equal(wide.after(x), torch.cat([x[:, :2], 2 * x[:, 2:]], 1))
+    assert torch.equal(wide.map_after(x), torch.cat([x[:, :2], 2 * x[:, 2:]], 1))
     assert torch.equal(wide.inputs(x)[2], torch.cat([x[:, :2], 3 * x[:, 2:]], 1))
     with pytest.raises(ValueError, match="`mixing` must be None for further tokens"):
         LayerPosition(mixing=bias).with_prefix(1)

@@ -70,8 +70,11 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
     assert convolution.groups == convolution.out_channels == model.embed_dim
     assert convolution.bias is not None
     given = model.position(model.grid)
-    assert [position.after is not None for position in given] == [True] + [False] * 11
-    assert all(position.pre is position.inner is position.bias is position.before is None for position in given)
+    assert [position.map_after is not None for position in given] == [True] + [False] * 11
+    assert all(
+        position.added_to_stream is position.after_norm is position.bias is position.map_before is None
+        for position in given
+    )
 
 
 @small

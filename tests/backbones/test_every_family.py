@@ -208,7 +208,7 @@ def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
     for x in (images_for(model), images_for(model, taller=2)):
         found = traced(x)
         torch.testing.assert_close(found["logits"], model(x), rtol=0, atol=0)
-        if not any(given.after for given in model.position(model.grid)):
+        if not any(given.map_after for given in model.position(model.grid)):
             last = [tokens for tokens, _ in model.each_layer(x)][-1]
             torch.testing.assert_close(found["block"], last, rtol=0, atol=0)
 

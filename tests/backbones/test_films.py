@@ -49,8 +49,8 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
     assert model.grid == Grid(4, 2, 4, prefix=1) and model.patch_embed.num_patches == 32
     torch.testing.assert_close(model(films), logits, rtol=0, atol=1e-12)
     crop = graticule.Crop((4, 2, 4), (1, 0, 1, 2, 2, 3))
-    whole = model.position(model.grid)[0].pre[1:].unflatten(0, (4, 2, 4))
-    part = model.position(Grid(2, 2, 3, prefix=1, crop=crop))[0].pre[1:].unflatten(0, (2, 2, 3))
+    whole = model.position(model.grid)[0].added_to_stream[1:].unflatten(0, (4, 2, 4))
+    part = model.position(Grid(2, 2, 3, prefix=1, crop=crop))[0].added_to_stream[1:].unflatten(0, (2, 2, 3))
     assert torch.equal(part, whole[1:3, :, 1:])
     assert model(films[:, :, 2:6, :, 4:], crop=crop).shape == (2, 5)
 

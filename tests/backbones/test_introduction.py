@@ -185,7 +185,7 @@ def test_footnote_16_the_joining_concatenation_is_the_projection_of_tokens_and_t
     W = model.patch_embed.proj.weight
     W.copy_(torch.einsum("ed,dcyx->ecyx", V_1, W))  # W' = V_1 W
     model.cls_token.copy_(model.cls_token @ V_1.T)
-    added = model.position(model.grid)[0].enter(model.embed(image))[0].T
+    added = model.position(model.grid)[0].enter_block(model.embed(image))[0].T
     torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
 
 

@@ -80,7 +80,7 @@ def test_wrong_subsets_and_whole_grids_are_refused():
         (lambda: model(x, keep=torch.zeros(5, 1, dtype=torch.long)), f"a row for each of the {len(x)} images, got 5."),
         (lambda: model(x, keep=torch.tensor([0.5])), "int64"),
         (lambda: model(list(x), keep=torch.tensor([0])), "`keep` must be None for a list of images"),
-        (lambda: peg(x, keep=torch.tensor([0])), "`after` must be None for a subset of the tokens"),
+        (lambda: peg(x, keep=torch.tensor([0])), "`map_after` must be None for a subset of the tokens"),
         (lambda: swin(torch.randn(1, 3, 56, 56), keep=torch.tensor([0])), "its blocks need the whole grid"),
         (lambda: tiny(patch_drop_rate=1.5), "`patch_drop_rate` must be"),
     ):

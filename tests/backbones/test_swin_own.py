@@ -295,7 +295,7 @@ def by_hand(merging, table, grid):
 
 def given_to(model, grid):
     """Return the table that every layer receives, on the residual stream or after the norm."""
-    return [p.inner if p.pre is None else p.pre for p in model.position(grid)]
+    return [p.after_norm if p.added_to_stream is None else p.added_to_stream for p in model.position(grid)]
 
 
 @merged
@@ -330,7 +330,7 @@ def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_
     model = swin("relative_bias+peg", **THREE)
     plain = swin("relative_bias", **THREE)
     given = model.position(model.grid)
-    assert [one.after is not None for one in given] == [True, False] * 3
+    assert [one.map_after is not None for one in given] == [True, False] * 3
     assert all(one.bias is not None for one in given)
     state = published_state_dict(model)
     pegs = [name for name in state if name.startswith("pos_block.")]

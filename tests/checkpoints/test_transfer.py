@@ -278,7 +278,7 @@ def test_lape_from_default_normalises_the_table_of_the_checkpoint():
     table = first.position.encodings[0].pos_embed[0]
     for position in model.position(model.grid):
         table = F.layer_norm(table, table.shape[-1:], eps=1e-6)  # gamma 1, beta 0
-        torch.testing.assert_close(position.inner, table)
+        torch.testing.assert_close(position.after_norm, table)
 
 
 @in_turn("size", [32, (24, 40)])

@@ -142,7 +142,7 @@ def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
     exact = built(grid, encoding).float()
     rounded = copy.deepcopy(exact).bfloat16()
     for one, two in zip(exact(grid), rounded(grid), strict=True):
-        for name in ("pre", "inner", "bias", "mixing", "spatial_bias"):
+        for name in ("added_to_stream", "after_norm", "bias", "mixing", "spatial_bias"):
             value, other = getattr(one, name), getattr(two, name)
             if isinstance(value, torch.Tensor):
                 assert value.dtype == torch.float32 and other.dtype == torch.bfloat16, name
@@ -156,7 +156,7 @@ def test_points_follow_their_coordinates_and_not_their_order(encoding):
     position, index = built(Grid(3, 4), encoding), torch.tensor([2, 0, 3, 1])
     first, second = position(Points(places)), position(Points(places[index]))
     for one, two in zip(first, second, strict=True):
-        assert one.pre is None or not torch.allclose(two.pre, one.pre)
+        assert one.added_to_stream is None or not torch.allclose(two.added_to_stream, one.added_to_stream)
     check_layers(second, [reordered(each, Subset(index, 4)) for each in first], 4, "points in another order")
 
 
@@ -190,9 +190,9 @@ def test_attention_takes_points_of_each_sample():
     position = built(Grid(3, 4), "fourier + rope_mixed + alibi")
     places, x = torch.rand(2, 5, 2, dtype=torch.float64), torch.randn(2, 5, DIM, dtype=torch.float64)
     (together, _), each = position(Points(places)), [position(Points(one))[0] for one in places]
-    found = attention(together.enter(x), together)
+    found = attention(together.enter_block(x), together)
     for sample, one in enumerate(each):
-        alone = attention(one.enter(x[sample : sample + 1]), one)
+        alone = attention(one.enter_block(x[sample : sample + 1]), one)
         torch.testing.assert_close(found[sample : sample + 1], alone, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
         Points(torch.rand(2, 3, 5, 2))
@@ -224,8 +224,8 @@ def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
         return
     for one, two in zip(position(fine), position(coarse), strict=True):
         for name, value in values(two, coarse.tokens).items():
-            if name == "pre":
-                torch.testing.assert_close(value, one.pre[index], rtol=0, atol=1e-12)
+            if name == "added_to_stream":
+                torch.testing.assert_close(value, one.added_to_stream[index], rtol=0, atol=1e-12)
             if isinstance(one.bias, torch.Tensor) and encoding != "fire":  # relative to the largest distance
                 torch.testing.assert_close(value, one.bias[:, index][..., index], rtol=0, atol=1e-12)
 

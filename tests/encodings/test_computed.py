@@ -139,22 +139,24 @@ def test_coordinates_are_augmented_in_training_alone():
     model = graticule.create_model("vit_nano_patch4_28", encoding="coordinates")
     grid = model.grid
     model.train()
-    assert not torch.equal(model.position(grid)[0].pre, model.position(grid)[0].pre)
+    assert not torch.equal(model.position(grid)[0].added_to_stream, model.position(grid)[0].added_to_stream)
     model.eval()
-    assert torch.equal(model.position(grid)[0].pre, model.position(grid)[0].pre)
+    assert torch.equal(model.position(grid)[0].added_to_stream, model.position(grid)[0].added_to_stream)
     plain = graticule.create_model(
         "vit_nano_patch4_28", encoding="coordinates(shift=None, local_shift=None, rescale=None)"
     )
     plain.load_state_dict(model.state_dict())
     for training in (True, False):
-        assert torch.equal(plain.train(training).position(grid)[0].pre, model.position(grid)[0].pre)
+        assert torch.equal(
+            plain.train(training).position(grid)[0].added_to_stream, model.position(grid)[0].added_to_stream
+        )
 
 
 @pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
 def test_a_larger_grid_over_the_same_image_has_the_same_rows_at_the_same_coordinates(encoding):
     """Patch (i, j) of a grid has the same center as patch (3 i + 1, 3 j + 1) of a grid of three times the sides."""
     position = graticule.build_position(Grid(3, 5), dim=8, depth=1, num_heads=2, encoding=encoding).eval()
-    small, large = (position(Grid(*shape))[0].pre.unflatten(0, shape) for shape in ((3, 5), (9, 15)))
+    small, large = (position(Grid(*shape))[0].added_to_stream.unflatten(0, shape) for shape in ((3, 5), (9, 15)))
     torch.testing.assert_close(large[1::3, 1::3], small, rtol=0, atol=1e-12)
 
 
@@ -201,11 +203,11 @@ def test_checkpoints_of_factorized_tables_are_resampled_for_another_grid():
     small = graticule.create_model("vit_nano_patch4_28", encoding="factorized", img_size=(20, 12))
     large = graticule.create_model("vit_nano_patch4_28", encoding="factorized", img_size=(12, 28))
     large.load_state_dict(small.state_dict())
-    expected = small.position(large.grid)[0].pre
-    torch.testing.assert_close(large.position(large.grid)[0].pre, expected, rtol=0, atol=1e-12)
+    expected = small.position(large.grid)[0].added_to_stream
+    torch.testing.assert_close(large.position(large.grid)[0].added_to_stream, expected, rtol=0, atol=1e-12)
     bare = dict(small.state_dict())  # without the grid
     large.load_state_dict(bare)
-    torch.testing.assert_close(large.position(large.grid)[0].pre, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(large.position(large.grid)[0].added_to_stream, expected, rtol=0, atol=1e-12)
 
 
 def test_what_is_out_of_range_is_named():
@@ -227,8 +229,8 @@ def test_what_is_out_of_range_is_named():
 @pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
 def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding):
     position = graticule.build_position(Grid(4, 6), dim=8, depth=1, num_heads=2, encoding=encoding).eval()
-    whole = position(Grid(4, 6))[0].pre.unflatten(0, (4, 6))
-    part = position(Grid(2, 3, crop=Crop((4, 6), (1, 2, 2, 3))))[0].pre.unflatten(0, (2, 3))
+    whole = position(Grid(4, 6))[0].added_to_stream.unflatten(0, (4, 6))
+    part = position(Grid(2, 3, crop=Crop((4, 6), (1, 2, 2, 3))))[0].added_to_stream.unflatten(0, (2, 3))
     torch.testing.assert_close(part, whole[1:3, 2:5], rtol=0, atol=1e-12)
 
 

@@ -136,8 +136,8 @@ def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
 def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
     positions = build("learnable+relative_bias", "lape")(GRID)
     for position in positions:
-        assert position.pre is None
-        assert position.inner.shape == (TOKENS, DIM)
+        assert position.added_to_stream is None
+        assert position.after_norm.shape == (TOKENS, DIM)
         assert position.bias.shape == (3, TOKENS, TOKENS)
         assert position.bias.abs().max() < 0.2  # as drawn: not normalized
 
@@ -359,8 +359,8 @@ def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(con
 
 def test_joined_layers_are_those_of_the_table_beside_a_peg():
     positions = build("peg(places=[0, 1, 2])+learnable", "lape(layers=1)")(GRID)
-    assert [position.inner is not None for position in positions] == [True, False, False]
-    assert [position.after is not None for position in positions] == [True] * 3
+    assert [position.after_norm is not None for position in positions] == [True, False, False]
+    assert [position.map_after is not None for position in positions] == [True] * 3
 
 
 def test_lape_normalises_a_relative_bias_beside_a_peg():

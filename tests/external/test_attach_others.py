@@ -157,7 +157,7 @@ def test_the_position_follows_the_size_of_each_image(models):
         stock, how = models[name]
         model = attach(copy.deepcopy(stock), "learnable", "default", **how)
         grid = graticule.Grid(3, 5, prefix=1)
-        table = model.graticule.position(grid)[0].pre
+        table = model.graticule.position(grid)[0].added_to_stream
         assert table.shape == (16, DIM)
         entered = []
         model.get_submodule(how["blocks"].replace("*", "0")).register_forward_pre_hook(
@@ -297,7 +297,7 @@ def test_unsupported_unknown_modules_are_refused_with_the_reason():
         (nn.Conv3d(3, DIM, 8), {"example": None}, "`example` must be given for Conv3d, which does not say .* or films"),
         (own(), {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
         (own(), {"example": None}, "`example` must be given for Own, which does not say the shape of its inputs"),
-        (own(parallel=True), {"joining": "lape"}, "gives layers `inner`: the normalized tokens go to ffn, too"),
+        (own(parallel=True), {"joining": "lape"}, "gives layers `after_norm`: the normalized tokens go to ffn, too"),
         (own(), {"joining": "tupe"}, "`bias`: Linear has no argument `attn_mask`"),
         (own(), {"encoding": "relative_bias"}, "`bias`: Linear has no argument `attn_mask`"),
         (own(kind=Pyramid).float(), {"example": rows}, several),

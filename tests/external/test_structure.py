@@ -9,8 +9,8 @@ from torch import nn
 
 import tiny
 from graticule.external.backbone_view import BackboneView
-from graticule.external.open_view import StructureView, take_position, view_of
 from graticule.external.structure import find_structure
+from graticule.external.traced_model import TracedModel, take_position, view_of
 from graticule.external.view import Unavailable
 
 
@@ -70,10 +70,10 @@ def test_zeroing_leaves_masks_and_gains_and_rotates_by_angle_zero():
         nn.init.zeros_(part.far)
         nn.init.zeros_(part.angles)
     x = torch.randn(2, 3, 8, 12, dtype=torch.float64)
-    view = StructureView(model)
-    (a, _), (b, _) = view.without_position().run(x).layers[-1], StructureView(bare).run(x).layers[-1]
+    view = TracedModel(model)
+    (a, _), (b, _) = view.without_position().run(x).layers[-1], TracedModel(bare).run(x).layers[-1]
     torch.testing.assert_close(a, b, rtol=0, atol=0)
-    (c, _), (d, _) = StructureView(bare).shuffled(1).run(x).layers[-1], view.shuffled(1).run(x).layers[-1]
+    (c, _), (d, _) = TracedModel(bare).shuffled(1).run(x).layers[-1], view.shuffled(1).run(x).layers[-1]
     torch.testing.assert_close(c, b, rtol=0, atol=0)
     assert not torch.allclose(d, a)
     assert view.attention(x)[0].weights[..., 0].max() < 1e-9  # the mask stays
@@ -100,9 +100,9 @@ def test_a_model_that_converts_is_viewed_converted_unless_it_has_hooks():
     changed, compiled = view_of(model), view_of(torch.compile(model, backend="eager"))
     handle.remove()
     stock = view_of(model)
-    assert isinstance(changed, StructureView) and compiled.model is model and isinstance(stock, BackboneView)
+    assert isinstance(changed, TracedModel) and compiled.model is model and isinstance(stock, BackboneView)
     images = torch.randn(2, 3, 32, 32)
-    for (x, grid), (y, other) in zip(stock.run(images).layers, StructureView(model).run(images).layers, strict=True):
+    for (x, grid), (y, other) in zip(stock.run(images).layers, TracedModel(model).run(images).layers, strict=True):
         torch.testing.assert_close(x, y)
         assert grid == other
     torch.testing.assert_close(stock.run(images).logits, model(images))

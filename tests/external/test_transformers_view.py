@@ -12,8 +12,8 @@ import tiny
 from evidence.models_page import configured
 from graticule.analysis.audit import audit
 from graticule.external.images import image_size
-from graticule.external.open_view import ResampledTables, StructureView, view_of
 from graticule.external.structure import find_structure
+from graticule.external.traced_model import ResampledTables, TracedModel, view_of
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.studies.resamplers import try_resamplers
@@ -59,7 +59,7 @@ def shuffled(images, order, side=8):
 def test_shuffling_positions_is_shuffling_patches_and_none_are_left_without(plain):
     images, order = torch.randn(2, 3, 32, 32, dtype=torch.float64), permutation(16, 3)
     for name, model in plain.items():
-        view = StructureView(model)
+        view = TracedModel(model)
         assert [grid.shape for grid in view.grids((32, 32))] == [(4, 4)] * 2 and not view.unknown_parameters, name
         (x, grid), (before, _) = view.shuffled(3).run(images).layers[-1], view.run(images).layers[-1]
         (y, _) = view.run(shuffled(images, order.argsort())).layers[-1]
@@ -81,13 +81,13 @@ def test_zeroing_position_is_zeroing_its_parameters():
             for own, value in bare.named_parameters():
                 if own.endswith(names):
                     value.zero_()
-        view = StructureView(model)
+        view = TracedModel(model)
         images = torch.randn(2, 3, *view.img_size, dtype=torch.float64)
-        (x, _), (y, _) = view.without_position().run(images).layers[-1], StructureView(bare).run(images).layers[-1]
+        (x, _), (y, _) = view.without_position().run(images).layers[-1], TracedModel(bare).run(images).layers[-1]
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(x, view.run(images).layers[-1][0])
         features = [
-            one.features(images, one.run(images).layers) for one in (view.without_position(), StructureView(bare))
+            one.features(images, one.run(images).layers) for one in (view.without_position(), TracedModel(bare))
         ]
         torch.testing.assert_close(*features, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(view.shuffled(1).run(images).layers[-1][0], view.run(images).layers[-1][0])
@@ -104,10 +104,10 @@ def test_tokens_in_the_order_of_windows_are_put_row_by_row():
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     other = images.clone()
     other[:, :, 16:24, 40:] += 1  # rows 4 and 5, columns 10 to 15 of patches of 4 x 4 pixels
-    before, after = (StructureView(model).run(one).layers[0][0] for one in (images, other))
+    before, after = (TracedModel(model).run(one).layers[0][0] for one in (images, other))
     changed = (after - before).norm(dim=-1).view(2, 16, 16)
     assert changed[:, 4:6, 10:].min() > 10 * changed[:, 12:].max()
-    view = StructureView(model)
+    view = TracedModel(model)
     kept = view.run(images, lambda layer, x, grid: x).layers[-1][0]
     torch.testing.assert_close(kept, view.run(images).layers[-1][0], rtol=0, atol=0)
     assert "correlation" in {one.kind for one in explorer_maps(view, images[:1]).maps}
@@ -176,12 +176,12 @@ def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_conve
     own = find_structure(model).img_size
     large = (2 * own[0], 2 * own[1])
     images = {size: list(torch.randn(3, 3, *size)) for size in (own, large)}
-    found = try_resamplers(ResampledTables(StructureView(model)), images, own, progress=False).similarity
+    found = try_resamplers(ResampledTables(TracedModel(model)), images, own, progress=False).similarity
     mine = found.pop("its own")[large]
     torch.testing.assert_close(found["bicubic(antialias=False)"][large], mine, rtol=0, atol=1e-6)  # as in its code
     assert max(abs(a - b) for a, b in zip(found["bilinear"][large], mine, strict=True)) > 1e-5
     with pytest.raises(ValueError, match="`model` must add a table to its tokens, got Sapiens2Model"):
-        ResampledTables(StructureView(build("Sapiens2Model", configured("Sapiens2Model"))))
+        ResampledTables(TracedModel(build("Sapiens2Model", configured("Sapiens2Model"))))
 
 
 def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():

@@ -36,12 +36,12 @@ def test_inner_is_added_between_the_norm_and_attention(block, x):
     inner = torch.randn(N, D, dtype=torch.float64)
     middle = x + block.attn(block.norm1(x) + inner)
     by_hand = middle + block.mlp(block.norm2(middle))
-    torch.testing.assert_close(block(x, LayerPosition(inner=inner)), by_hand, rtol=0, atol=1e-12)
+    torch.testing.assert_close(block(x, LayerPosition(after_norm=inner)), by_hand, rtol=0, atol=1e-12)
 
 
 def test_a_constant_inner_is_a_shift_of_the_norm(block, x):
     shift = torch.randn(D, dtype=torch.float64)
-    added = block(x, LayerPosition(inner=shift.expand(N, D)))
+    added = block(x, LayerPosition(after_norm=shift.expand(N, D)))
     with torch.no_grad():
         block.norm1.bias.add_(shift)
     torch.testing.assert_close(block(x), added, rtol=0, atol=1e-12)
@@ -51,7 +51,7 @@ def test_a_constant_inner_is_a_shift_of_the_norm(block, x):
 def test_what_a_hook_keeps_of_the_norm_is_not_changed(block, x):
     """Also without gradients, by a hook of all modules or of one inside the norm."""
     kept = []
-    expected, position = block.norm1(x), LayerPosition(inner=torch.ones(N, D, dtype=torch.float64))
+    expected, position = block.norm1(x), LayerPosition(after_norm=torch.ones(N, D, dtype=torch.float64))
     with nn.modules.module.register_module_forward_hook(lambda _, args, y: kept.append(y)):
         block(x, position)
     block.norm1 = nn.Sequential(block.norm1)
@@ -67,7 +67,7 @@ def test_bias_and_rotation_go_to_attention(block, x):
 
 
 def test_pre_is_left_to_the_backbone(block, x):
-    assert torch.equal(block(x, LayerPosition(pre=torch.randn(N, D))), block(x))
+    assert torch.equal(block(x, LayerPosition(added_to_stream=torch.randn(N, D))), block(x))
 
 
 def test_a_dropped_path_leaves_the_shortcut(x):

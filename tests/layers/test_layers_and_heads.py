@@ -37,9 +37,13 @@ def test_the_same_encoding_can_have_other_options_in_other_layers():
 
 def test_the_layers_of_an_encoding_replace_those_of_the_joining():
     position = given("learnable + rope(layers=[3])", "lape(layers=2)")
-    assert [fields(layer) for layer in position(GRID)] == [{"inner"}, {"inner"}, set(), {"rotary"}]
+    assert [fields(layer) for layer in position(GRID)] == [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]
     same = given("learnable(layers=[1, 2])", "shared")(GRID), given("learnable", "shared(layers=[1, 2])")(GRID)
-    assert [fields(a) for a in same[0]] == [fields(b) for b in same[1]] == [set(), {"pre"}, {"pre"}, set()]
+    assert (
+        [fields(a) for a in same[0]]
+        == [fields(b) for b in same[1]]
+        == [set(), {"added_to_stream"}, {"added_to_stream"}, set()]
+    )
 
 
 OPTIONAL = [

@@ -72,7 +72,7 @@ def test_norms_of_queries_keys_and_output_are_where_the_formula_has_them():
 
 def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
     x, inner = tokens(), torch.randn(N, D, dtype=torch.float64)
-    position = LayerPosition(inner=inner)
+    position = LayerPosition(after_norm=inner)
     post = draw_double(PostNormBlock(D, HEADS, init_values=0.3))
     middle = x + post.norm1(post.attn(x + inner))
     torch.testing.assert_close(post(x, position), middle + post.norm2(post.mlp(middle)), rtol=0, atol=1e-12)

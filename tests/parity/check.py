@@ -254,7 +254,7 @@ def outputs(model: Any, images: Tensor) -> Tensors:
 
     grid, tables = model.grid, []
     for layer, position in enumerate(model.position(grid)):
-        found |= {} if position.inner is None else {f"pe_layer_{layer}": position.inner}
+        found |= {} if position.after_norm is None else {f"pe_layer_{layer}": position.after_norm}
         if isinstance(position.bias, Tensor):
             found[f"bias_layer_{layer}"] = position.bias
         elif position.bias is not None:

@@ -87,7 +87,7 @@ def adapter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tenso
         torch.cat([x + e for x, e in zip(flat, adapter.level_embed, strict=True)], 1),
     )
     at, at_spatial = cell_centers([(4, 4)], image), cell_centers(shapes, image)
-    x = vit.position(vit.grid)[0].enter(vit.embed(image))
+    x = vit.position(vit.grid)[0].enter_block(vit.embed(image))
     x = vit.blocks[0](first.injector(x, at, spatial, shapes))
     outputs = model.features(image)
     return dict(

@@ -135,7 +135,7 @@ def monai_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
 
 def monai_sincos(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute MONAI's table: our waves with all sines of an axis first, and the axes in their order."""
-    table = encode("sinusoidal_2d", kwargs["grid_size"], kwargs["embed_dim"]).pre
+    table = encode("sinusoidal_2d", kwargs["grid_size"], kwargs["embed_dim"]).added_to_stream
     last, second, first = table.unflatten(-1, (3, -1, 2)).transpose(-1, -2).flatten(-2).unbind(-2)
     return {"output": torch.cat([second, first, last], -1)}
 

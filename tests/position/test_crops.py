@@ -49,7 +49,7 @@ def test_coordinates_and_frequencies_relative_to_a_grid_are_relative_to_the_whol
 def test_a_crop_between_patches_is_evaluated_there():
     grid = Grid(2, 2, crop=Crop((6, 8), (0.5, 1.25, 2, 2)))
     assert grid.coordinates().tolist() == [[0.5, 1.25], [0.5, 2.25], [1.5, 1.25], [1.5, 2.25]]
-    table = built(Grid(6, 8), "sinusoidal_2d")(grid)[0].pre
+    table = built(Grid(6, 8), "sinusoidal_2d")(grid)[0].added_to_stream
     rate = 10_000 ** (-torch.arange(18, dtype=torch.float64) / 18)
     for row, (y, x) in zip(table, grid.coordinates().tolist(), strict=True):
         expected = torch.cat([torch.stack([(t * rate).sin(), (t * rate).cos()], -1).flatten() for t in (x, y)])
@@ -75,7 +75,7 @@ def test_a_quadratic_table_is_interpolated_exactly_between_patches():
     grid = Grid(3, 4, crop=Crop((8, 9), (2.3, 1.75, 3, 4.4)))
     y, x = grid.coordinates().unbind(-1)
     expected = (y * y - 3 * y * x + 2 * x)[:, None].expand(-1, DIM)
-    torch.testing.assert_close(position(grid)[0].pre, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(position(grid)[0].added_to_stream, expected, rtol=0, atol=1e-12)
 
 
 def test_a_bias_table_is_interpolated_between_displacements():

@@ -16,8 +16,8 @@ from graticule.position.joining import (
     Default,
     Lape,
     LapeSharing,
-    Scale,
     Shared,
+    TableScale,
     Unshared,
     build_joining,
 )
@@ -42,18 +42,18 @@ def norm(x, module=None):
 
 
 def test_default_gives_the_table_to_the_residual_stream_once(table):
-    assert Default(DEPTH)(table) == [LayerPosition(pre=table), *[LayerPosition()] * 3]
+    assert Default(DEPTH)(table) == [LayerPosition(added_to_stream=table), *[LayerPosition()] * 3]
 
 
 def test_shared_gives_the_same_table_to_every_layer(table):
-    assert Shared(DEPTH)(table) == [LayerPosition(pre=table)] * 4
+    assert Shared(DEPTH)(table) == [LayerPosition(added_to_stream=table)] * 4
 
 
 def test_unshared_gives_each_layer_a_table_of_its_own(table):
     joining = Unshared(DEPTH)
     assert joining.tables == DEPTH
     tables = [table + layer for layer in range(DEPTH)]
-    assert joining(*tables) == [LayerPosition(pre=own) for own in tables]
+    assert joining(*tables) == [LayerPosition(added_to_stream=own) for own in tables]
 
 
 def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
@@ -61,9 +61,9 @@ def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
     positions = joining(table)
     assert len(positions) == DEPTH
     for position, own in zip(positions, joining.norms, strict=True):
-        assert position.inner.shape == (TOKENS, DIM)
-        torch.testing.assert_close(position.inner, norm(table, own), rtol=0, atol=1e-12)
-        assert position == LayerPosition(inner=position.inner)
+        assert position.after_norm.shape == (TOKENS, DIM)
+        torch.testing.assert_close(position.after_norm, norm(table, own), rtol=0, atol=1e-12)
+        assert position == LayerPosition(after_norm=position.after_norm)
 
 
 def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
@@ -73,24 +73,24 @@ def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
     expected = table
     for position, own in zip(positions, joining.norms, strict=True):
         expected = norm(expected, own)
-        torch.testing.assert_close(position.inner, expected, rtol=0, atol=1e-11)
-        assert position == LayerPosition(inner=position.inner)
+        torch.testing.assert_close(position.after_norm, expected, rtol=0, atol=1e-11)
+        assert position == LayerPosition(after_norm=position.after_norm)
 
 
 def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second(table):
     progressive, sharing = draw_double(Lape(DIM, DEPTH)), LapeSharing(DIM, DEPTH).double()
     sharing.load_state_dict(progressive.state_dict())
     ours, theirs = progressive(table), sharing(table)
-    assert torch.equal(ours[0].inner, theirs[0].inner)
-    assert not torch.allclose(ours[1].inner, theirs[1].inner)
+    assert torch.equal(ours[0].after_norm, theirs[0].after_norm)
+    assert not torch.allclose(ours[1].after_norm, theirs[1].after_norm)
 
 
 def test_a_change_of_one_norm_reaches_the_layers_after_it_in_lape_and_its_own_alone_in_lape_sharing(table):
     for kind, changed in ((Lape, [False, True, True, True]), (LapeSharing, [False, True, False, False])):
         joining = draw_double(kind(DIM, DEPTH))
-        before = [position.inner.detach().clone() for position in joining(table)]
+        before = [position.after_norm.detach().clone() for position in joining(table)]
         nn.init.normal_(joining.norms[1].weight)
-        after = [position.inner for position in joining(table)]
+        after = [position.after_norm for position in joining(table)]
         assert [not torch.equal(a, b) for a, b in zip(after, before, strict=True)] == changed
 
 
@@ -99,7 +99,7 @@ def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table)
     before = joining(1e4 * table)
     after = joining(3e4 * table + torch.randn(TOKENS, 1, dtype=torch.float64))
     for a, b in zip(before, after, strict=True):
-        torch.testing.assert_close(a.inner, b.inner, rtol=0, atol=1e-9)
+        torch.testing.assert_close(a.after_norm, b.after_norm, rtol=0, atol=1e-9)
 
 
 @in_turn("eta", range(1, DEPTH + 1))
@@ -118,7 +118,7 @@ def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
     part = kind(DIM, DEPTH, 2).double()
     part.load_state_dict({name: value for name, value in whole.state_dict().items() if int(name.split(".")[1]) < 2})
     for a, b in zip(part(table)[:2], whole(table)[:2], strict=True):
-        assert torch.equal(a.inner, b.inner)
+        assert torch.equal(a.after_norm, b.after_norm)
 
 
 @in_turn("eta", [0, -1, DEPTH + 1])
@@ -243,29 +243,29 @@ def test_a_decomposition_replaces_every_norm(kind, name, table):
     w = table
     for position, own in zip(joining(table), joining.norms, strict=True):
         w = own(w if kind is Lape else table)
-        assert torch.equal(position.inner, w)
+        assert torch.equal(position.after_norm, w)
 
 
 @pytest.mark.parametrize("kind", [Lape, LapeSharing])
 def test_layer_norm_is_what_stands_there_by_default(kind, table):
     named, default = draw_double(kind(DIM, DEPTH, decomposition="layer_norm")), kind(DIM, DEPTH).double()
     default.load_state_dict(named.state_dict(), strict=True)
-    assert all(torch.equal(a.inner, b.inner) for a, b in zip(named(table), default(table), strict=True))
+    assert all(torch.equal(a.after_norm, b.after_norm) for a, b in zip(named(table), default(table), strict=True))
 
 
 def test_scale_keeps_the_dtype(table):
     for dtype in (torch.bfloat16, torch.float32):
-        for module in (Scale(1), Scale(DIM), Scale(DIM, shift=True)):
+        for module in (TableScale(1), TableScale(DIM), TableScale(DIM, shift=True)):
             assert module.to(dtype)(table.to(dtype)).dtype == dtype
 
 
 def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
     bias, rotary = torch.randn(3, TOKENS, TOKENS), PairRotation(torch.randn(TOKENS, 4))
-    one = LayerPosition(pre=table, inner=table, rotary=rotary)
-    other = LayerPosition(inner=2 * table, bias=bias)
+    one = LayerPosition(added_to_stream=table, after_norm=table, rotary=rotary)
+    other = LayerPosition(after_norm=2 * table, bias=bias)
     for merged in (one.merge(other), other.merge(one)):
-        assert torch.equal(merged.pre, table)
-        torch.testing.assert_close(merged.inner, 3 * table)
+        assert torch.equal(merged.added_to_stream, table)
+        torch.testing.assert_close(merged.after_norm, 3 * table)
         assert torch.equal(merged.bias, bias)
         assert merged.rotary is rotary
     assert LayerPosition().merge(LayerPosition()) == LayerPosition()
@@ -283,9 +283,9 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
     queries = torch.randn(3, 2, TOKENS, 4, dtype=torch.float64)
     own = queries[:, :, start:stop]
     turned = PairRotation(torch.randn(2, TOKENS, 8, dtype=torch.float64))
-    whole = LayerPosition(pre=table, inner=table + 1, bias=constant, rotary=turned)
+    whole = LayerPosition(added_to_stream=table, after_norm=table + 1, bias=constant, rotary=turned)
     part = whole.part(start, stop)
-    assert torch.equal(part.pre, table[start:stop]) and torch.equal(part.inner, table[start:stop] + 1)
+    assert torch.equal(part.added_to_stream, table[start:stop]) and torch.equal(part.after_norm, table[start:stop] + 1)
     assert torch.equal(part.bias, constant[:, start:stop, :stop])
     assert torch.equal(part.rotary.table, turned.table[:, start:stop])
     assert torch.equal(
@@ -302,7 +302,7 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
     assert LayerPosition().part(start, stop) == LayerPosition()
 
 
-@in_turn("field", ["before", "inputs", "after", "mixing", "spatial_bias"])
+@in_turn("field", ["map_before", "inputs", "map_after", "mixing", "spatial_bias"])
 def test_what_acts_on_all_tokens_has_no_part(field):
     with pytest.raises(ValueError, match=f"`{field}` must be None for a part of the tokens"):
         LayerPosition(**{field: torch.zeros(1)}).part(0, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.external.backbone_view import Places
+from graticule.external.backbone_view import PatchPlaces
 from graticule.position import layer
 from graticule.position.folded import FoldedPosition
 from graticule.position.position import Position, check_fields
@@ -50,9 +50,9 @@ def test_a_new_field_is_one_line(toy):
     assert torch.equal(given.part(2, 5).toy, rows[:, 2:5])
     assert torch.equal(given.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
     assert torch.equal(given.merge(given).toy, rows * rows) and given.merge(toy()).toy is rows
-    assert torch.equal(given.take(Places(index, grid)).toy, rows[:, index])
+    assert torch.equal(given.take(PatchPlaces(index, grid)).toy, rows[:, index])
     with pytest.raises(ValueError, match="gives layer 0 `toy`"):
-        check_fields([given], {"pre"}, set(), "Family")
+        check_fields([given], {"added_to_stream"}, set(), "Family")
 
 
 def test_a_new_field_is_folded(toy):

@@ -28,7 +28,7 @@ class PlainChain(Lape):
         positions, table = [], tables[0]
         for norm in self.norms:
             table = norm(table)
-            positions.append(LayerPosition(inner=table))
+            positions.append(LayerPosition(after_norm=table))
         return positions, table
 
 
@@ -163,7 +163,7 @@ def rows():
 def test_values_are_those_of_the_plain_chain_to_the_last_bit(name):
     ours, plain = chains(name)
     table = rows()
-    assert all(torch.equal(a.inner, b.inner) for a, b in zip(ours(table), plain(table), strict=True))
+    assert all(torch.equal(a.after_norm, b.after_norm) for a, b in zip(ours(table), plain(table), strict=True))
 
 
 @in_turn("name", DECOMPOSITIONS)
@@ -172,7 +172,7 @@ def test_gradients_of_rows_with_a_variance_of_eps_and_above_are_those_of_the_pla
     drawn, found = rows()[4:] if "norm" in name else rows(), []  # without a norm there is no eps
     for chain in (ours, plain):
         table = drawn.clone().requires_grad_()
-        sum((p.inner.sin() * p.inner).sum() for p in chain(table)).backward()
+        sum((p.after_norm.sin() * p.after_norm).sum() for p in chain(table)).backward()
         found.append([table.grad, *(p.grad for p in chain.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -180,7 +180,7 @@ def test_gradients_of_rows_with_a_variance_of_eps_and_above_are_those_of_the_pla
 def test_a_zero_row_has_the_gradient_of_the_first_norm_and_of_no_other():
     joining = Lape(DIM, DEPTH).double()
     table = torch.zeros(1, DIM, dtype=torch.float64, requires_grad=True)
-    given = [position.inner for position in joining(table)]
+    given = [position.after_norm for position in joining(table)]
     direction = torch.eye(DIM, dtype=torch.float64)[:1]
     (first,) = torch.autograd.grad((given[0] * direction).sum(), table, retain_graph=True)
     torch.testing.assert_close(
@@ -192,7 +192,7 @@ def test_a_zero_row_has_the_gradient_of_the_first_norm_and_of_no_other():
 
 def test_every_shift_of_the_chain_learns_from_a_zero_row():
     joining = Lape(DIM, DEPTH)
-    sum(position.inner.sum() for position in joining(torch.zeros(3, DIM))).backward()
+    sum(position.after_norm.sum() for position in joining(torch.zeros(3, DIM))).backward()
     for norm in joining.norms:
         assert torch.equal(norm.bias.grad, torch.full((DIM,), 3.0))
 

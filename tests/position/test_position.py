@@ -21,7 +21,7 @@ from tiny import DEPTH, draw, draw_double, images, spec, tiny
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
-FIELDS = ("pre", "inner", "bias", "rotary", "before", "inputs", "after")
+FIELDS = ("added_to_stream", "after_norm", "bias", "rotary", "map_before", "inputs", "map_after")
 
 
 def tokens(grid=GRID, dim=DIM):
@@ -46,23 +46,23 @@ def assert_near(actual, expected, atol=1e-12):
 
 def test_a_table_is_added_before_a_function_of_the_residual_stream_acts():
     x, table = tokens(), tokens()[0]
-    assert_near(LayerPosition(pre=table, before=torch.square).enter(x), (x + table) ** 2)
-    assert_near(LayerPosition(pre=table).enter(x), x + table)
-    assert_near(LayerPosition(before=torch.square).enter(x), x**2)
+    assert_near(LayerPosition(added_to_stream=table, map_before=torch.square).enter_block(x), (x + table) ** 2)
+    assert_near(LayerPosition(added_to_stream=table).enter_block(x), x + table)
+    assert_near(LayerPosition(map_before=torch.square).enter_block(x), x**2)
 
 
 def test_what_is_said_after_a_layer_does_not_act_before_it_nor_the_other_way_round():
     x, table = tokens(), tokens()[0]
-    assert LayerPosition(after=torch.square).enter(x) is x
-    assert LayerPosition(pre=table, before=torch.square, inner=table).leave(x) is x
-    assert_near(LayerPosition(after=torch.square).leave(x), x**2)
+    assert LayerPosition(map_after=torch.square).enter_block(x) is x
+    assert LayerPosition(added_to_stream=table, map_before=torch.square, after_norm=table).leave_block(x) is x
+    assert_near(LayerPosition(map_after=torch.square).leave_block(x), x**2)
 
 
-@pytest.mark.parametrize("field", ["before", "after"])
+@pytest.mark.parametrize("field", ["map_before", "map_after"])
 def test_merged_functions_of_the_residual_stream_follow_one_another_in_order(field):
     x = tokens()
     double, square = LayerPosition(**{field: lambda t: 2 * t}), LayerPosition(**{field: torch.square})
-    act = LayerPosition.enter if field == "before" else LayerPosition.leave
+    act = LayerPosition.enter_block if field == "map_before" else LayerPosition.leave_block
     assert_near(act(double.merge(square), x), (2 * x) ** 2)
     assert_near(act(square.merge(double), x), 2 * x**2)
     assert_near(act(square.merge(double).merge(square), x), (2 * x**2) ** 2)
@@ -81,7 +81,7 @@ def test_inputs_and_rotation_are_given_once(field):
     one = LayerPosition(**{field: torch.square})
     with pytest.raises(ValueError, match=f"`{field}` must be given by one encoding at most, got two"):
         one.merge(one)
-    assert getattr(one.merge(LayerPosition(pre=tokens()[0])), field) is torch.square
+    assert getattr(one.merge(LayerPosition(added_to_stream=tokens()[0])), field) is torch.square
 
 
 # BetweenBlocks and BeforeProjections: insert positions
@@ -92,20 +92,20 @@ def test_a_peg_stands_after_the_layer_of_its_place_and_minus_one_is_before_the_f
     own = peg()
     positions = BetweenBlocks({place: own}, depth=4)(GRID)
     assert [given(position) for position in positions] == [
-        ["before"] * (place == -1 and layer == 0) + ["after"] * (layer == place) for layer in range(4)
+        ["map_before"] * (place == -1 and layer == 0) + ["map_after"] * (layer == place) for layer in range(4)
     ]
     x, layer = tokens(), positions[max(place, 0)]
-    assert_near(layer.enter(x) if place == -1 else layer.leave(x), own(x, GRID))
+    assert_near(layer.enter_block(x) if place == -1 else layer.leave_block(x), own(x, GRID))
 
 
 def test_several_pegs_stand_at_places_of_their_own():
     pegs = {3: peg(), -1: peg(), 0: peg()}
     positions = BetweenBlocks(pegs, depth=4)(GRID)
-    assert [given(position) for position in positions] == [["before", "after"], [], [], ["after"]]
+    assert [given(position) for position in positions] == [["map_before", "map_after"], [], [], ["map_after"]]
     x = tokens()
-    assert_near(positions[0].enter(x), pegs[-1](x, GRID))
-    assert_near(positions[0].leave(x), pegs[0](x, GRID))
-    assert_near(positions[3].leave(x), pegs[3](x, GRID))
+    assert_near(positions[0].enter_block(x), pegs[-1](x, GRID))
+    assert_near(positions[0].leave_block(x), pegs[0](x, GRID))
+    assert_near(positions[3].leave_block(x), pegs[3](x, GRID))
 
 
 def test_pegs_are_named_by_place_here_and_counted_in_published_checkpoints():
@@ -121,10 +121,10 @@ def test_pegs_are_named_by_place_here_and_counted_in_published_checkpoints():
 def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
     position, other = BetweenBlocks({0: peg()}, depth=2), Grid(5, 3, prefix=1)
     x = tokens()  # 16 tokens fit either grid
-    assert not torch.equal(position(GRID)[0].leave(x), position(other)[0].leave(x))
-    assert_near(position(other)[0].leave(x), position.pegs["0"](x, other))
+    assert not torch.equal(position(GRID)[0].leave_block(x), position(other)[0].leave_block(x))
+    assert_near(position(other)[0].leave_block(x), position.pegs["0"](x, other))
     position.set_grid(other)  # nothing is stored for a grid
-    assert_near(position(GRID)[0].leave(x), position.pegs["0"](x, GRID))
+    assert_near(position(GRID)[0].leave_block(x), position.pegs["0"](x, GRID))
 
 
 @pytest.mark.parametrize("place", range(-1, 3))
@@ -160,10 +160,10 @@ def test_two_lists_of_pegs_act_one_after_another():
     parts = [BetweenBlocks({0: first}, 2), BetweenBlocks({0: second, 1: peg()}, 2)]
     position = CombinedPosition(parts)(GRID)
     x = tokens()
-    assert_near(position[0].leave(x), second(first(x, GRID), GRID))
+    assert_near(position[0].leave_block(x), second(first(x, GRID), GRID))
     reverse = CombinedPosition(parts[::-1])(GRID)
-    assert_near(reverse[0].leave(x), first(second(x, GRID), GRID))
-    assert given(position[1]) == ["after"]
+    assert_near(reverse[0].leave_block(x), first(second(x, GRID), GRID))
+    assert given(position[1]) == ["map_after"]
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -172,7 +172,7 @@ def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_n
     parts = [JoinedPosition([table], Default(2)), BetweenBlocks({-1: own}, 2)]
     position = CombinedPosition(parts[::order])(GRID)
     x = tokens()
-    assert_near(position[0].enter(x), own(x + table(GRID), GRID))
+    assert_near(position[0].enter_block(x), own(x + table(GRID), GRID))
     assert given(position[1]) == []
 
 
@@ -222,26 +222,26 @@ def pyramid(encoding="peg", prefix=1, **kwargs):
 def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
     position = draw_double(pyramid())
     layers = position(Grid(4, 8))
-    assert [given(layer) for layer in layers] == [["after"], [], ["after"], ["after"], [], []]
+    assert [given(layer) for layer in layers] == [["map_after"], [], ["map_after"], ["map_after"], [], []]
     grids = [Grid(4, 8), Grid(2, 4), Grid(1, 2, prefix=1)]
     assert position.grids(Grid(4, 8)) == grids
     for layer, stage, grid, dim in zip((0, 2, 3), position.stages, grids, (4, 8, 12), strict=True):
         x = tokens(grid, dim)
-        assert_near(layers[layer].leave(x), stage.pegs["0"](x, grid))
+        assert_near(layers[layer].leave_block(x), stage.pegs["0"](x, grid))
 
 
 def test_a_pyramid_takes_any_grid_that_can_be_halved():
     position = draw_double(pyramid())
     grid = Grid(8, 4)
     x = tokens(Grid(2, 1, prefix=1), 12)
-    assert_near(position(grid)[3].leave(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
+    assert_near(position(grid)[3].leave_block(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
     with pytest.raises(ValueError, match="multiples of 4"):
         position(Grid(8, 6))
 
 
 def test_every_stage_has_a_table_of_its_own_and_of_its_grid():
     position = pyramid("learnable")
-    tables = [layer.pre.shape for layer in position(Grid(4, 8)) if layer.pre is not None]
+    tables = [layer.added_to_stream.shape for layer in position(Grid(4, 8)) if layer.added_to_stream is not None]
     assert tables == [(32, 4), (8, 8), (3, 12)]
     position.set_grid(Grid(8, 4))
     assert [stage.encodings[0].grid for stage in position.stages] == [Grid(8, 4), Grid(4, 2), Grid(2, 1, prefix=1)]
@@ -290,10 +290,10 @@ def assert_stands_for(folded, original, dim=12):
     x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
     for a, b in zip(folded(GRID), original(GRID), strict=True):
         assert given(a) == given(b)
-        assert_near(a.enter(x), b.enter(x))
-        assert_near(a.leave(x), b.leave(x))
-        if a.inner is not None:
-            assert_near(a.inner, b.inner)
+        assert_near(a.enter_block(x), b.enter_block(x))
+        assert_near(a.leave_block(x), b.leave_block(x))
+        if a.after_norm is not None:
+            assert_near(a.after_norm, b.after_norm)
         if a.bias is not None:
             assert_near(Bias.of(a.bias).table(q), Bias.of(b.bias).table(q))
         if a.inputs is not None:
@@ -307,16 +307,16 @@ def test_folding_makes_constants_of_tables_and_keeps_functions():
     constants = dict(folded.named_buffers(recurse=False))
     assert list(constants) == ["layer0_inner", "layer1_inner", "layer2_inner"]
     first = folded(GRID)[0]
-    assert not first.inner.requires_grad
+    assert not first.after_norm.requires_grad
     x = tokens(GRID, 12)
-    before = first.leave(x).detach()
+    before = first.leave_block(x).detach()
     with torch.no_grad():
         original.parts[0].pegs["0"].proj[0].weight.add_(1)  # a function uses the current parameters
-    assert not torch.equal(folded(GRID)[0].leave(x), before)
-    assert torch.equal(folded(GRID)[0].inner, constants["layer0_inner"])
+    assert not torch.equal(folded(GRID)[0].leave_block(x), before)
+    assert torch.equal(folded(GRID)[0].after_norm, constants["layer0_inner"])
     with torch.no_grad():
         original.parts[1].encodings[0].pos_embed.normal_()  # a constant is computed again
-    assert not torch.equal(folded(GRID)[0].inner, constants["layer0_inner"])
+    assert not torch.equal(folded(GRID)[0].after_norm, constants["layer0_inner"])
     assert_stands_for(folded, original)
 
 
@@ -373,7 +373,7 @@ def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_insi
     model = pooled(size=80, encoding=spec("peg", places=-1, kernel=kernel, layers=layers))
     x, shift = images(80, 80, dtype=torch.float64), (1, 2)
     position = model.position(model.grid_of(x))[0]
-    still, moved = (model.grid.to_map(position.enter(model.embed(y))) for y in (x, shifted(x, shift)))
+    still, moved = (model.grid.to_map(position.enter_block(model.embed(y))) for y in (x, shifted(x, shift)))
     off = (moved - still.roll(shift, (2, 3))).abs().amax((0, 1))  # (10, 10)
     inside = torch.zeros(10, 10, dtype=torch.bool)
     inside[shift[0] + reach : 10 - reach, shift[1] + reach : 10 - reach] = True  # far from either border
@@ -391,7 +391,7 @@ def test_what_the_border_changes_gets_less_from_ring_to_ring():
     nn.init.zeros_(own.proj[0].bias)
     x = torch.ones(1, grid.tokens, 1, dtype=torch.float64)
     position = CombinedPosition([BetweenBlocks({0: own}, 1)] * 5)(grid)[0]
-    y = grid.to_map(position.leave(x))[0, 0]
+    y = grid.to_map(position.leave_block(x))[0, 0]
     rings = [(y[7, 8] - y[ring, 8]).item() for ring in range(8)]
     assert all(near > 2 * far > 0 for near, far in pairwise(rings[:5]))
     assert all(abs(ring) < 1e-12 for ring in rings[5:])

@@ -15,7 +15,7 @@ from torch.export import export
 
 import graticule
 from graticule.position.grid import Grid
-from graticule.position.resampling import RESAMPLERS, Bicubic, Crop, Geometric, Resampler, build_resampler
+from graticule.position.resampling import RESAMPLERS, Bicubic, CropResampler, Geometric, Resampler, build_resampler
 from graticule.registry import plugins
 from graticule.testing.methods import check_resampler
 from in_turn import in_turn
@@ -73,7 +73,7 @@ def test_a_crop_of_a_square_table_is_naflex(new):
     map_ = image(7, 7)
     longer = max(new)
     expected = F.interpolate(map_[None], size=(longer, longer), mode="bicubic", antialias=True)[0]
-    torch.testing.assert_close(Crop()(map_, new), expected[:, : new[0], : new[1]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(CropResampler()(map_, new), expected[:, : new[0], : new[1]], rtol=0, atol=1e-12)
 
 
 def test_a_crop_keeps_the_aspect_ratio_of_a_table_that_is_not_square():
@@ -83,7 +83,7 @@ def test_a_crop_keeps_the_aspect_ratio_of_a_table_that_is_not_square():
     torch.testing.assert_close(found[2:6, 0], torch.arange(4, dtype=torch.float64) / 2 + 0.75)  # twice as dense
     found = build_resampler("crop(mode='bilinear', antialias=False)")(ramp.T, (8, 8))
     torch.testing.assert_close(found[0, 2:6], torch.arange(4, dtype=torch.float64) / 2 + 0.75)
-    assert torch.equal(Crop()(ramp, (4, 8)), ramp)
+    assert torch.equal(CropResampler()(ramp, (4, 8)), ramp)
 
 
 @pytest.mark.parametrize(("old", "new"), [(9, 27), (27, 31), (27, 13), (13, 13)])
@@ -228,9 +228,9 @@ def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
         model = (
             graticule.create_model("vit_nano_patch4_28", encoding="learnable(resampler='own_nearest')").double().eval()
         )
-        table = model.position(model.grid)[0].pre
+        table = model.position(model.grid)[0].added_to_stream
         assert isinstance(model.position.encodings[0].resampler, Resampler)
-        twice = model.position(Grid(14, 14, prefix=model.grid.prefix))[0].pre
+        twice = model.position(Grid(14, 14, prefix=model.grid.prefix))[0].added_to_stream
         patches = model.grid.to_map(table[None])[0]
         expected = patches.repeat_interleave(2, -1).repeat_interleave(2, -2)
         assert torch.equal(Grid(14, 14, prefix=model.grid.prefix).to_map(twice[None])[0], expected)

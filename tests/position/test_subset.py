@@ -53,13 +53,15 @@ def test_attention_of_a_subset_is_that_of_all_tokens_without_the_others(encoding
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 def test_what_is_added_to_a_subset_are_its_rows(index):
     table = torch.randn(N, DIM)
-    taken = LayerPosition(pre=table, inner=table, queries_keys=table).take(Subset(index, N))
-    assert all(torch.equal(given, table[index]) for given in (taken.pre, taken.inner, taken.queries_keys))
+    taken = LayerPosition(added_to_stream=table, after_norm=table, queries_keys=table).take(Subset(index, N))
+    assert all(
+        torch.equal(given, table[index]) for given in (taken.added_to_stream, taken.after_norm, taken.queries_keys)
+    )
 
 
 def test_fields_of_the_whole_grid_and_wrong_indices_are_refused():
     tokens = Subset(torch.tensor([0, 1]), N)
-    for field in ("before", "after", "inputs", "positional", "mixing", "spatial_bias"):
+    for field in ("map_before", "map_after", "inputs", "positional", "mixing", "spatial_bias"):
         with pytest.raises(ValueError, match=f"`{field}` must be None for a subset of the tokens"):
             LayerPosition(**{field: torch.square}).take(tokens)
     for index, rule in (

@@ -72,8 +72,8 @@ def test_the_joining_follows_its_formula():
         "convolutional_vit", encoding="random_fourier", joining="decayed(rate=0.5, layers=2)"
     )
     first, second, third = model.position(model.grid)
-    torch.testing.assert_close(second.pre, first.pre / 2)
-    assert first.pre.shape == (model.grid.tokens, 48) and third == graticule.LayerPosition()
+    torch.testing.assert_close(second.added_to_stream, first.added_to_stream / 2)
+    assert first.added_to_stream.shape == (model.grid.tokens, 48) and third == graticule.LayerPosition()
 
 
 def test_the_names_are_known_everywhere(capsys):

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from graticule.registry.fields import as_kind
-from graticule.registry.registry import Option, Registry, Table, options_of
+from graticule.registry.registry import NameTable, Option, Registry, options_of
 from graticule.registry.specs import Spec
 from in_turn import in_turn
 
@@ -80,7 +80,7 @@ def test_a_name_has_one_class(methods):
 
 
 def test_executed_code_registers_functions_and_classes():
-    table = Table("thing")
+    table = NameTable("thing")
     code = "@table.register('one')\ndef f(): pass\n@table.register('two')\nclass C: pass"
     exec(code, {"table": table})  # its functions have no module
     exec(code, {"table": table})

@@ -17,7 +17,7 @@ from graticule import Grid
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.lab.studies.matrix import build
-from graticule.position.joining import Scale
+from graticule.position.joining import TableScale
 from graticule.position.position import ENCODINGS
 from graticule.surgery.change import change_position
 from graticule.surgery.fits.biases import displacement_means
@@ -154,10 +154,10 @@ def test_the_mean_over_pairs_of_a_displacement_is_the_nearest_bias():
     "norm",
     [
         nn.LayerNorm(4),
-        Scale(4),
-        Scale(1),
-        Scale(4, shift=True),
-        nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), Scale(4)),
+        TableScale(4),
+        TableScale(1),
+        TableScale(4, shift=True),
+        nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), TableScale(4)),
     ],
     ids=lambda norm: type(norm).__name__,
 )
@@ -347,7 +347,7 @@ def test_a_fixed_bias_is_kept_and_has_no_parameters_to_fit(encoding, x):
 
 @torch.no_grad()
 def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(model, x):
-    target = model.position(model.grid)[0].pre.clone()
+    target = model.position(model.grid)[0].added_to_stream.clone()
     plain, projected, normed = (copy.deepcopy(model) for _ in range(3))
     change_position(plain, "sinusoidal_2d", images=x)
     assert plain.certificate.harmful == [0, 1, 2] and plain.certificate.lost
@@ -357,7 +357,7 @@ def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(mode
         assert changed.certificate.fits[0].fitted and not changed.certificate.harmful
     # least squares: what is missing is orthogonal to every channel of the table
     table = projected.position.encodings[0](model.grid)
-    missing = target - projected.position(model.grid)[0].pre
+    missing = target - projected.position(model.grid)[0].added_to_stream
     assert_same(table.T @ missing, torch.zeros(DIM, DIM).double(), atol=1e-9)
 
 

@@ -135,7 +135,7 @@ class Capturing(Joining):
         self.how = how
 
     def join(self, *tables):
-        return [LayerPosition(pre=tables[0], before=CAPTURED[self.how](tables[0]))], None
+        return [LayerPosition(added_to_stream=tables[0], map_before=CAPTURED[self.how](tables[0]))], None
 
 
 def build_capturing(grid, dim, depth, num_heads, how, **within):
@@ -227,7 +227,7 @@ def test_a_table_that_every_layer_shares_is_kept_once():
     shared = fold(tiny("learnable", "shared"))
     positions = shared.position(shared.grid)
     assert len(list(shared.position.named_buffers(recurse=False))) == 1
-    assert {position.pre.data_ptr() for position in positions} == {positions[0].pre.data_ptr()}
+    assert {position.added_to_stream.data_ptr() for position in positions} == {positions[0].added_to_stream.data_ptr()}
     own = fold(tiny("learnable", "lape"))
     assert len(dict(own.position.named_buffers(recurse=False))) == DEPTH
 

@@ -150,12 +150,12 @@ class OtherShapes(graticule.Joining):
     """Gives layers tensors that broadcast, but do not have the documented shape."""
 
     def join(self, *tables):
-        return [graticule.LayerPosition(pre=tables[0][None])] * self.depth, None
+        return [graticule.LayerPosition(added_to_stream=tables[0][None])] * self.depth, None
 
 
 def test_a_tensor_that_broadcasts_to_the_documented_shape_is_found(monkeypatch):
     monkeypatch.setitem(JOININGS.data, "other_shapes", OtherShapes)
-    with pytest.raises(AssertionError, match=r"`pre` must be \(16, 24\), got \(1, 16, 24\)"):
+    with pytest.raises(AssertionError, match=r"`added_to_stream` must be \(16, 24\), got \(1, 16, 24\)"):
         check_joining("other_shapes", compiled=False)
 
 
@@ -241,7 +241,7 @@ def test_a_subset_of_other_outputs_is_found(monkeypatch):
 
 
 def test_a_new_field_is_tested_with_the_first_encoding_that_gives_it(monkeypatch):
-    for field in ("bias", "after"):
+    for field in ("bias", "map_after"):
         given = layers(methods._giving(field))
         assert any(getattr(one, field) is not None for one in given)
     monkeypatch.setattr(methods, "ENCODINGS", {})

@@ -21,9 +21,9 @@ import graticule
 from commands import run_command
 from graticule.lab.studies.matrix import build
 from graticule.testing.methods import check_model
+from graticule.testing.model_under_test import ModelUnderTest
 from graticule.testing.models import CHECKS, inspect_model, sizes
 from graticule.testing.order import roughness
-from graticule.testing.subject import Subject
 
 PROCESS_WIDE: dict[object, Tensor] = {}
 
@@ -231,9 +231,9 @@ def test_set_input_size_that_forgets_a_part_is_found():
 
 
 def test_models_with_windows_are_checked_at_another_size():
-    subject = Subject.of(build("Swin", img_size=28, window_size=2), None, None).drawn()
+    subject = ModelUnderTest.of(build("Swin", img_size=28, window_size=2), None, None).drawn()
     assert sizes(subject, subject).startswith("other sizes in a forward pass, there and back")
-    one_window = Subject.of(build("Swin"), None, None).drawn()  # its second stage shifts at another size
+    one_window = ModelUnderTest.of(build("Swin"), None, None).drawn()  # its second stage shifts at another size
     assert sizes(one_window, one_window).startswith("other sizes in a forward pass")
 
 

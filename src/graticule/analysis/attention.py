@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graticule.analysis.effect import standard_error
 from graticule.analysis.similarity import Array
 from graticule.external.attention_map import AttentionMap
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.registry.checks import checked
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.analysis.attention import AttentionSummary, attention_summary
-from graticule.analysis.effect import Comparison, Effect
+from graticule.analysis.effect import Effect, FeatureComparison
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
@@ -24,8 +24,8 @@ from graticule.analysis.share import LayerShares, PositionShare, check_images
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, evaluating, image_channels
-from graticule.external.open_view import StructureView, view_of
 from graticule.external.structure import find_structure
+from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import ModelView, Pass, Unavailable
 from graticule.position.grid import Grid
 from graticule.position.places import by
@@ -192,7 +192,7 @@ def audit(
     if len(given) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(given)}.")
     check_images(given, films=True)
-    others: dict[Size, ModelView] = {other: view.sized(other) for other in images if other != size}
+    others: dict[Size, ModelView] = {other: view.resized_to(other) for other in images if other != size}
     grids = view.grids(size)
     unavailable: dict[str, str] = {}
     changed = _changed_views(view, unavailable)
@@ -210,11 +210,11 @@ def audit(
         "probe's directions removed": [one.eraser() for one in sums],
         "control's directions removed": [one.eraser(control=True) for one in sums],
     }
-    comparisons = {name: Comparison(name, spreads) for name in (*changed, *edits)}
-    at_sizes = {other: Comparison(by(other), spreads) for other in others}
+    comparisons = {name: FeatureComparison(name, spreads) for name in (*changed, *edits)}
+    at_sizes = {other: FeatureComparison(by(other), spreads) for other in others}
     further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
     right: list[Tensor] = []
-    same = Comparison("", spreads)  # the model with itself
+    same = FeatureComparison("", spreads)  # the model with itself
     for batch in batches:
         part = given[batch]
         known = None if labels is None else labels[batch]
@@ -252,7 +252,7 @@ def audit(
         grids=tuple(grids),
         parameters=sum(one.numel() for one in model.parameters()),
         position=_position_parameters(model),
-        unknown=view.unknown_parameters if isinstance(view, StructureView) else [],
+        unknown=view.unknown_parameters if isinstance(view, TracedModel) else [],
         share=share,
         probe_content=None if content is None else content.probe(),
         probes=probes,
@@ -284,7 +284,7 @@ def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, Mo
     changes: dict[str, Callable[[], ModelView]] = {
         "position zeroed": view.without_position,
         "position shuffled": view.shuffled,
-        f"position of {by(double)}": lambda: view.placed_at(double),
+        f"position of {by(double)}": lambda: view.with_position_of(double),
     }
 
     def tried(change: Callable[[], ModelView]) -> ModelView:

@@ -17,7 +17,7 @@ from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
 from graticule.external.images import Size, evaluating
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
@@ -102,7 +102,7 @@ class DebiasCertificate(PrintedTable):
         return json.dumps({name: plain(value) for name, value in vars(self).items()}, indent=1)
 
 
-class Reader:
+class PlaceReader:
     """Reads the patches of the features and of chosen layers of images, (n, H * W, D) each, in float32 on the CPU."""
 
     def __init__(self, model: nn.Module, size: Size, layers: Sequence[int], grid: Grid, batch_size: int) -> None:
@@ -150,7 +150,7 @@ def certify(
     check_images(images, 3)
     grid = debiased.grid_of(images)
     size = (images.shape[-2], images.shape[-1])
-    read = Reader(debiased.backbone, size, [], grid, batch_size)
+    read = PlaceReader(debiased.backbone, size, [], grid, batch_size)
     removal = dict(debiased.removals.items()).get(FEATURES)
 
     def both(given: Tensor) -> tuple[Tensor, Tensor]:

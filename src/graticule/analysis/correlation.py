@@ -21,7 +21,7 @@ from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.images import evaluating
 from graticule.position.grid import Grid
-from graticule.position.joining import Scale
+from graticule.position.joining import TableScale
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import checked
 
@@ -90,7 +90,7 @@ def position_correlations(
     exact = copy.deepcopy(model, left_out).cpu().double().eval()
     here, seen = _seen(exact, positions, grid, stage, next(model.parameters()))
     absolute = any(seen) or any(
-        p.pre is not None or p.inner is not None or p.queries_keys is not None for p in positions
+        p.added_to_stream is not None or p.after_norm is not None or p.queries_keys is not None for p in positions
     )
     if not absolute and any(value is not None for position in positions for value in position):
         raise ValueError(
@@ -140,16 +140,16 @@ def _seen(
     for (at, index, block, entered), position in zip(layers_of(model, grid), positions, strict=True):
         if entered is not None and stream is not None:
             stream = entered(stream)
-        if position.pre is not None:
-            patches = _patches(position.pre, at)
+        if position.added_to_stream is not None:
+            patches = _patches(position.added_to_stream, at)
             stream = patches if stream is None else stream + patches
         if index == stage:
             here = at
             seen = {}
             if stream is not None:
                 seen["stream"] = block.norm1(stream)
-            if position.inner is not None:
-                seen["inner"] = _patches(position.inner, at)
+            if position.after_norm is not None:
+                seen["after_norm"] = _patches(position.after_norm, at)
             if position.queries_keys is not None:
                 seen["queries_keys"] = _patches(position.queries_keys, at)
             if position.inputs is not None:
@@ -195,7 +195,7 @@ def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
     """List the parameters of norms with their initial value and their deviation from it, one for each kind of norm."""
     kinds: dict[str, list[tuple[nn.Parameter, float]]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm | Scale):
+        if isinstance(module, nn.LayerNorm | TableScale):
             for leaf, parameter in module.named_parameters(recurse=False):
                 kind = re.sub(r"\d+", "*", f"{name}.{leaf}")
                 kinds.setdefault(kind, []).append((parameter, 1.0 if leaf == "weight" else 0.0))
@@ -279,13 +279,13 @@ def norm_coefficients(model: Any, images: Tensor) -> Coefficients:
     with evaluating(model):
         first, *others = model.position(model.grid_of(images))
     given = {name for name, value in first._asdict().items() if value is not None}
-    if given != {"pre"} or any(value is not None for layer in others for value in layer):
+    if given != {"added_to_stream"} or any(value is not None for layer in others for value in layer):
         raise ValueError(
             "`model` must add one table to the embedded tokens and have no other position information (joining "
             f"'default' of an absolute encoding), got {', '.join(sorted(given)) or 'none'} in the first layer."
         )
-    assert first.pre is not None
+    assert first.added_to_stream is not None
     with evaluating(model):
         embedded = model.embed(images)
-        after = [tokens - first.pre for tokens, _ in model.each_layer(images)]
-        return coefficients(torch.stack([embedded, *after[:-1]]), first.pre)
+        after = [tokens - first.added_to_stream for tokens, _ in model.each_layer(images)]
+        return coefficients(torch.stack([embedded, *after[:-1]]), first.added_to_stream)

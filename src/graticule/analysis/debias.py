@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.analysis.certificate import Reader, certify
+from graticule.analysis.certificate import PlaceReader, certify
 from graticule.analysis.share import ShareSums, additive_basis, check_images
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction
 from graticule.external.images import Size
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import check_floating
@@ -87,7 +87,7 @@ def debias(
     patch = size[0] // grid.height, size[1] // grid.width
     names = [FEATURES, *map(str, layers or ())]
     held = torch.arange(0 if images is None else len(images)) % _HELD == _HELD - 1
-    read = Reader(model, size, [int(name) for name in names[1:]], grid, batch_size)
+    read = PlaceReader(model, size, [int(name) for name in names[1:]], grid, batch_size)
     fitted = None if images is None else read(images[~held])
     blank = read(_content_free(model, size)) if method == "blank" else None
     removals: dict[str, nn.Module] = {}

@@ -69,7 +69,7 @@ class Effect:
         return float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0
 
 
-class Comparison:
+class FeatureComparison:
     """Collects the effect of one change, batch by batch.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule.analysis.similarity import Array
 from graticule.external.images import Size
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.registry.checks import checked

@@ -20,8 +20,8 @@ from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.debiased import Debiased
 from graticule.external.images import Size, image_size, window_of
-from graticule.external.open_view import StructureView
-from graticule.external.structure import Site, Structure
+from graticule.external.structure import PositionSite, Structure
+from graticule.external.traced_model import TracedModel
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
@@ -289,7 +289,7 @@ def rotation_similarity(found: Structure) -> Correlations | None:
     return correlations_of(layers, grid)
 
 
-def _heads(site: Site, grid: Grid) -> Tensor | None:
+def _heads(site: PositionSite, grid: Grid) -> Tensor | None:
     """Return the factors of a rotation for the patches, (h, H * W, d); None if there are fewer rows."""
     assert site.constant is not None
     values = site.constant.movedim(site.axes[0], -2).double().cpu()[..., -grid.patches :, :]
@@ -330,8 +330,8 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
             "translation_error measures any model, attention_maps shows attention."
         )
     if not isinstance(model, TokenModel):
-        view = StructureView(model, image_size(model) or img_size)
-        found = _of_structure((view.sized(img_size) if img_size else view).structure)
+        view = TracedModel(model, image_size(model) or img_size)
+        found = _of_structure((view.resized_to(img_size) if img_size else view).structure)
     else:
         found = _of_backbone(model, img_size, untrained)
     if not any(one.correlations or one.rotary or one.biases for one in found):

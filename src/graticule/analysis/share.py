@@ -25,7 +25,7 @@ from graticule.analysis.effect import resize_images
 from graticule.analysis.probe import labels_of
 from graticule.analysis.similarity import Array
 from graticule.external.images import Size
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
@@ -345,7 +345,7 @@ def position_share(
     own = tuple(images.shape[2:])
     base = view_of(model, own)
     others = [size for size in dict.fromkeys(sizes or ()) if size != own]
-    views = [base, *(base.sized(size) for size in others)]
+    views = [base, *(base.resized_to(size) for size in others)]
     bar = None if progress is None else progress(total=len(views) * len(images), unit="img")
     found = []
     for view in views:

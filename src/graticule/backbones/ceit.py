@@ -188,7 +188,7 @@ class LeffBlock(Block):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         (grid,) = where
-        x = x + self.drop_path1(self.ls1(self.attn(position.inside(self.norm1(x)), position, grid)))
+        x = x + self.drop_path1(self.ls1(self.attn(position.add_after_norm(self.norm1(x)), position, grid)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), grid)))
 
 

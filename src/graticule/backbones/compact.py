@@ -119,7 +119,7 @@ class CompactBlock(Block):
 
     .. math:: x' = LN(x + MSA(LN(x) + p)), \quad x'' = x' + MLP(x')
 
-    where p is `inner` of the layer's position, if any. So the second norm changes the residual stream, unlike ViT's.
+    where p is `after_norm` of the layer's position. So the second norm changes the residual stream, unlike ViT's.
 
     Reference: Compact Transformers (Hassani et al., 2021), whose text shows ViT's block and whose code has this one.
     """
@@ -128,7 +128,7 @@ class CompactBlock(Block):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
-        y = self.ls1(self.attn(position.inside(self.norm1(x)), position, *where))
+        y = self.ls1(self.attn(position.add_after_norm(self.norm1(x)), position, *where))
         x = self.norm2(x + self.drop_path1(y))
         return x + self.drop_path2(self.ls2(self.mlp(x)))
 

@@ -126,9 +126,9 @@ def _joined(position: LayerPosition, prefix: Tensor, first: bool) -> LayerPositi
     joined = position.with_prefix(prefix.shape[1])
     if not first:
         return joined
-    # `pre` is added to the patches, and everything else acts on the tokens after the prefix tokens have joined
-    both = LayerPosition(before=partial(_join, prefix)).merge(joined._replace(pre=None))
-    return both._replace(pre=position.pre)
+    # `added_to_stream` is added to the patches; all else acts on the tokens after the prefix tokens have joined
+    both = LayerPosition(map_before=partial(_join, prefix)).merge(joined._replace(added_to_stream=None))
+    return both._replace(added_to_stream=position.added_to_stream)
 
 
 def _join(prefix: Tensor, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class GMlp(SingleStage):
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
-    takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
+    takes = frozenset({"added_to_stream", "map_before", "map_after", "mixing", "spatial_bias"})
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     default_encoding = "sgu"
 

@@ -75,7 +75,7 @@ class LanguageModel(TokenModel):
         others: as `Backbone`.
     """
 
-    takes = frozenset({"pre", "inner", "bias", "rotary", "queries_keys", "query_scale"})
+    takes = frozenset({"added_to_stream", "after_norm", "bias", "rotary", "queries_keys", "query_scale"})
     takes_why = "Convolutions and mixing of the tokens themselves would use later tokens."
 
     def __init__(

@@ -88,7 +88,7 @@ class MixerBlock(nn.Module):
 
     .. math:: x' = x + \lambda_1 (W (LN(x) + p) + b), \quad x'' = x' + \lambda_2 MLP(LN(x'))
 
-    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `inner`, if any. W may also be an MLP
+    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `after_norm`, if any. W may be an MLP
     over the tokens. lambda_1 and lambda_2 have a value per channel with `layer_scale`; without it they are 1.
 
     Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; ResMLP (Touvron et al., 2021), Eq. 2-3.
@@ -132,7 +132,7 @@ class MixerBlock(nn.Module):
         """Normalize tokens x: (B, N, D), and mix them."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
-        y = position.inside(self.norm1(x))
+        y = position.add_after_norm(self.norm1(x))
         return self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
 
 
@@ -149,7 +149,7 @@ class Mixer(SingleStage):
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
+    takes = frozenset({"added_to_stream", "map_before", "after_norm", "map_after", "mixing", "spatial_bias"})
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     default_encoding = "token_mlp"
 
@@ -248,7 +248,7 @@ class FilterBlock(MixerBlock):
 
     .. math:: x' = x + MLP(LN(W (LN(x) + p) + b))
 
-    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `inner`, if any.
+    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `after_norm`, if any.
 
     Reference: GFNet (Rao et al., 2021), section 3.2 and its code.
     """

@@ -63,7 +63,7 @@ class PosMlp(Pyramid):
             `proj_drop_rate` is after the last linear layer of each block, as in the released code.
     """
 
-    takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
+    takes = frozenset({"added_to_stream", "map_before", "map_after", "mixing", "spatial_bias"})
     needs = frozenset({"mixing"})
     stage_lists = ("downsamples", "blocks")
     first_conv = "downsamples.0.projs.0"

@@ -123,7 +123,7 @@ class PyramidVisionTransformer(Pyramid):
         others: as `Backbone`; the sides of images are multiples of 8 patches.
     """
 
-    takes = Pyramid.takes | {"inner"}
+    takes = Pyramid.takes | {"after_norm"}
     prefix_names = ("cls_token",)
     stage_lists = ("patch_embeds", "blocks")
     first_conv = "patch_embeds.0.proj"

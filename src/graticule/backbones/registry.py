@@ -45,7 +45,7 @@ from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import check, checked, known_name, whole
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import Definition, check_class
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 from graticule.system.memory import build_within_memory
 
 Class = TypeVar("Class", bound=type[Backbone])
@@ -130,12 +130,12 @@ class Size:
 
 
 #: The models by name, in the order of registration, as data; they are read without building a model.
-MODELS: Table[str, Size] = Table("backbone", "graticule.backbones", definition=lambda size: size.kind)
+MODELS: NameTable[str, Size] = NameTable("backbone", "graticule.backbones", definition=lambda size: size.kind)
 #: The classes of the models by name. timm also builds them, as `graticule_` and the name of the class, from all their
 #: arguments: published models that no name describes, such as converted ones, are opened in this way.
 CLASSES: dict[str, type[Backbone]] = {}
 #: Family -> one of its models, and arguments that make it as small as possible with all that is particular to it.
-FAMILIES: Table[str, tuple[str, dict[str, Any]]] = Table("family", "graticule.backbones")
+FAMILIES: NameTable[str, tuple[str, dict[str, Any]]] = NameTable("family", "graticule.backbones")
 #: timm's configurations of the models, by their names there; timm reads them from this module.
 default_cfgs: dict[str, Any] = {}
 

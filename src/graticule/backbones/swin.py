@@ -60,7 +60,19 @@ class SwinTransformer(MergingPyramid):
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "bias", "key_bias", "value_bias", "rotary", "query_scale"})
+    takes = frozenset(
+        {
+            "added_to_stream",
+            "map_before",
+            "after_norm",
+            "map_after",
+            "bias",
+            "key_bias",
+            "value_bias",
+            "rotary",
+            "query_scale",
+        }
+    )
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
     default_encoding = "relative_bias"
     encoding_options: ClassVar = {"relative_bias": {"resampler": "bicubic(antialias=False)"}}  # as in Microsoft's code

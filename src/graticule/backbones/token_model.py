@@ -31,7 +31,7 @@ class TokenModel(Checked, PublishedNames, ABC):
 
     #: The fields of `LayerPosition` that the model uses; here those that `run_blocks` applies between the blocks. An
     #: encoding that gives another field is refused. A class adds those that its blocks use.
-    takes: ClassVar[frozenset[str]] = frozenset({"pre", "before", "after"})
+    takes: ClassVar[frozenset[str]] = frozenset({"added_to_stream", "map_before", "map_after"})
     #: The fields that every layer needs.
     needs: ClassVar[frozenset[str]] = frozenset()
     #: Reason for which the layers can use no others, as a sentence.
@@ -95,14 +95,14 @@ class TokenModel(Checked, PublishedNames, ABC):
             layers: for every layer its block, its position, and the further arguments of the block.
         """
         for index, (block, position, where) in enumerate(layers):
-            x = position.enter(x)
+            x = position.enter_block(x)
             if index == 0:
                 x = self.start(x)
             if self.grad_checkpointing and torch.is_grad_enabled():
                 x = self.recompute(block, x, position, *where)
             else:
                 x = block(x, position, *where)
-            x = position.leave(x)
+            x = position.leave_block(x)
             yield x
 
     def start(self, x: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from .factory import open_detector as open_detector
 from .factory import open_segmenter as open_segmenter
 from .features import NECKS as NECKS
 from .features import FeaturePyramid as FeaturePyramid
+from .features import FeatureReader as FeatureReader
 from .features import Features as Features
 from .features import Neck as Neck
-from .features import Reader as Reader
 from .features import SimplePyramid as SimplePyramid
 from .features import register_neck as register_neck
 from .regions import FasterRcnn as FasterRcnn

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.dense.deformable import DeformableAttention, WindowedAttention, cell_centers, check_windowed
-from graticule.dense.features import Reader, register_neck, square_patch
+from graticule.dense.features import FeatureReader, register_neck, square_patch
 from graticule.layers.attention import Attention
 from graticule.position.grid import Crop, Grid
 
@@ -158,7 +158,7 @@ class Interaction(nn.Module):
 
 
 @register_neck("adapter")
-class Adapter(Reader):
+class Adapter(FeatureReader):
     """Exchanges features between a convolutional branch and the blocks of a plain ViT by deformable attention.
 
     The branch has maps of strides 8, 16 and 32, whose cells are further tokens. Before each group of blocks the tokens
@@ -305,14 +305,14 @@ class Adapter(Reader):
         for group, interaction in enumerate(self.interactions):
             assert isinstance(interaction, Interaction)
             for index in range(group * self.blocks_per_group, (group + 1) * self.blocks_per_group):
-                x = positions[index].enter(x)
+                x = positions[index].enter_block(x)
                 x = backbone.pos_drop(x) if index == 0 else x
                 if index == group * self.blocks_per_group:
                     prefix, patches = grid.split(x)
                     x = torch.cat([prefix, interaction.injector(patches, at, spatial, shapes)], 1)
                 block, where = backbone.block(0, index), (positions[index], *places[index])
                 x = backbone.recompute(block, x, *where) if recompute else block(x, *where)
-                x = positions[index].leave(x)
+                x = positions[index].leave_block(x)
             spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], plane, shapes)
             after.append(x)
         return after, spatial

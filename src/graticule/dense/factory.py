@@ -164,7 +164,7 @@ Made = TypeVar("Made", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class _Config:
+class _DenseConfig:
     """The entries of the config.json of a dense model that are read."""
 
     num_classes: Count
@@ -186,7 +186,7 @@ def open_detector(config: Path, weights: Path) -> nn.Module:
 
 
 def _open(config: Path, weights: Path, create: Callable[..., Made]) -> nn.Module:
-    described = read_typed(config, _Config)
+    described = read_typed(config, _DenseConfig)
 
     def build() -> Made:
         backbone = build_backbone(config, described.backbone)

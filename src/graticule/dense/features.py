@@ -34,7 +34,7 @@ class Levels(Checked, nn.Module):
     not_decayed: tuple[str, ...] = ()
 
 
-class Reader(Levels, ABC):
+class FeatureReader(Levels, ABC):
     """Reads feature maps from a backbone, from the finest to the coarsest.
 
     A subclass is constructed with the backbone, removes the parts that it does not use, and does not store it.
@@ -57,7 +57,7 @@ class Neck(Levels, ABC):
         """Return the maps (B, C, H, W), from the finest to the coarsest."""
 
 
-class Stages(Reader):
+class Stages(FeatureReader):
     """Reads the output of each stage, without the final norm, as in the detectors of PVT and Twins."""
 
     def __init__(self, backbone: Backbone) -> None:
@@ -72,7 +72,7 @@ class Stages(Reader):
         return backbone.forward_intermediates(images, intermediates_only=True, crop=crop)
 
 
-class LastMap(Reader):
+class LastMap(FeatureReader):
     """Reads the patch tokens after the last block as one map.
 
     Args:
@@ -101,7 +101,7 @@ class Features(nn.Module):
         necks: applied to the maps in this order.
     """
 
-    def __init__(self, backbone: Backbone, reader: Reader, necks: Sequence[Neck] = ()) -> None:
+    def __init__(self, backbone: Backbone, reader: FeatureReader, necks: Sequence[Neck] = ()) -> None:
         super().__init__()
         self.backbone = backbone
         self.reader = reader
@@ -158,13 +158,13 @@ def build_features(
         defaults: default options of the reader and of the last neck, as far as they have these options.
     """
     specs = () if neck is None else NECKS.specs(neck)
-    reader: Reader | None = None
+    reader: FeatureReader | None = None
     necks: list[Neck] = []
     for index, spec in enumerate(specs):
         kind: Any = NECKS[spec.name]
-        known = NECKS.options(spec.name) if issubclass(kind, Reader) or index == len(specs) - 1 else ()
+        known = NECKS.options(spec.name) if issubclass(kind, FeatureReader) or index == len(specs) - 1 else ()
         options = {name: value for name, value in (defaults or {}).items() if name in known}
-        if issubclass(kind, Reader):
+        if issubclass(kind, FeatureReader):
             if index:
                 raise ValueError(f"`neck` must begin with {spec.name!r}, which reads the backbone, got {neck!r}.")
             reader = kind(backbone, **{**options, **spec.options})
@@ -176,7 +176,7 @@ def build_features(
     return Features(backbone, reader or _reader(backbone, norm), necks)
 
 
-def _reader(backbone: Backbone, norm: bool) -> Reader:
+def _reader(backbone: Backbone, norm: bool) -> FeatureReader:
     return Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)
 
 

@@ -20,7 +20,7 @@ from graticule.position.position import (
     NoPosition,
     Position,
     PositionBuilder,
-    Site,
+    StageSpec,
     check_fields,
     register_encoding,
 )
@@ -53,7 +53,7 @@ __all__ = [
     "RotaryEncoding",
     "RotaryPosition",
     "SharedBiasPosition",
-    "Site",
+    "StageSpec",
     "TokenMixing",
     "check_fields",
     "register_encoding",

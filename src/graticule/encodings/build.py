@@ -7,7 +7,7 @@ from typing import Any
 
 from graticule.position.grid import Grid
 from graticule.position.joining import DECOMPOSITIONS, JOININGS, build_joining, joined_layers
-from graticule.position.position import ENCODINGS, CombinedPosition, Position, Site
+from graticule.position.position import ENCODINGS, CombinedPosition, Position, StageSpec
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
 from graticule.system.memory import build_within_memory
@@ -55,7 +55,7 @@ def build_position(
             combined with an absolute encoding it is added unchanged. All others take 'default' only. `layers` is the
             number of the first layers that are joined, or the indices of any, such as 'lape(layers=[0, 5])'; the other
             layers get nothing.
-        within: further fields of `Site`.
+        within: further fields of `StageSpec`.
 
     Raises:
         ValueError: for an unknown name or option, or a combination that is not defined, or does not fit into memory.
@@ -65,7 +65,7 @@ def build_position(
     how, *more = JOININGS.specs(joining)
     if more:
         raise ValueError(f"`joining` must be one joining, got {joining!s}.")
-    site = Site(grid, dim, depth, num_heads, **within)
+    stage = StageSpec(grid, dim, depth, num_heads, **within)
     names = [spec.name for spec in specs]
     if _repeat_layers(specs, depth) or ("none" in names and len(names) > 1):
         raise ValueError(f"`encoding` must name each encoding once per layer, and 'none' alone, got {text}.")
@@ -98,7 +98,7 @@ def build_position(
                 options.pop("layers", None)
             joining_module = build_joining(its, dim, depth, num_heads, grid.prefix)
             joining_module.check(kind.joined, its.options)
-            parts.append(kind.position(site, joining_module, **options))
+            parts.append(kind.position(stage, joining_module, **options))
         position = combine(parts)
         position.axes = grid.ndim
         return position

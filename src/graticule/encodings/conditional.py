@@ -14,7 +14,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
-from graticule.position.position import Encoding, Position, Site, register_encoding
+from graticule.position.position import Encoding, Position, StageSpec, register_encoding
 
 #: Insert positions: the layers after which a module is inserted, one or several.
 Places = int | tuple[int, ...]
@@ -56,9 +56,9 @@ class BetweenBlocks(Position):
         for key, peg in self.pegs.items():
             act = partial(peg, grid=grid)
             if key == _FIRST:
-                positions[0] = positions[0]._replace(before=act)
+                positions[0] = positions[0]._replace(map_before=act)
             else:
-                positions[int(key)] = positions[int(key)]._replace(after=act)
+                positions[int(key)] = positions[int(key)]._replace(map_after=act)
         return positions
 
     def set_grid(self, grid: Grid) -> None:
@@ -195,7 +195,7 @@ class Peg(Encoding):
     @classmethod
     def position(
         cls,
-        site: Site,
+        stage: StageSpec,
         joining: Joining,
         *,
         places: Places = (0,),
@@ -206,17 +206,17 @@ class Peg(Encoding):
         """Build one PEG per insert position.
 
         Args:
-            site: the sizes of the backbone.
+            stage: the sizes of the backbone.
             joining: 'default'; there is nothing to join.
             places: the layers after which a PEG is inserted; -1 is before the first.
             acts_on: the residual stream, or only the queries and keys of the next layer.
             frozen: do not train the weights (the statistics of a batch norm are still updated).
             options: of the constructor.
         """
-        pegs = {place: cls.build(site, site.grid, options) for place in each_place(places)}
+        pegs = {place: cls.build(stage, stage.grid, options) for place in each_place(places)}
         if acts_on == "tokens":
-            return BetweenBlocks(pegs, site.depth).requires_grad_(not frozen)
-        return BeforeProjections({place: QueryKeyPeg(peg) for place, peg in pegs.items()}, site.depth).requires_grad_(
+            return BetweenBlocks(pegs, stage.depth).requires_grad_(not frozen)
+        return BeforeProjections({place: QueryKeyPeg(peg) for place, peg in pegs.items()}, stage.depth).requires_grad_(
             not frozen
         )
 
@@ -280,19 +280,19 @@ class ConvolutionalProjection(Encoding):
 
     @classmethod
     def position(
-        cls, site: Site, joining: Joining, *, places: Places = (0,), frozen: bool = False, **options: Any
+        cls, stage: StageSpec, joining: Joining, *, places: Places = (0,), frozen: bool = False, **options: Any
     ) -> Position:
         """Build one instance per insert position, as in `Peg.position`.
 
         Args:
-            site: the sizes of the backbone.
+            stage: the sizes of the backbone.
             joining: 'default'.
             places: insert positions: at l, the queries, keys and values of layer l + 1 are computed like this.
             frozen: do not train the weights.
             options: of the constructor.
         """
-        modules = {place: cls.build(site, site.grid, options) for place in each_place(places)}
-        return BeforeProjections(modules, site.depth).requires_grad_(not frozen)
+        modules = {place: cls.build(stage, stage.grid, options) for place in each_place(places)}
+        return BeforeProjections(modules, stage.depth).requires_grad_(not frozen)
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Encoding, Position, SharedPosition, Site, register_encoding
+from graticule.position.position import Encoding, Position, SharedPosition, StageSpec, register_encoding
 from graticule.registry.fields import Count
 from graticule.system.symbolic import as_tensor
 
@@ -67,15 +67,15 @@ class LogN(Encoding):
         self.grid = grid
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+    def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build the position for the joined layers."""
-        encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
-        return LogNPosition(encoding, site.depth, joining.joined)
+        encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
+        return LogNPosition(encoding, stage.depth, joining.joined)
 
 
 class LogNPosition(SharedPosition):
     """A factor of the queries, the same in all joined layers."""
 
-    def given(self, grid: Grid) -> list[LayerPosition]:
+    def layer_positions(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of all joined layers for `grid`, with the factor."""
         return [LayerPosition(query_scale=self.encoding(grid))]

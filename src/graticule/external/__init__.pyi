@@ -8,9 +8,9 @@ from .debiased import Eraser as Eraser
 from .debiased import Subtraction as Subtraction
 from .hub import open_attached as open_attached
 from .hub import open_attached_host as open_attached_host
-from .open_view import StructureView as StructureView
-from .open_view import view_of as view_of
 from .structure import Structure as Structure
 from .structure import find_structure as find_structure
+from .traced_model import TracedModel as TracedModel
+from .traced_model import view_of as view_of
 from .view import ModelView as ModelView
 from .view import Unavailable as Unavailable

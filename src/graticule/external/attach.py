@@ -203,7 +203,7 @@ def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
 
 def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kind: str) -> None:
     """Check that hooks can pass all fields of the position to the layers."""
-    by_hooks = {"pre", "before", "inner", "after", "queries_keys", "bias", "query_scale"}
+    by_hooks = {"added_to_stream", "map_before", "after_norm", "map_after", "queries_keys", "bias", "query_scale"}
     shared = [name for name in found.receivers if "mlp" in name.lower() or "ffn" in name.lower()]
     for one in given:
         for field, value in one._asdict().items():
@@ -216,7 +216,7 @@ def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kin
                 why = "a bias that depends on queries must be computed within the attention"
             elif field == "bias" and why is None and ways.num_heads is None:
                 why = "the number of heads was not found"
-            elif field == "inner" and shared:
+            elif field == "after_norm" and shared:
                 why = f"the normalized tokens go to {shared[0]}, too"
             if why:
                 raise ValueError(

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.external.flow import Flow
 from graticule.external.images import image_size
 from graticule.external.structure import called_blocks, pattern_of
+from graticule.external.tracer import PositionTracer
 from graticule.surgery.attached import Queries, Survey, Ways
 
 #: Names of the projections to queries, keys and values in public models, such as q_proj, query, to_q and wq.
@@ -62,7 +62,7 @@ def survey(
         The survey, the pattern of the names of the blocks, and the names of the parameters and buffers with rows
         (..., D) that are added to tokens before the blocks.
     """
-    flow, problem = Flow(module, modules=True), None
+    flow, problem = PositionTracer(module, modules=True), None
     try:
         flow.run(example)
     except Exception as error:  # any error of another library
@@ -85,7 +85,7 @@ def survey(
     return found, blocks, [name for name in rows if name in added]
 
 
-def _names_of_blocks(module: nn.Module, flow: Flow, blocks: str | None, norm: str | None) -> tuple[str, str]:
+def _names_of_blocks(module: nn.Module, flow: PositionTracer, blocks: str | None, norm: str | None) -> tuple[str, str]:
     """Return a pattern of the names of the blocks, and the name in a block of the norm of its input, unless given.
 
     They are 'blocks.*' and 'norm1', as in timm, where they are not found.
@@ -126,7 +126,7 @@ def _find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
     return names
 
 
-def _survey(flow: Flow, blocks: Sequence[str], norm: str, example: Example) -> Survey:
+def _survey(flow: PositionTracer, blocks: Sequence[str], norm: str, example: Example) -> Survey:
     """Check the calls of the blocks and of their norms, and describe them."""
     order = [call.name for call in flow.calls if call.name in blocks]
     if order != list(blocks):

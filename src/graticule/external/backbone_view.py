@@ -31,12 +31,12 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import NoPosition, Position
 from graticule.position.rotation import Rotation
-from graticule.position.tokens import Axes, Function, Tokens
+from graticule.position.tokens import Axes, Function, TokenSelection
 from graticule.position.windows import Windows
 
 
 @dataclass(frozen=True, eq=False)
-class Places(Tokens):
+class PatchPlaces(TokenSelection):
     """The source of each patch's position; `LayerPosition.take` gives every patch the position of its source.
 
     A function of the tokens is moved only if this is a permutation: token i is passed to it at the index whose position
@@ -49,7 +49,7 @@ class Places(Tokens):
 
     index: Tensor
     source: Grid
-    window: Places | None = None
+    window: PatchPlaces | None = None
 
     @property
     def permutes(self) -> bool:
@@ -84,14 +84,14 @@ class Places(Tokens):
         return partial(_moved, function, self, into, out) if self.permutes else function
 
 
-def _moved(function: Function, places: Places, into: Axes, out: Axes, x: Tensor) -> Any:
+def _moved(function: Function, places: PatchPlaces, into: Axes, out: Axes, x: Tensor) -> Any:
     """Apply a function to tokens moved to `places`."""
     for axis in into:
         x = x.index_select(axis, places.of_rows(x.shape[axis]).argsort().to(x.device))
     return _back(function(x), places, out)
 
 
-def _back(found: Any, places: Places, out: Axes) -> Any:
+def _back(found: Any, places: PatchPlaces, out: Axes) -> Any:
     """Move the tokens of one tensor or several back."""
     if isinstance(found, Tensor):
         for axis in out:
@@ -157,7 +157,7 @@ class BackboneView(ModelView):
         """(height, width) in pixels of a patch of the last layer."""
         return self.model.coarsest_patch
 
-    def sized(self, img_size: Size) -> BackboneView:
+    def resized_to(self, img_size: Size) -> BackboneView:
         """Return a view that takes images of another size."""
         self.model.grid_at(img_size)
         view = self._with(self.change)
@@ -181,9 +181,9 @@ class BackboneView(ModelView):
     def shuffled(self, seed: int = 0) -> BackboneView:
         """Return a view of the model in which each patch has the position of another one, the same in all layers."""
 
-        def places(grid: Grid) -> Places:
-            window = Places(permutation(grid.within.patches, seed), grid.within) if grid.windows else None
-            return Places(permutation(grid.patches, seed), grid, window)
+        def places(grid: Grid) -> PatchPlaces:
+            window = PatchPlaces(permutation(grid.within.patches, seed), grid.within) if grid.windows else None
+            return PatchPlaces(permutation(grid.patches, seed), grid, window)
 
         def change(position: Position, grid: Grid) -> list[LayerPosition]:
             grids = self.model.layer_grids(grid)
@@ -191,7 +191,7 @@ class BackboneView(ModelView):
 
         return self._with(change)
 
-    def placed_at(self, img_size: Size) -> BackboneView:
+    def with_position_of(self, img_size: Size) -> BackboneView:
         """Return a view in which each patch has the position of the nearest patch of a larger image.
 
         Functions of the tokens, such as a PEG, are not changed.
@@ -207,8 +207,8 @@ class BackboneView(ModelView):
             for here, there, at, wide in zip(
                 position(grid), position(larger), grids_of(grid), grids_of(larger), strict=True
             ):
-                window = Places(nearest(at.within, wide.within), wide.within) if at.windows else None
-                layers.append(there.with_functions(here).take(Places(nearest(at, wide), wide, window)))
+                window = PatchPlaces(nearest(at.within, wide.within), wide.within) if at.windows else None
+                layers.append(there.with_functions(here).take(PatchPlaces(nearest(at, wide), wide, window)))
             return layers
 
         return self._with(change)
@@ -309,10 +309,10 @@ class _ChangedPosition(Position):
             return layers
         grids = _grids_of_layers(cast("Backbone", self.model), grid)
 
-        def after(layer: int) -> Callable[[Tensor], Tensor]:
+        def edit_after(layer: int) -> Callable[[Tensor], Tensor]:
             return lambda tokens: edit(layer, tokens, grids[layer])
 
-        return [one.merge(LayerPosition(after=after(layer))) for layer, one in enumerate(layers)]
+        return [one.merge(LayerPosition(map_after=edit_after(layer))) for layer, one in enumerate(layers)]
 
     def set_grid(self, grid: Grid) -> None:
         """Pass the grid to the position."""

@@ -203,7 +203,7 @@ class _Removal:
 
 
 @dataclass(frozen=True)
-class _Config:
+class _DebiasedConfig:
     """Entries that are read from the config.json of a debiased model."""
 
     backbone: Architecture
@@ -214,11 +214,11 @@ class _Config:
 @register_kind("debiased")
 def open_debiased(config: Path, weights: Path) -> nn.Module:
     """Open a debiased model."""
-    described = read_typed(config, _Config)
+    described = read_typed(config, _DebiasedConfig)
     return load_own(build_within_memory(partial(_build, config, described)), weights)
 
 
-def _build(config: Path, described: _Config) -> Debiased:
+def _build(config: Path, described: _DebiasedConfig) -> Debiased:
     backbone, removal = build_backbone(config, described.backbone), described.removal
     prepare(backbone, described.pretrained_cfg)
     removals: dict[str, nn.Module] = {}

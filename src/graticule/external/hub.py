@@ -71,7 +71,7 @@ class _Attached:
 
 
 @dataclass(frozen=True)
-class _Config(_Attached):
+class _HubConfig(_Attached):
     """Entries of a module that timm or torchvision builds."""
 
     pretrained_cfg: Preparation
@@ -283,7 +283,7 @@ _KEPT = tuple(Preparation.__annotations__)
 @register_kind("attached")
 def open_attached(config: Path, weights: Path) -> nn.Module:
     """Open a module with an attached position."""
-    described = read_typed(config, _Config)
+    described = read_typed(config, _HubConfig)
     try:
         module = described.attach_to(build_host(described.graticule.model))
     except ValueError as error:

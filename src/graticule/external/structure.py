@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.external.flow import Flow, Meeting
 from graticule.external.images import Size, check_pictures, error_line, image_channels, image_size
+from graticule.external.tracer import PositionTracer, PositionUse
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
 
@@ -31,7 +31,7 @@ OF_PAIRS = ("bias of displacements", "positional attention", "relative terms")
 
 
 @dataclass(frozen=True)
-class Site:
+class PositionSite:
     """A site of position information: a constant that is added to tokens or to logits, or that rotates queries or keys.
 
     index: its number among the meetings of a pass.
@@ -103,7 +103,7 @@ class Structure:
     norms: tuple[tuple[Tensor | None, Tensor | None, float] | None, ...]
     grids: tuple[Grid, ...]
     stem: Size | None
-    sites: tuple[Site, ...]
+    sites: tuple[PositionSite, ...]
     attention: tuple[int, ...]
     orders: tuple[Tensor | None, ...]
 
@@ -126,7 +126,7 @@ class Structure:
         """Return the blocks."""
         return [self.model.get_submodule(name) for name in self.blocks]
 
-    def of_kind(self, kind: Kind) -> list[Site]:
+    def of_kind(self, kind: Kind) -> list[PositionSite]:
         """Return the sites of a kind."""
         return [site for site in self.sites if site.kind == kind]
 
@@ -137,7 +137,7 @@ class Structure:
         return next(iter([*exact, *some]), 0)
 
     @cached_property
-    def at(self) -> dict[int, Site]:
+    def at(self) -> dict[int, PositionSite]:
         """Map the index of a meeting to the site that it is."""
         return {site.index: site for site in self.sites}
 
@@ -182,7 +182,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
     if images is None:
         weight = next(model.parameters())
         images = torch.zeros(2, channels, *size, device=weight.device, dtype=weight.dtype)
-    flow = Flow(model)
+    flow = PositionTracer(model)
     try:
         flow.run(images)
     except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
@@ -215,7 +215,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
     )
 
 
-def called_blocks(flow: Flow) -> tuple[str, ...]:
+def called_blocks(flow: PositionTracer) -> tuple[str, ...]:
     """Return the names of the blocks in the order in which they return."""
     patterns = {pattern_of(one.within[-1]) for one in flow.attentions if one.within}
     if not patterns:
@@ -235,7 +235,7 @@ def _is_listed(name: str) -> bool:
     return len(parts) > 1 and parts[-2] in _LISTS
 
 
-def stem_map(flow: Flow, blocks: Sequence[str], first: Tensor) -> Tensor | None:
+def stem_map(flow: PositionTracer, blocks: Sequence[str], first: Tensor) -> Tensor | None:
     """Return the last map (B, D, H, W) of a convolution before the blocks with at most as many patches as tokens."""
     tokens = first.shape[1] if first.ndim == 3 else first[0].numel()
     start = list(flow.called).index(blocks[0])
@@ -296,7 +296,7 @@ def _has_channels(module: nn.Module) -> bool:
     return norm and isinstance(module.weight, Tensor)
 
 
-def _sites(meetings: Sequence[Meeting], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[Site]:
+def _sites(meetings: Sequence[PositionUse], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[PositionSite]:
     """Yield the sites of position information among the meetings of a pass."""
     counts = {count for grid in grids for count in (grid.patches, grid.tokens)}
     shapes = {grid.shape for grid in grids}
@@ -321,10 +321,10 @@ def _sites(meetings: Sequence[Meeting], grids: Sequence[Grid], layer_of: dict[st
             elif axes and one.other is not None:
                 kind, sine = "rotary", one.age > meetings[one.other].age
         if kind is not None:
-            yield Site(index, kind, one.constant, one.shape, axes, sine, one.origins, layer)
+            yield PositionSite(index, kind, one.constant, one.shape, axes, sine, one.origins, layer)
 
 
-def _token_axes(one: Meeting, counts: set[int], shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
+def _token_axes(one: PositionUse, counts: set[int], shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the axes of the tokens: two of a map, or one of a sequence; () if there are none."""
     dims = len(one.shape)
     for axis in range(1 - dims, -1):
@@ -341,7 +341,7 @@ def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
     They are in the order of the model; a value may be resampled or normalized before it is added.
     """
-    flow = Flow(model)
+    flow = PositionTracer(model)
     flow.run(images)
     added = {name for one in flow.meetings if one.kind in ("added", "logits") for name in one.origins}
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
@@ -351,7 +351,7 @@ def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 def token_orders(
     model: nn.Module,
     images: Tensor,
-    flow: Flow,
+    flow: PositionTracer,
     cut: Tensor | None,
     blocks: Sequence[str],
     grids: Sequence[Grid],
@@ -396,7 +396,7 @@ def _places_by(
     place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))  # (2, H, W)
     ones = torch.stack([place[axis] >> digit & 1 for axis in (0, 1) for digit in digits[axis]]).bool()
     masks = torch.cat([ones[:1] & False, ones, ~ones]).to(noise)[:, None]
-    flow = Flow(model, stem=(at, noise * (1 + masks)))
+    flow = PositionTracer(model, stem=(at, noise * (1 + masks)))
     flow.run(images[:1].expand(len(masks), -1, -1, -1))
     found: list[Tensor | None] = []
     for name, grid in zip(blocks, grids, strict=True):

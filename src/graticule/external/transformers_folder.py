@@ -52,7 +52,7 @@ _COMPARED = ((64, 160), (160, 64), (96, 96))
 
 
 @dataclass(frozen=True)
-class _Described:
+class _FolderDescription:
     """Entries that are read from transformers' config.json."""
 
     architectures: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     The class is one of transformers itself: code of a repository is never run.
     """
     transformers = import_transformers(config)
-    described = read_typed(config, _Described)
+    described = read_typed(config, _FolderDescription)
     given = described.architectures[0] if described.architectures else "no architecture"
     kind = class_of(transformers, _ENCODERS.get(given, given))
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel) or not _takes_images(kind):

@@ -56,7 +56,7 @@ class ModelView(ABC):
         """Return the grid after each layer, for images of `img_size`, or raise `ValueError`."""
 
     @abstractmethod
-    def sized(self, img_size: Size) -> ModelView:
+    def resized_to(self, img_size: Size) -> ModelView:
         """Return a view that takes images of another size, or raise `ValueError`."""
 
     # The views and the attention below raise `Unavailable` where a model has none
@@ -70,7 +70,7 @@ class ModelView(ABC):
         """Return a view of the model in which each patch has the position of another one, the same in all layers."""
 
     @abstractmethod
-    def placed_at(self, img_size: Size) -> ModelView:
+    def with_position_of(self, img_size: Size) -> ModelView:
         """Return a view in which each patch has the position of the nearest patch of a larger image of `img_size`."""
 
     @abstractmethod

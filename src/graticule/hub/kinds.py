@@ -28,7 +28,7 @@ from graticule.hub.files import (
 from graticule.registry.checks import checked, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugins, missing_plugins, named_again
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 from graticule.system.memory import sized_as
 
 
@@ -45,7 +45,7 @@ class ModelWords:
 
 
 @dataclass(frozen=True)
-class _Config:
+class _KindConfig:
     """Entries that are read from every config.json."""
 
     graticule: ModelWords | None = None
@@ -59,10 +59,10 @@ TIMM = "timm:"
 #: Opens a model of a kind from its config.json and its weights.
 Opener = Callable[[Path, Path], nn.Module]
 #: Prefix of a name -> the function of the rest of it that opens the model; the modules that convert register it.
-SOURCES: Table[str, Callable[[str], nn.Module]] = Table("source", "graticule.external")
+SOURCES: NameTable[str, Callable[[str], nn.Module]] = NameTable("source", "graticule.external")
 Function = TypeVar("Function", bound=Opener)
 #: The kinds of published models; the modules that build a kind register it.
-KINDS: Table[str, Opener] = Table("kind", "graticule.backbones", "graticule.dense", "graticule.external")
+KINDS: NameTable[str, Opener] = NameTable("kind", "graticule.backbones", "graticule.dense", "graticule.external")
 
 
 def register_kind(kind: str) -> Callable[[Function], Function]:
@@ -180,7 +180,7 @@ def from_pretrained(
         return SOURCES["timm"](str(source).removeprefix(TIMM)).eval()
     source = str(source).removeprefix(HUB)
     config, weights = find_files(source, hub)
-    described = read_typed(config, _Config)
+    described = read_typed(config, _KindConfig)
     words = described.graticule or ModelWords("transformers")
     if described.graticule is None and described.model_type is None:
         raise ValueError(f"{config} describes no model of graticule or transformers.")

@@ -43,7 +43,7 @@ class BadArguments(ValueError):
 
 
 @dataclass(frozen=True)
-class Option:
+class CommandOption:
     """An option or a positional argument of a command.
 
     path, kind: its field, and the annotated type of that.
@@ -107,7 +107,7 @@ class Option:
         return values[0] if sequence is None else get_origin(sequence)(values)
 
 
-def options_of(kind: type, **defaults: Any) -> list[Option]:
+def options_of(kind: type, **defaults: Any) -> list[CommandOption]:
     """List the options of a dataclass, its own before those of its bases.
 
     Those of a field `recipe` are last, and have no prefix.
@@ -122,7 +122,7 @@ def options_of(kind: type, **defaults: Any) -> list[Option]:
     return sorted(options, key=lambda option: (option.path[0] == "recipe", owners[option.path[0]]))
 
 
-def parse_arguments(options: Sequence[Option], arguments: Sequence[str], command: str) -> dict[FieldPath, Any]:
+def parse_arguments(options: Sequence[CommandOption], arguments: Sequence[str], command: str) -> dict[FieldPath, Any]:
     """Return the field of each given option -> its value.
 
     Raises:
@@ -198,7 +198,7 @@ def _entry(usage: str, about: str, width: int) -> Iterator[str]:
     yield from (" " * _COLUMN + line for line in text)
 
 
-def _options(kind: type, values: Mapping[str, Any], path: FieldPath, prefix: str) -> list[Option]:
+def _options(kind: type, values: Mapping[str, Any], path: FieldPath, prefix: str) -> list[CommandOption]:
     """List the options of a dataclass, with `values` as defaults."""
     options = []
     hints = get_type_hints(kind, include_extras=True)
@@ -217,7 +217,7 @@ def _owner(kind: type, field: str) -> type:
     return next(base for base in kind.__mro__ if field in inspect.get_annotations(base))
 
 
-def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) -> Option:
+def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) -> CommandOption:
     """Describe the field of a dataclass `owner` as an option."""
     marks, sequence, leaves = _parts(kind)
     name, text = path[-1].strip("_").replace("_", "-"), _texts(owner).get(path[-1], "")
@@ -228,7 +228,7 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
     if leaves == [bool]:
         about = f"do not {about}" if default else about
         names = [prefix + name, f"{prefix}no-{name}"][:: -1 if default else 1]
-        return Option(path, kind, names[0], "", about, "", (), 0, False, required, rare, not default, names[1])
+        return CommandOption(path, kind, names[0], "", about, "", (), 0, False, required, rare, not default, names[1])
     if required:
         shown = "" if positional else "required"
     elif default in (None, (), [], ""):
@@ -241,7 +241,7 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
         nargs = "*" if get_origin(sequence) is list or ... in get_args(sequence) else len(get_args(sequence))
     choices = tuple(leaf for leaf in leaves if isinstance(leaf, str))
     word = _word(path[-1], marks, leaves, about, nargs)
-    return Option(path, kind, prefix + name, word, about, shown, choices, nargs, positional, required, rare)
+    return CommandOption(path, kind, prefix + name, word, about, shown, choices, nargs, positional, required, rare)
 
 
 def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, nargs: str | int) -> str:
@@ -261,7 +261,7 @@ def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, n
     return word.removesuffix("S") if nargs == "*" else word
 
 
-def _unknown(text: str, options: Sequence[Option], command: str) -> str:
+def _unknown(text: str, options: Sequence[CommandOption], command: str) -> str:
     """Return the error for an unknown argument, with the nearest options."""
     if not text.startswith("-"):
         return f"{text!r} is one value too many; see graticule {command} --help."

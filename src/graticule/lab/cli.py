@@ -31,7 +31,7 @@ _GROUPS = {
         "evaluate": "score models at several image sizes or text lengths",
         "predict": "draw and write predictions of a run: classes, boxes, masks",
         "runs": "list runs with their progress and results",
-        "look": "draw position in each layer: correlations, attention, mixing",
+        "analyze": "draw position in each layer: correlations, attention, mixing",
         "explore": "write a page that shows position and attention of chosen tokens",
         "audit": "write a page on the cost of position and where it can be read",
     },

@@ -22,7 +22,7 @@ class Block(nn.Module):
 
     .. math:: x' = x + MSA(LN(x) + p), \quad x'' = x' + MLP(LN(x'))
 
-    where p is `inner` of the layer's position, if any. LayerScale multiplies the output of each branch by one number
+    where p is `after_norm` of the layer's position, if any. LayerScale multiplies the output of each branch by a number
     per channel.
 
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 2-3; with p, LaPE (Yu et al., 2023), Eq. 9; LayerScale, CaiT (Touvron
@@ -44,8 +44,8 @@ class Block(nn.Module):
     """
 
     #: The fields of `LayerPosition` that it uses, with the default attention.
-    takes: ClassVar[frozenset[str]] = Attention.takes | {"inner"}
-    #: Whether it reads the residual stream through `norm1` and `norm2` only, and adds `inner` after the first.
+    takes: ClassVar[frozenset[str]] = Attention.takes | {"after_norm"}
+    #: Whether it reads the residual stream through `norm1` and `norm2` only, and adds `after_norm` after the first.
     pre_norm: ClassVar[bool] = True
 
     @checked
@@ -79,7 +79,7 @@ class Block(nn.Module):
 
         `where` is passed to the attention: the grid, or the cache of a text.
         """
-        x = x + self.drop_path1(self.ls1(self.attn(position.inside(self.norm1(x)), position, *where)))
+        x = x + self.drop_path1(self.ls1(self.attn(position.add_after_norm(self.norm1(x)), position, *where)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -89,8 +89,8 @@ class PostNormBlock(Block):
 
     .. math:: x' = x + LN(MSA(x + p)), \quad x'' = x' + LN(MLP(x'))
 
-    where p is `inner` of the layer's position, if any. `init_values` is the initial value of the weights of the norms;
-    there is no LayerScale.
+    where p is `after_norm` of the layer's position, if any. `init_values` is the initial value of the weights of the
+    norms; there is no LayerScale.
 
     Reference: Swin Transformer V2 (Liu et al., 2022), section 3.2; timm's `res-post-norm` models and EVA-02-E.
     """
@@ -106,7 +106,7 @@ class PostNormBlock(Block):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
-        x = x + self.drop_path1(self.norm1(self.attn(position.inside(x), position, *where)))
+        x = x + self.drop_path1(self.norm1(self.attn(position.add_after_norm(x), position, *where)))
         return x + self.drop_path2(self.norm2(self.mlp(x)))
 
 
@@ -116,7 +116,7 @@ class ParallelBlock(Block):
 
     .. math:: x' = x + MSA(LN(x) + p) + MLP(LN(x))
 
-    where p is `inner` of the layer's position, if any. There is one norm, one LayerScale and one stochastic depth.
+    where p is `after_norm` of the layer's position, if any. There is one norm, one LayerScale and one stochastic depth.
 
     Reference: Scaling Vision Transformers to 22 Billion Parameters (Dehghani et al., 2023), section 2.
     """
@@ -130,7 +130,7 @@ class ParallelBlock(Block):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
         y = self.norm1(x)
-        return x + self.drop_path1(self.ls1(self.attn(position.inside(y), position, *where) + self.mlp(y)))
+        return x + self.drop_path1(self.ls1(self.attn(position.add_after_norm(y), position, *where) + self.mlp(y)))
 
 
 class _Branch(nn.Module):
@@ -150,7 +150,7 @@ class _Branch(nn.Module):
         if position is None:
             y = self.get_submodule(self.kind)(y)
         else:
-            y = self.get_submodule(self.kind)(position.inside(y), position, *where)
+            y = self.get_submodule(self.kind)(position.add_after_norm(y), position, *where)
         return self.drop_path(self.ls(y))
 
 
@@ -160,8 +160,8 @@ class ParallelBranchesBlock(nn.Module):
 
     .. math:: x' = x + \sum_i MSA_i(LN_i(x) + p), \quad x'' = x' + \sum_i MLP_i(LN'_i(x'))
 
-    where p is `inner` of the layer's position, if any; all attentions have the same position. The arguments are those
-    of `Block`.
+    where p is `after_norm` of the layer's position, if any; all attentions have the same position. The arguments are
+    those of `Block`.
 
     Reference: Three Things Everyone Should Know about Vision Transformers (Touvron et al., 2022), Eq. 3.
 

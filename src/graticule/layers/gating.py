@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition, Mixing
+from graticule.position.layer import LayerPosition, MixingWeights
 from graticule.position.windows import Tile, Windows
 
 #: The ways to combine the two halves of the channels (PosMLP, Figure 3).
@@ -25,7 +25,7 @@ RELEASED_MASK = -200.0
 Drop = float | tuple[float, float]
 
 
-def mix_tokens(x: Tensor, mixing: Mixing, bias: Tensor | None = None, windows: Windows | None = None) -> Tensor:
+def mix_tokens(x: Tensor, mixing: MixingWeights, bias: Tensor | None = None, windows: Windows | None = None) -> Tensor:
     r"""Mix the tokens of every group of channels by the weights of the group.
 
     .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
@@ -45,7 +45,7 @@ def mix_tokens(x: Tensor, mixing: Mixing, bias: Tensor | None = None, windows: W
     return _mixed(x, mixing, bias, windows).flatten(-2)
 
 
-def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | None = None) -> Tensor:
+def _mixed(x: Tensor, mixing: MixingWeights, bias: Tensor | None, windows: Windows | None = None) -> Tensor:
     """Mix tokens x: (B, N, C) as `mix_tokens`; returns (B, N, groups, C / groups), which may be a view."""
     if windows is None or (windows.window == windows.grid and not any(windows.shift)):
         return _product(x[:, None, :, None, None], mixing, bias)[:, 0, :, 0, 0]
@@ -62,8 +62,8 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
 
 
 def _parts(
-    x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows
-) -> list[list[tuple[Tensor, Mixing, Tensor | None]]]:
+    x: Tensor, mixing: MixingWeights, bias: Tensor | None, windows: Windows
+) -> list[list[tuple[Tensor, MixingWeights, Tensor | None]]]:
     """Cut tokens into rectangles of one kind of window, (B, rows, h, columns, w, C), with the weights and the bias."""
     window = windows.window
 
@@ -95,14 +95,16 @@ def _parts(
     ]
 
 
-def _masked(mixing: Mixing, near: Tensor | None) -> Mixing:
+def _masked(mixing: MixingWeights, near: Tensor | None) -> MixingWeights:
     """Return weights with `RELEASED_MASK` on the logits of tokens that are not `near`; unchanged without a softmax."""
     if near is None or not isinstance(mixing, Displacements) or not mixing.softmax:
         return mixing
     return (mixing._replace(softmax=False).matrix() + RELEASED_MASK * ~near).softmax(-1)
 
 
-def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -> tuple[Mixing, Tensor | None]:
+def _weights_of(
+    tile: Tile, window: Grid, mixing: MixingWeights, bias: Tensor | None
+) -> tuple[MixingWeights, Tensor | None]:
     """Return the weights and the bias for the part of a window that a tile covers."""
     if tile.part == window:
         return mixing, bias
@@ -117,7 +119,7 @@ def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -
     return pairs.flatten(3).flatten(1, 2), bias
 
 
-def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, mixing: MixingWeights, bias: Tensor | None) -> Tensor:
     """Mix the tokens within each window of x: (B, rows, h, columns, w, C); returns (..., groups, C / groups).
 
     No shape has a size of -1, which an empty batch would not determine.

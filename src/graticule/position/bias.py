@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from graticule.position.tokens import Tokens
+from graticule.position.tokens import TokenSelection
 from graticule.system.symbolic import without_autocast
 
 BiasFunction = Callable[..., Tensor]
@@ -68,7 +68,7 @@ class Bias:
             function = partial(_added, first, second)
         return BiasSum(_sum(self.constant, other.constant), function)
 
-    def take(self, tokens: Tokens) -> Bias:
+    def take(self, tokens: TokenSelection) -> Bias:
         """Return the bias of other tokens."""
         constant, function = self.constant, self.function
         moved = None if function is None else tokens.function(function, (-2,), (-2, -1))
@@ -132,7 +132,7 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
             return super().plus(other)
         return LowRank(_concatenated(self.queries, other.queries), _concatenated(self.keys, other.keys))
 
-    def take(self, tokens: Tokens) -> LowRank:
+    def take(self, tokens: TokenSelection) -> LowRank:
         return LowRank(tokens.rows(self.queries), tokens.columns(self.keys))
 
 

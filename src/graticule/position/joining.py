@@ -18,7 +18,7 @@ from graticule.registry.specs import Spec
 Decomposition = Literal["w", "scalar_w", "channel_w", "affine_w", "norm", "scalar_norm", "channel_norm", "layer_norm"]
 
 
-class Scale(nn.Module):
+class TableScale(nn.Module):
     """gamma * w, with one gamma (`channels=1`) or one per channel; `shift` adds beta."""
 
     @checked
@@ -45,12 +45,12 @@ def _norm(dim: int) -> nn.Module:
 #: Parameters per layer, in this order: 0, 1, D, 2D, 0, 1, D, 2D.
 DECOMPOSITIONS: dict[str, Callable[[int], nn.Module]] = {
     "w": lambda dim: nn.Identity(),
-    "scalar_w": lambda dim: Scale(1),
-    "channel_w": lambda dim: Scale(dim),
-    "affine_w": lambda dim: Scale(dim, shift=True),
+    "scalar_w": lambda dim: TableScale(1),
+    "channel_w": lambda dim: TableScale(dim),
+    "affine_w": lambda dim: TableScale(dim, shift=True),
     "norm": _norm,
-    "scalar_norm": lambda dim: nn.Sequential(_norm(dim), Scale(1)),
-    "channel_norm": lambda dim: nn.Sequential(_norm(dim), Scale(dim)),
+    "scalar_norm": lambda dim: nn.Sequential(_norm(dim), TableScale(1)),
+    "channel_norm": lambda dim: nn.Sequential(_norm(dim), TableScale(dim)),
     "layer_norm": layer_norm,
 }
 
@@ -78,7 +78,7 @@ def joined_layers(depth: int, layers: Layers) -> tuple[int, ...]:
     return tuple(sorted(layers))
 
 
-def spread(positions: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
+def fill_layers(positions: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
     """Assign positions to the joined layers, in order, and empty ones to the others."""
     spread_positions = [LayerPosition()] * depth
     for layer, position in zip(layers, positions, strict=False):
@@ -160,7 +160,7 @@ class Joining(Checked, nn.Module, ABC):
     def stage(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Return the same, and the table (N, D) that the next stage of a pyramid joins (see `join`)."""
         positions, last = self.join(*tables)
-        return spread(positions, self.joined, self.depth), last
+        return fill_layers(positions, self.joined, self.depth), last
 
     @abstractmethod
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
@@ -210,7 +210,7 @@ class Default(Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w: (N, D) to the residual stream before the first layer."""
-        return [LayerPosition(pre=tables[0])], None
+        return [LayerPosition(added_to_stream=tables[0])], None
 
 
 @register_joining("concatenation")
@@ -239,7 +239,7 @@ class Concatenation(Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w V_2^T: (N, D) to the residual stream before the first layer."""
-        return [LayerPosition(pre=tables[0] @ self.projection.T)], None
+        return [LayerPosition(added_to_stream=tables[0] @ self.projection.T)], None
 
 
 @register_joining("shared")
@@ -251,7 +251,7 @@ class Shared(Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w: (N, D) to the residual stream before each layer."""
-        return [LayerPosition(pre=tables[0])] * self.layers, tables[0]
+        return [LayerPosition(added_to_stream=tables[0])] * self.layers, tables[0]
 
 
 @register_joining("unshared")
@@ -271,7 +271,7 @@ class Unshared(Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w_l: (N, D) to the residual stream before layer l."""
-        return [LayerPosition(pre=table) for table in tables], None
+        return [LayerPosition(added_to_stream=table) for table in tables], None
 
 
 @register_joining("queries_keys")
@@ -381,7 +381,7 @@ class LapeSharing(Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add LN_l(w): (N, D) to the normalized tokens of layer l."""
-        return [LayerPosition(inner=norm(tables[0])) for norm in self.norms], tables[0]
+        return [LayerPosition(after_norm=norm(tables[0])) for norm in self.norms], tables[0]
 
 
 @register_joining("lape")
@@ -452,7 +452,7 @@ class Lape(LapeSharing):
         eps = _eps(self.norms)
         for norm in self.norms:
             joined = norm(table)  # progressive: layer l refines the embedding of layer l - 1
-            positions.append(LayerPosition(inner=joined))
+            positions.append(LayerPosition(after_norm=joined))
             if eps is not None and joined.requires_grad:
                 joined = torch.where(_is_varied(table.detach(), eps), joined, joined.detach())
             table = joined

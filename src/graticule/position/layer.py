@@ -13,55 +13,55 @@ from torch import Tensor
 from graticule.position.bias import Bias, BiasFunction
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.rotation import Rotation
-from graticule.position.tokens import Axes, Function, Part, Prefix, Subset, Tokens
+from graticule.position.tokens import Axes, Function, Subset, TextSlice, TokenSelection, WithPrefix
 
 
-class Kind(NamedTuple):
+class FieldKind(NamedTuple):
     """The kind of a field of `LayerPosition`.
 
     take: computes a value for other tokens.
     shapes: its possible shapes as letters of axes, such as 'h N N'; those of a function's result begin with B.
-    of: the shape of a function's input; '' if there is no function of this kind.
+    function_input: the shape of a function's input; '' if there is no function of this kind.
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
     refuses: the changes of the tokens that it cannot follow.
     stacked: number of axes of a tensor of a sample, with that of heads, which is added to fewer in a batch.
     """
 
-    take: Callable[[Any, Tokens], Any]
+    take: Callable[[Any, TokenSelection], Any]
     shapes: tuple[str, ...] = ()
-    of: str = ""
+    function_input: str = ""
     combine: Callable[[Any, Any], Any] | None = None
     pairs: bool = False
-    refuses: tuple[type[Tokens], ...] = ()
+    refuses: tuple[type[TokenSelection], ...] = ()
     stacked: int = 0
 
 
-def _rows(value: Tensor, tokens: Tokens) -> Tensor:
+def _rows(value: Tensor, tokens: TokenSelection) -> Tensor:
     return tokens.rows(value)
 
 
-def _numbers(value: Tensor, tokens: Tokens) -> Tensor:
+def _numbers(value: Tensor, tokens: TokenSelection) -> Tensor:
     return tokens.rows(value, -1, fill=1.0)
 
 
-def _function(into: Axes, out: Axes, value: Function, tokens: Tokens) -> Function:
+def _function(into: Axes, out: Axes, value: Function, tokens: TokenSelection) -> Function:
     return tokens.function(value, into, out)
 
 
-def _bias(value: Any, tokens: Tokens) -> Any:
+def _bias(value: Any, tokens: TokenSelection) -> Any:
     return Bias.of(value).take(tokens).held
 
 
-def _rotation(value: Rotation, tokens: Tokens) -> Rotation:
+def _rotation(value: Rotation, tokens: TokenSelection) -> Rotation:
     return tokens.rotation(value)
 
 
-def _attention(value: Any, tokens: Tokens) -> Any:
+def _attention(value: Any, tokens: TokenSelection) -> Any:
     return value._replace(weights=tokens.pairs(value.weights), gate=tokens.rows(value.gate))
 
 
-def _mixing(value: Tensor | Displacements | TokenMlp, tokens: Tokens) -> Tensor | TokenMlp:
+def _mixing(value: Tensor | Displacements | TokenMlp, tokens: TokenSelection) -> Tensor | TokenMlp:
     if isinstance(value, TokenMlp):
         return TokenMlp(tokens.columns(value.first, -1), value.first_bias, tokens.rows(value.second))
     return tokens.pairs(value.matrix() if isinstance(value, Displacements) else value)
@@ -101,20 +101,20 @@ def _composed(first: Function, second: Function, x: Tensor) -> Any:
 _of_tokens = partial(_function, (-2,), (-2,))
 _of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
 
-ADDED = Kind(_rows, ("N D",), combine=_plus)
-RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(Part, Subset))
-INPUTS = Kind(_of_tokens, of="B N D", refuses=(Part, Subset))
-BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
-KEY_BIAS = Kind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(Part, Prefix))
-VALUE_BIAS = Kind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(Part, Prefix))
-POSITIONAL = Kind(_attention, pairs=True, refuses=(Part, Subset))
-ROTARY = Kind(_rotation, pairs=True, stacked=3)
-SCALE = Kind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True, stacked=2)
-MIXING = Kind(_mixing, refuses=(Part, Prefix, Subset))
-SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, refuses=(Part, Prefix, Subset))
+ADDED = FieldKind(_rows, ("N D",), combine=_plus)
+RESIDUAL = FieldKind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(TextSlice, Subset))
+INPUTS = FieldKind(_of_tokens, function_input="B N D", refuses=(TextSlice, Subset))
+BIAS = FieldKind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
+KEY_BIAS = FieldKind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(TextSlice, WithPrefix))
+VALUE_BIAS = FieldKind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(TextSlice, WithPrefix))
+POSITIONAL = FieldKind(_attention, pairs=True, refuses=(TextSlice, Subset))
+ROTARY = FieldKind(_rotation, pairs=True, stacked=3)
+SCALE = FieldKind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True, stacked=2)
+MIXING = FieldKind(_mixing, refuses=(TextSlice, WithPrefix, Subset))
+SPATIAL = FieldKind(_numbers, ("N", "h N"), combine=_plus, refuses=(TextSlice, WithPrefix, Subset))
 
 
-Mixing = Tensor | Displacements | TokenMlp
+MixingWeights = Tensor | Displacements | TokenMlp
 
 
 class PositionalAttention(NamedTuple):
@@ -147,9 +147,10 @@ class LayerPosition(NamedTuple):
 
     A field that depends on parameters and grid only is a tensor; one that depends on the tokens is a function of them.
 
-    pre: (N, D), added to the residual stream before the layer.
-    before: maps the residual stream before the layer, after `pre` is added, (B, N, D) -> (B, N, D).
-    inner: (N, D), added after the layer's first norm, before attention.
+    added_to_stream: (N, D), added to the residual stream before the layer.
+    map_before: maps the residual stream before the layer, after `added_to_stream` is added, (B, N, D) ->
+        (B, N, D).
+    after_norm: (N, D), added after the layer's first norm, before attention.
     inputs: maps the normalized tokens to the inputs of the projections to queries, keys and values, (B, N, D) -> three
         of (B, N, D).
     bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function that computes
@@ -163,17 +164,18 @@ class LayerPosition(NamedTuple):
     rotary: rotates queries and keys by their positions.
     queries_keys: (N, D), added to the inputs of queries and keys, but not of values.
     query_scale: (N,) or (heads, N), the factor of the queries of each token.
-    after: maps the residual stream after the layer, (B, N, D) -> (B, N, D).
+    map_after: maps the residual stream after the layer, (B, N, D) -> (B, N, D).
     mixing: the weights that mix the patches of a grid or window: (groups, N, N), with one group if all channels are
         mixed by the same weights; or `Displacements` if they depend on displacements only; or `TokenMlp`, an MLP over
         the patches.
     spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
 
-    `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them. A block applies `inner` by `inside`.
+    `added_to_stream`, `map_before` and `map_after` act between blocks, in `enter_block` and `leave_block`. A block
+    applies `after_norm` in `add_after_norm`.
     """
 
-    pre: Annotated[Tensor | None, ADDED] = None
-    inner: Annotated[Tensor | None, ADDED] = None
+    added_to_stream: Annotated[Tensor | None, ADDED] = None
+    after_norm: Annotated[Tensor | None, ADDED] = None
     bias: Annotated[Tensor | Bias | BiasFunction | None, BIAS] = None
     key_bias: Annotated[Function | None, KEY_BIAS] = None
     value_bias: Annotated[Function | None, VALUE_BIAS] = None
@@ -181,25 +183,25 @@ class LayerPosition(NamedTuple):
     rotary: Annotated[Rotation | None, ROTARY] = None
     queries_keys: Annotated[Tensor | None, ADDED] = None
     query_scale: Annotated[Tensor | None, SCALE] = None
-    before: Annotated[Function | None, RESIDUAL] = None
+    map_before: Annotated[Function | None, RESIDUAL] = None
     inputs: Annotated[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None, INPUTS] = None
-    after: Annotated[Function | None, RESIDUAL] = None
-    mixing: Annotated[Mixing | None, MIXING] = None
+    map_after: Annotated[Function | None, RESIDUAL] = None
+    mixing: Annotated[MixingWeights | None, MIXING] = None
     spatial_bias: Annotated[Tensor | None, SPATIAL] = None
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter_block(self, x: Tensor) -> Tensor:
         """Turn the residual stream x: (B, N, D) into the input of the layer."""
-        if self.pre is not None:
-            x = x + self.pre
-        return x if self.before is None else self.before(x)
+        if self.added_to_stream is not None:
+            x = x + self.added_to_stream
+        return x if self.map_before is None else self.map_before(x)
 
-    def inside(self, y: Tensor) -> Tensor:
-        """Add `inner` to the normalized tokens y: (B, N, D); not in place, as a hook may keep the output of a norm."""
-        return y if self.inner is None else y + self.inner
+    def add_after_norm(self, y: Tensor) -> Tensor:
+        """Add `after_norm` to the normalized y: (B, N, D); not in place: hooks may keep the output of a norm."""
+        return y if self.after_norm is None else y + self.after_norm
 
-    def leave(self, x: Tensor) -> Tensor:
+    def leave_block(self, x: Tensor) -> Tensor:
         """Turn the output of the layer, x: (B, N, D), into the residual stream after it."""
-        return x if self.after is None else self.after(x)
+        return x if self.map_after is None else self.map_after(x)
 
     def part(self, start: int, stop: int) -> LayerPosition:
         """Return the position of the tokens from `start` on in a text that ends before `stop`.
@@ -209,7 +211,7 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field is a function of all tokens and cannot be sliced.
         """
-        return self.take(Part(start, stop))
+        return self.take(TextSlice(start, stop))
 
     def with_prefix(self, count: int) -> LayerPosition:
         """Return the position with `count` additional tokens before those of the grid, which get no position.
@@ -220,14 +222,14 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field cannot exclude tokens.
         """
-        return self.take(Prefix(count))
+        return self.take(WithPrefix(count))
 
-    def take(self, tokens: Tokens) -> LayerPosition:
+    def take(self, tokens: TokenSelection) -> LayerPosition:
         """Return the position of other tokens; `tokens` says how each kind of field follows the change."""
         changed = {}
         for field, value in zip(self._fields, self, strict=True):
             if value is not None:
-                kind = KINDS[field]
+                kind = FIELD_KINDS[field]
                 if isinstance(tokens, kind.refuses):
                     raise ValueError(f"`{field}` must be None {tokens.where}.")
                 changed[field] = kind.take(value, tokens)
@@ -235,7 +237,11 @@ class LayerPosition(NamedTuple):
 
     def with_functions(self, other: LayerPosition) -> LayerPosition:
         """Return the same constants with the functions of another position, which has the same fields."""
-        functions = {name: value for name, value in other._asdict().items() if KINDS[name].of and callable(value)}
+        functions = {
+            name: value
+            for name, value in other._asdict().items()
+            if FIELD_KINDS[name].function_input and callable(value)
+        }
         if self.bias is not None and other.bias is not None:
             functions["bias"] = Bias.of(self.bias).with_function(Bias.of(other.bias)).held
         return self._replace(**functions)
@@ -247,7 +253,7 @@ class LayerPosition(NamedTuple):
         Each tensor gets a first axis for the samples, and one for heads if it has none; a function computes the samples
         one by one.
         """
-        fields = zip(KINDS.values(), *samples, strict=True)
+        fields = zip(FIELD_KINDS.values(), *samples, strict=True)
         return LayerPosition(*(_stack(values, kind.stacked) for kind, *values in fields))
 
     def merge(self, other: LayerPosition) -> LayerPosition:
@@ -259,7 +265,7 @@ class LayerPosition(NamedTuple):
                 doubles.
         """
         values: list[Any] = []
-        for (field, kind), a, b in zip(KINDS.items(), self, other, strict=True):
+        for (field, kind), a, b in zip(FIELD_KINDS.items(), self, other, strict=True):
             if a is None or b is None:
                 values.append(b if a is None else a)
             elif kind.combine is None:
@@ -276,8 +282,8 @@ class LayerPosition(NamedTuple):
 
 
 #: The kind of each field.
-KINDS: dict[str, Kind] = {
+FIELD_KINDS: dict[str, FieldKind] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(LayerPosition, include_extras=True).items()
 }
 #: The fields for pairs of tokens; the others are for the tokens that enter a layer.
-OF_PAIRS = tuple(name for name, kind in KINDS.items() if kind.pairs)
+OF_PAIRS = tuple(name for name, kind in FIELD_KINDS.items() if kind.pairs)

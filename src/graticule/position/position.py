@@ -15,7 +15,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, Layers, joined_layers, spread
+from graticule.position.joining import Joining, Layers, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
 from graticule.position.places import Places, Points
 from graticule.registry.checks import Checked, shown
@@ -137,7 +137,7 @@ def _holds_a_grid(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Site:
+class StageSpec:
     """Describes a backbone, or a stage of a pyramid, to the encoding whose position is built for it.
 
     grid: the grid of the parameters, with the windows of this stage if it has windows.
@@ -168,8 +168,8 @@ class Site:
         return self.dim // max(self.num_heads, 1)
 
 
-#: Parameters of an encoding's constructor that a `Site` provides; all others are its options.
-FROM_SITE = frozenset({"self", "grid", "axes", "dim", "depth", "num_heads", "head_dim", "causal"})
+#: Parameters of an encoding's constructor that a `StageSpec` provides; all others are its options.
+FROM_STAGE = frozenset({"self", "grid", "axes", "dim", "depth", "num_heads", "head_dim", "causal"})
 
 
 class Encoding(Checked, nn.Module, ABC):
@@ -177,7 +177,7 @@ class Encoding(Checked, nn.Module, ABC):
 
     The parameters of the constructor called `grid` (the grid, or window, that the encoding is built for), `axes` (their
     number), `dim` (D), `depth` (number of layers), `num_heads` (h), `head_dim` (d) or `causal` (whether tokens attend
-    only to those before them) come from the `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
+    only to those before them) come from the `StageSpec`; all others are the encoding's options, as in `shaw(clip=4)`.
     """
 
     #: The form in which a joining other than 'default' passes it to the layers: a table or a bias; None if it cannot.
@@ -191,8 +191,8 @@ class Encoding(Checked, nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Build the position of a backbone at `site`, with as many instances as its layers need.
+    def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
+        """Build the position of a backbone at `stage`, with as many instances as its layers need.
 
         The keyword arguments of this method are options, too.
         """
@@ -200,8 +200,8 @@ class Encoding(Checked, nn.Module, ABC):
     @classmethod
     def option_types(cls) -> dict[str, Option]:
         """Return the options by name, with their types and defaults."""
-        more = options_of(cls.position, frozenset({"site", "joining"}))
-        return {**options_of(cls.__init__, FROM_SITE), **more}
+        more = options_of(cls.position, frozenset({"stage", "joining"}))
+        return {**options_of(cls.__init__, FROM_STAGE), **more}
 
     @classmethod
     def has_layers(cls) -> bool:
@@ -218,16 +218,16 @@ class Encoding(Checked, nn.Module, ABC):
         return ENCODINGS.spec_of(cls, options)
 
     @classmethod
-    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid`, the grid of the site or of a window of it."""
+    def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`, the grid of the stage or of a window of it."""
         known = {
             "grid": grid,
             "axes": grid.ndim,
-            "dim": site.dim,
-            "depth": site.depth,
-            "num_heads": site.num_heads,
-            "head_dim": site.head_dim,
-            "causal": site.causal,
+            "dim": stage.dim,
+            "depth": stage.depth,
+            "num_heads": stage.num_heads,
+            "head_dim": stage.head_dim,
+            "causal": stage.causal,
         }
         wanted = _parameters(cls.__init__)
         return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
@@ -272,9 +272,9 @@ class NoEncoding(Encoding):
     layered = False
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+    def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Return a position that is empty for every layer."""
-        return NoPosition(site.depth)
+        return NoPosition(stage.depth)
 
 
 class PositionBuilder(Protocol):
@@ -283,9 +283,9 @@ class PositionBuilder(Protocol):
     def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
         """Build the position for `depth` layers of `num_heads` heads or groups, and tokens of `dim` channels on `grid`.
 
-        `within` are further fields of `Site`: `absolute=False` for stages without an absolute encoding of their own;
-        `merged=True` for stages that can get the table of the previous stage, merged; `causal=True` where tokens attend
-        only to those before them.
+        `within` are further fields of `StageSpec`: `absolute=False` for stages without an absolute encoding of their
+        own; `merged=True` for stages that can get the table of the previous stage, merged; `causal=True` where tokens
+        attend only to those before them.
         """
 
 
@@ -347,13 +347,13 @@ class SharedPosition(Position, ABC):
         self.joined = joined_layers(depth, layers)
 
     @abstractmethod
-    def given(self, grid: Grid) -> list[LayerPosition]:
+    def layer_positions(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of the joined layers for `grid`, or for a window: one for all, or one each."""
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`."""
-        positions = self.given(grid.within)
-        return spread(positions * len(self.joined) if len(positions) == 1 else positions, self.joined, self.depth)
+        positions = self.layer_positions(grid.within)
+        return fill_layers(positions * len(self.joined) if len(positions) == 1 else positions, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Set `grid`, or a window of it, as the grid of the encoding."""

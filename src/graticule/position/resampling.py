@@ -215,7 +215,7 @@ class Area(Resampler):
 
 
 @register_resampler("crop")
-class Crop(Resampler):
+class CropResampler(Resampler):
     """Keeps the aspect ratio of patches: scales the table to cover the new grid, and crops it at the top left.
 
     For a square table that is the aspect-preserving option of timm's NaFlexVit: resampled to a square of the longer

@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 Axes = tuple[int, ...]
 
 
-class Tokens(ABC):
+class TokenSelection(ABC):
     """A change of the tokens of a layer: fewer of them, others, or some without a position before them."""
 
     #: Where fields that cannot follow the change must be None, with the reason.
@@ -51,7 +51,7 @@ def pick(table: Tensor, axis: int, index: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Part(Tokens):
+class TextSlice(TokenSelection):
     """The tokens from `start` on in a text that ends before `stop`; they attend to all tokens before `stop`."""
 
     where = "for a part of the tokens: it takes all of them at once"
@@ -84,7 +84,7 @@ def _moved(function: Function, first: int, last: int, x: Tensor, start: int = 0,
 
 
 @dataclass(frozen=True)
-class Prefix(Tokens):
+class WithPrefix(TokenSelection):
     """All tokens, and `count` tokens without a position before them."""
 
     where = "for further tokens before those of the grid"
@@ -120,7 +120,7 @@ def _of_grid(function: Function, count: int, x: Tensor) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Subset(Tokens):
+class Subset(TokenSelection):
     """Some of all tokens, which attend to each other only.
 
     index: (n,), or (B, n) for other tokens of each sample; a prefix must be whole and come first.

@@ -32,7 +32,7 @@ class Option:
     default: Any
 
 
-class Table(UserDict[K, V]):
+class NameTable(UserDict[K, V]):
     """Things by name. Every file of its rooms, which register them, is imported when the table is first read.
 
     Args:
@@ -62,7 +62,9 @@ class Table(UserDict[K, V]):
             self._complete = False
             raise
 
-    def register(self: Table[str, V], name: str, make: Callable[[Any], V] = lambda given: given) -> Callable[[D], D]:
+    def register(
+        self: NameTable[str, V], name: str, make: Callable[[Any], V] = lambda given: given
+    ) -> Callable[[D], D]:
         """Return a decorator that registers a class or a function as `name`.
 
         Args:
@@ -106,7 +108,7 @@ class Table(UserDict[K, V]):
         return len(self.data)
 
 
-class Registry(Table[str, T]):
+class Registry(NameTable[str, T]):
     """Classes by name, to which users can add: `register` adds one.
 
     The options of a name are the keyword arguments of its class, with their types and defaults.
@@ -115,7 +117,7 @@ class Registry(Table[str, T]):
         argument: its name in messages, such as 'encoding'.
         base: the class that a registered class must be a subclass of.
         options: returns the options of a class.
-        rooms: see `Table`; none if the classes are registered in the file of the registry.
+        rooms: see `NameTable`; none if the classes are registered in the file of the registry.
     """
 
     def __init__(self, argument: str, base: Any, options: Callable[[Any], Mapping[str, Option]], *rooms: str) -> None:
@@ -124,7 +126,7 @@ class Registry(Table[str, T]):
         self._options = options
 
     def register(self, name: str, make: Callable[[Any], Any] = lambda given: given) -> Callable[[D], D]:
-        """Return a decorator that registers a class as `name`, as `Table.register` does.
+        """Return a decorator that registers a class as `name`, as `NameTable.register` does.
 
         Raises:
             TypeError: also if the class is not a subclass of the base.

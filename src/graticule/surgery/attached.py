@@ -215,11 +215,11 @@ class AttachedPosition(PublishedNames):
         for layer, (name, one) in enumerate(zip(found.blocks, given, strict=True)):
             block = module.get_submodule(name)
             self._keep(block.register_forward_pre_hook(self._recall, with_kwargs=True))
-            if layer == 0 or one.pre is not None or one.before is not None:
+            if layer == 0 or one.added_to_stream is not None or one.map_before is not None:
                 self._keep(block.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True))
-            if one.after is not None:
+            if one.map_after is not None:
                 self._keep(block.register_forward_hook(partial(self._leave, layer)))
-            if one.inner is not None:
+            if one.after_norm is not None:
                 self._keep(block.get_submodule(found.norm).register_forward_hook(partial(self._add_inner, layer)))
             if one.queries_keys is not None:
                 self._install_queries_keys(block, ways, layer)
@@ -277,25 +277,25 @@ class AttachedPosition(PublishedNames):
             self._thread.now = call
 
     def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply `pre` and `before` to the input tokens of a block."""
+        """Apply `added_to_stream` and `map_before` to the input tokens of a block."""
         tokens = first_tensor(args, kwargs)
         assert tokens is not None
         if layer == 0:
             if not self.dynamic:
                 self._set(self.grid)
             self._check(tokens)
-        x = self._layer(layer).enter(self._batch_first(tokens))
+        x = self._layer(layer).enter_block(self._batch_first(tokens))
         return _replaced(tokens, self._batch_first(x), args, kwargs)
 
     def _leave(self, layer: int, module: nn.Module, args: Any, output: Any) -> Any:
-        """Apply `after` to the output tokens of a block, which may return more than these."""
+        """Apply `map_after` to the output tokens of a block, which may return more than these."""
         if isinstance(output, tuple):
             return (self._leave(layer, module, args, output[0]), *output[1:])
-        return self._batch_first(self._layer(layer).leave(self._batch_first(output)))
+        return self._batch_first(self._layer(layer).leave_block(self._batch_first(output)))
 
     def _add_inner(self, layer: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
-        """Add `inner` to the normalized tokens."""
-        inner = self._layer(layer).inner
+        """Add `after_norm` to the normalized tokens."""
+        inner = self._layer(layer).after_norm
         return output if inner is None else output + self._rows(inner)
 
     def _add_to_input(self, layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:

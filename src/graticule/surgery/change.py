@@ -52,15 +52,15 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
         first: index of the first layer of the stage.
     """
     shares = []
-    table = before.given[0].pre if before.given else None
+    table = before.given[0].added_to_stream if before.given else None
     stream: Tensor | None = None
     for index, (old, new) in enumerate(zip(before.given, after, strict=True)):
         layer = first + index
-        if new.pre is not None:
-            stream = new.pre if stream is None else stream + new.pre
+        if new.added_to_stream is not None:
+            stream = new.added_to_stream if stream is None else stream + new.added_to_stream
         if table is not None:
             shares.append(Share(layer, *_compare_table(table, stream, new, before, index)))
-        for field in ("inner", "queries_keys"):
+        for field in ("after_norm", "queries_keys"):
             was, now = getattr(old, field), getattr(new, field)
             if was is not None and now is None and stream is not None:
                 shares.append(Share(layer, f"{field}, from the stream", None))
@@ -85,7 +85,7 @@ def _compare_table(
     contribution = before.contributions[index]
     if stream is not None:
         return "table in the stream", _compare(table, stream)
-    for field, where in (("inner", "after the norm"), ("queries_keys", "in queries and keys")):
+    for field, where in (("after_norm", "after the norm"), ("queries_keys", "in queries and keys")):
         constant = getattr(new, field)
         if constant is not None:
             comparable = contribution is not None and constant.shape == contribution.mean.shape

@@ -168,7 +168,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ProgramComparison:
     """The difference of a file from PyTorch for one batch, relative to the largest output."""
 
     batch: int
@@ -216,7 +216,7 @@ class Exported:
     format: str
     takes: str
     size: int
-    compared: tuple[Comparison, ...]
+    compared: tuple[ProgramComparison, ...]
 
     @property
     def error(self) -> float:
@@ -286,7 +286,7 @@ def export(
         compared = []
         for images, size in batches:
             error = difference(run(images), expected(images))
-            compared.append(Comparison(len(images), size, error if int8 else checked_error(error, path, size)))
+            compared.append(ProgramComparison(len(images), size, error if int8 else checked_error(error, path, size)))
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
     return Exported(path, name, str(sizes), path.stat().st_size, tuple(compared))
 

@@ -22,7 +22,7 @@ from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, Position
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition, put_back, take_out
 
@@ -159,7 +159,7 @@ def table_of(module: Any) -> Any:
 
 Model = TypeVar("Model", bound=nn.Module)
 #: The functions that resize models of another library in place, from the arguments of `resize`, by its name.
-LIBRARIES: Table[str, Callable[..., None]] = Table("library", "graticule.external.resize")
+LIBRARIES: NameTable[str, Callable[..., None]] = NameTable("library", "graticule.external.resize")
 
 
 @checked

@@ -17,15 +17,15 @@ from graticule.backbones.registry import create_model
 from graticule.encodings.build import build_position
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
-from graticule.position.layer import KINDS
+from graticule.position.layer import FIELD_KINDS
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
 from graticule.surgery.fold import fold, unfold
+from graticule.testing.model_under_test import check_same, run
 from graticule.testing.models import Finding, inspect_model
 from graticule.testing.places import check_places, mixes
-from graticule.testing.subject import check_same, run
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
@@ -33,9 +33,9 @@ _GRIDS = ((3, 5), (4, 2), (5, 7))
 
 #: Field of `LayerPosition` -> an encoding and a joining that give it to layers; others are looked for.
 FIELDS = {
-    "pre": ("learnable", "shared"),
-    "before": ("peg(places=-1)", "default"),
-    "inner": ("learnable", "lape"),
+    "added_to_stream": ("learnable", "shared"),
+    "map_before": ("peg(places=-1)", "default"),
+    "after_norm": ("learnable", "lape"),
     "inputs": ("convolutional_projection(places=-1)", "default"),
     "bias": ("relative_bias", "default"),
     "key_bias": ("irpe(on='q')", "default"),
@@ -44,7 +44,7 @@ FIELDS = {
     "rotary": ("rope_1d", "default"),
     "queries_keys": ("learnable", "queries_keys"),
     "query_scale": ("log_n(reference=2)", "default"),
-    "after": ("peg", "default"),
+    "map_after": ("peg", "default"),
     "mixing": ("sgu", "default"),
     "spatial_bias": ("sgu", "default"),
 }
@@ -211,9 +211,9 @@ def _check_shapes(positions: list[Any], n: int) -> None:
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
     sides = {"B": batch, "N": n, "D": _DIM, "h": _HEADS, "d": _DIM // _HEADS}
     for position in positions:
-        for (field, kind), value in zip(KINDS.items(), position, strict=True):
-            computed = bool(kind.of) and callable(value)
-            made = value(torch.rand([sides[letter] for letter in kind.of.split()])) if computed else value
+        for (field, kind), value in zip(FIELD_KINDS.items(), position, strict=True):
+            computed = bool(kind.function_input) and callable(value)
+            made = value(torch.rand([sides[letter] for letter in kind.function_input.split()])) if computed else value
             if isinstance(made, Tensor) and kind.shapes:
                 allowed = [shape.split() for shape in kind.shapes if ("B" in shape) == computed]
                 letters = next((each for each in allowed if len(each) == made.ndim), allowed[0])
@@ -236,7 +236,7 @@ def _check_fields(build: _Build) -> None:
     images, grids = torch.randn(2, model.in_chans, *model.img_size), model.layer_grids(model.grid)
     logits = model.forward_head(model.features_of(list(model.each_layer(images))))
     check_same(logits, run(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
-    unknown = model.takes - KINDS.keys()
+    unknown = model.takes - FIELD_KINDS.keys()
     assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
     own = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])
     for field in sorted(model.takes):

@@ -22,23 +22,23 @@ from graticule.position.places import by
 from graticule.position.rotation import PairRotation, Rotation
 from graticule.registry.checks import known_name
 from graticule.testing import order
-from graticule.testing.order import RIGHT, relative
-from graticule.testing.subject import (
+from graticule.testing.model_under_test import (
     EXACT,
     SAME,
     Failed,
+    ModelUnderTest,
     NotApplicable,
     Size,
-    Subject,
     check_same,
     from_rows,
     other_grid,
     run,
     to_rows,
 )
+from graticule.testing.order import RIGHT, relative
 
 
-def sizes(subject: Subject, original: Subject) -> str:
+def sizes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Another size works or is refused, also by `set_input_size`, and the first size then gives the same result."""
     images = subject.images(2)
     before = run(subject.model, images)
@@ -80,7 +80,7 @@ def sizes(subject: Subject, original: Subject) -> str:
     return ", ".join(notes)
 
 
-def crop(subject: Subject, original: Subject) -> str:
+def crop(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """The position of a crop is the crop of the position, along both axes or along none."""
     promised = [
         type(one).__name__
@@ -109,7 +109,7 @@ def crop(subject: Subject, original: Subject) -> str:
     raise NotApplicable("position is relative to the size of the image, or resampled for it")
 
 
-def _signature(subject: Subject) -> dict[Size, Tensor]:
+def _signature(subject: ModelUnderTest) -> dict[Size, Tensor]:
     """Return position by displacement if it is relative, and by patch if it is absolute."""
     try:
         seen = relative(subject)
@@ -125,7 +125,7 @@ def _signature(subject: Subject) -> dict[Size, Tensor]:
         return {(rank // width, rank % width): value for rank, value in enumerate(tokens)}
 
 
-def transposition(subject: Subject, original: Subject) -> str:
+def transposition(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """A model with transposed position tables and kernels gives the same result for the transposed image."""
     rotary = [one for one in subject.model.modules() if _has_shape(getattr(one, "get_embed", None))]
     if rotary:
@@ -146,7 +146,7 @@ def transposition(subject: Subject, original: Subject) -> str:
     return f"holds on {by(tall.grid)} patches"
 
 
-def _transposes(subject: Subject, other: Subject) -> bool:
+def _transposes(subject: ModelUnderTest, other: ModelUnderTest) -> bool:
     """Return whether `other`, at the transposed size, with the transposed weights of `subject`, gives the same."""
     images = subject.images(2)
     expected = run(subject.model, images)
@@ -158,7 +158,7 @@ def _transposes(subject: Subject, other: Subject) -> bool:
 
 
 @torch.no_grad()
-def _transposed(subject: Subject, other: Subject) -> nn.Module:
+def _transposed(subject: ModelUnderTest, other: ModelUnderTest) -> nn.Module:
     model = copy.deepcopy(other.model)
     sources = dict(subject.model.named_modules())
     held = dict([*model.named_parameters(), *model.named_buffers()])
@@ -220,7 +220,7 @@ def _module_cosines(rotary: Any, shape: Size) -> Tensor:
     return table.detach().double().unflatten(-2, shape)
 
 
-def _own_cosines(subject: Subject, shape: Size) -> Tensor:
+def _own_cosines(subject: ModelUnderTest, shape: Size) -> Tensor:
     """Return the cosines by which the first layer of a model of this library rotates the patches of a grid."""
     model = subject.model
     assert isinstance(model, Backbone)
@@ -244,7 +244,7 @@ def _has_shape(function: Any) -> bool:
     return callable(function) and "shape" in inspect.signature(function).parameters
 
 
-def batch(subject: Subject, original: Subject) -> str:
+def batch(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """A batch gives the same result as each of its images alone."""
     images = subject.images(3)
     together, alone = run(subject.model, images), [run(subject.model, image[None]) for image in images]
@@ -252,7 +252,7 @@ def batch(subject: Subject, original: Subject) -> str:
     return "3 images give the same together and alone"
 
 
-def caches(subject: Subject, original: Subject) -> str:
+def caches(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Alternating sizes, dtypes, devices and instances gives the same results as each alone."""
     images = subject.images(2)
     first = run(copy.deepcopy(subject.model), images)
@@ -307,7 +307,7 @@ def caches(subject: Subject, original: Subject) -> str:
     return f"{', '.join(dict.fromkeys(turns))} in turn"
 
 
-def _after_turn(subject: Subject) -> None:
+def _after_turn(subject: ModelUnderTest) -> None:
     """Check that attention depends on the displacement at another grid of as many patches, after the first."""
     try:
         first = relative(subject)
@@ -322,7 +322,7 @@ def _after_turn(subject: Subject) -> None:
         )
 
 
-def export(subject: Subject, original: Subject) -> str:
+def export(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """A model exported with any batch size gives the same result (`torch.export`)."""
     model = copy.deepcopy(subject.model).float()
     images = subject.images(2).float()
@@ -344,7 +344,7 @@ def _of_position(name: str) -> bool:
     return any(part in name.lower() for part in ("pos", "rel", "rope", "freq"))
 
 
-def autocast(subject: Subject, original: Subject) -> str:
+def autocast(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Under autocast to bfloat16 each patch keeps its position of float32."""
     try:
         (wide,) = subject.at_first([(2, 160)], [(8, 160)])
@@ -459,7 +459,7 @@ def inspect_model(
     found = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        original = Subject.of(model, img_size, patch_size)
+        original = ModelUnderTest.of(model, img_size, patch_size)
         subject = original.small().drawn()
         run(subject.model, subject.images(1))  # an error of the unchanged model is raised to the user
         for name, check in CHECKS.items():

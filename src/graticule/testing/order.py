@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from graticule.encodings.liere import LieRe
 from graticule.external.recorder import record
 from graticule.position.places import by
-from graticule.testing.subject import SAME, Failed, NotApplicable, Size, Subject, any_of, other_grid
+from graticule.testing.model_under_test import SAME, Failed, ModelUnderTest, NotApplicable, Size, any_of, other_grid
 
 #: Tolerance of logits, relative to their range.
 _TOLERANCE = 1e-3
@@ -87,7 +87,7 @@ class Relative:
         return found
 
 
-def every_relative(subject: Subject) -> list[Relative]:
+def every_relative(subject: ModelUnderTest) -> list[Relative]:
     """Return all attentions between patches that differ only in their relative position, in order."""
     reasons: list[NotApplicable] = []
     found = []
@@ -103,7 +103,7 @@ def every_relative(subject: Subject) -> list[Relative]:
     return found
 
 
-def relative(subject: Subject, level: float = 1.0, earlier: int = 0) -> Relative:
+def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> Relative:
     """Return the attention between patches that differ only in their relative position.
 
     Args:
@@ -182,7 +182,7 @@ def resampled_reading(measured: Tensor, old: Size, new: Size) -> tuple[str, floa
     return nearest.partition(" (")[0], right
 
 
-def pair_layout(subject: Subject, original: Subject) -> str:
+def pair_layout(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """A rotation of queries keeps their length; it does not if its table has another layout of pairs."""
     rotated, reason = 0, NotApplicable("queries are not rotated")
     for seen in every_relative(subject):
@@ -197,7 +197,7 @@ def pair_layout(subject: Subject, original: Subject) -> str:
     return "rotations keep the length of queries" + (f", in {rotated} attentions" if rotated > 1 else "")
 
 
-def _check_lengths(subject: Subject, seen: Relative) -> None:
+def _check_lengths(subject: ModelUnderTest, seen: Relative) -> None:
     share, queries = length_differences(seen), seen.queries
     if share is None or queries is None:
         raise NotApplicable("the queries of its attention were not seen")
@@ -223,20 +223,20 @@ def length_differences(seen: Relative) -> float | None:
     return float(((lengths.amax(1) - lengths.amin(1)) / lengths.amax(1).clamp_min(1e-30)).max())
 
 
-def axes(subject: Subject, original: Subject) -> str:
+def axes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Position is ordered row by row, as the patches are, at a grid that is not square."""
     return any_of(
         lambda: _relative_axes(subject), lambda: _table_axes(subject, original), lambda: _resampled_axes(subject)
     )
 
 
-def _relative_axes(subject: Subject) -> str:
+def _relative_axes(subject: ModelUnderTest) -> str:
     seen = every_relative(subject)
     said = [_axes_of(one, subject) for one in seen]
     return said[0] + (f", in {len(seen)} attentions" if seen[1:] else "")
 
 
-def _axes_of(seen: Relative, subject: Subject) -> str:
+def _axes_of(seen: Relative, subject: ModelUnderTest) -> str:
     if seen.shape[0] == seen.shape[1]:
         raise NotApplicable(f"attention is within a square of {seen.shape[0]} x {seen.shape[1]} patches")
     reading = seen.reading()
@@ -256,7 +256,7 @@ def _axes_of(seen: Relative, subject: Subject) -> str:
     return f"attention depends on the displacement in {by(seen.shape)} patches"
 
 
-def _table_axes(subject: Subject, original: Subject) -> str:
+def _table_axes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Compare the smoothness of position in the tokens over the grid and over the grid with swapped axes."""
     if original.grid[0] == original.grid[1]:
         original = original.small()
@@ -278,7 +278,7 @@ def _table_axes(subject: Subject, original: Subject) -> str:
     return f"absolute position is smooth over {by(original.grid)} patches"
 
 
-def _resampled_axes(subject: Subject) -> str:
+def _resampled_axes(subject: ModelUnderTest) -> str:
     reading, error, new = _resampled(subject)
     if reading == COLUMNS:
         raise Failed(
@@ -289,7 +289,7 @@ def _resampled_axes(subject: Subject) -> str:
     return f"a table keeps its axes when it is resampled for {by(new)} patches"
 
 
-def _resampled(subject: Subject) -> tuple[str, float, Size]:
+def _resampled(subject: ModelUnderTest) -> tuple[str, float, Size]:
     """Write the coordinates of patches into the table, and read them at another grid."""
     if not subject.tables:
         raise NotApplicable("no absolute position table (a parameter or buffer that is added to tokens)")
@@ -314,12 +314,12 @@ def _resampled(subject: Subject) -> tuple[str, float, Size]:
     return reading, error, new
 
 
-def _off(filled: Subject, plain: Subject, expected: Tensor) -> float:
+def _off(filled: ModelUnderTest, plain: ModelUnderTest, expected: Tensor) -> float:
     rows, values = _entered(filled, plain)
     return float((values[rows][:, :2] - expected).abs().max())
 
 
-def _entered(filled: Subject, plain: Subject) -> tuple[Tensor, Tensor]:
+def _entered(filled: ModelUnderTest, plain: ModelUnderTest) -> tuple[Tensor, Tensor]:
     """Return the row of each patch, and the contribution of the table to each row, (rows, D)."""
     for at, (one, other) in enumerate(zip(filled.base.inputs, plain.base.inputs, strict=False)):
         if one.shape == other.shape and one.shape[1] >= plain.patches and not torch.equal(one, other):
@@ -327,7 +327,7 @@ def _entered(filled: Subject, plain: Subject) -> tuple[Tensor, Tensor]:
     raise NotApplicable("the table does not enter the tokens")
 
 
-def prefix(subject: Subject, original: Subject) -> str:
+def prefix(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Class and register tokens do not count as positions of patches."""
     try:
         rows = subject.rows()
@@ -340,7 +340,7 @@ def prefix(subject: Subject, original: Subject) -> str:
     return any_of(lambda: _relative_prefix(subject), lambda: _resampled_prefix(subject))
 
 
-def _relative_prefix(subject: Subject) -> str:
+def _relative_prefix(subject: ModelUnderTest) -> str:
     for seen in every_relative(subject):
         reading = seen.reading()
         if reading is not None and reading.startswith("shifted"):
@@ -353,7 +353,7 @@ def _relative_prefix(subject: Subject) -> str:
     return f"attention between patches is correct with {_tokens(seen.outside)}"
 
 
-def _resampled_prefix(subject: Subject) -> str:
+def _resampled_prefix(subject: ModelUnderTest) -> str:
     reading, error, new = _resampled(subject)
     if reading not in (RIGHT, COLUMNS):
         raise Failed(

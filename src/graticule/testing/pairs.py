@@ -18,8 +18,8 @@ from torch import Tensor
 from graticule.encodings.build import build_position
 from graticule.position.grid import Grid
 from graticule.position.places import by
+from graticule.testing.model_under_test import SAME, Failed, NotApplicable, check_same, is_same
 from graticule.testing.order import COLUMNS, OPPOSITE, RIGHT, Relative
-from graticule.testing.subject import SAME, Failed, NotApplicable, check_same, is_same
 from graticule.testing.tables import PositionCode, Shape
 
 #: Grids of the laws: a square, one of twice its sides, one of as many patches, and two transposed ones.

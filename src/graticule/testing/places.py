@@ -16,11 +16,11 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Crop, Grid
-from graticule.position.layer import KINDS, LayerPosition
+from graticule.position.layer import FIELD_KINDS, LayerPosition
 from graticule.position.places import Points, Shape
 from graticule.position.position import ENCODINGS, Position
 from graticule.position.tokens import Subset
-from graticule.testing.subject import Failed, check_same
+from graticule.testing.model_under_test import Failed, check_same
 
 #: D, layers and heads, other numbers than those of axes, patches and displacements.
 DIM, DEPTH, HEADS = 72, 2, 6
@@ -186,7 +186,11 @@ def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
         elif field == "bias":
             found[field] = Bias.of(value).table(q)
         else:
-            found[field] = value(inputs[KINDS[field].of]) if KINDS[field].of and callable(value) else value
+            found[field] = (
+                value(inputs[FIELD_KINDS[field].function_input])
+                if FIELD_KINDS[field].function_input and callable(value)
+                else value
+            )
     for field in ("positional", "inputs"):
         if field in found:
             found.update((f"{field} {at}", each) for at, each in enumerate(found.pop(field)))
@@ -249,7 +253,7 @@ def _given(position: LayerPosition) -> dict[str, Any]:
 
 def reordered(position: LayerPosition, tokens: Subset) -> LayerPosition:
     """Return the position of all tokens in another order, also of fields that cannot follow a part of them."""
-    return LayerPosition(**{one: KINDS[one].take(value, tokens) for one, value in _given(position).items()})
+    return LayerPosition(**{one: FIELD_KINDS[one].take(value, tokens) for one, value in _given(position).items()})
 
 
 def _check_each(check: Callable[[Any], None], cases: Sequence[Any]) -> None:

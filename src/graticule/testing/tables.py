@@ -13,8 +13,8 @@ from torch import Tensor
 
 from graticule.position.places import by
 from graticule.position.resampling import build_resampler
+from graticule.testing.model_under_test import SAME, Failed, NotApplicable, check_same, is_same
 from graticule.testing.models import Finding
-from graticule.testing.subject import SAME, Failed, NotApplicable, check_same, is_same
 
 #: (height, width) of a grid.
 Shape = tuple[int, int]

@@ -76,7 +76,7 @@ def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(
 
 
 def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_path, trained):
-    code, out, _ = run_command(capsys, "look", "correlations", trained.folder, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "analyze", "correlations", trained.folder, "--output", tmp_path)
     assert code == 0 and "reach" in out and "hierarchy" not in out.lower().split("reach")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
     assert len([line for line in out.splitlines() if " inner " in line]) == 6
@@ -89,7 +89,7 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
 ):
     recipe = Recipe(encoding=encoding, limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
     run = train(recipe, tmp_path / "run", progress=False)
-    code, out, _ = run_command(capsys, "look", "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
+    code, out, _ = run_command(capsys, "analyze", "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
     assert code == 0 and "bias on 7 x 7 patches, from head to head" in out and "p = " not in out
     assert (tmp_path / "bias.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "bias.npz").is_file()
     assert (tmp_path / "correlations.png").is_file() is tables
@@ -99,9 +99,9 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
     ("arguments", "keys"),
     [
         (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
-        (["look", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
-        (["look", "attention", "RUN", "--layers", 1], {"trained"}),
-        (["look", "translation", "RUN", "--count", 8], {"trained"}),
+        (["analyze", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
+        (["analyze", "attention", "RUN", "--layers", 1], {"trained"}),
+        (["analyze", "translation", "RUN", "--count", 8], {"trained"}),
         (["models"], {"models", "encodings", "recipes"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -127,7 +127,7 @@ def test_evaluate_measures_speed_at_every_size_of_each_run(capsys, tmp_path, tra
 def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
     code, out, _ = run_command(
         capsys,
-        "look",
+        "analyze",
         "translation",
         trained.folder,
         pegged.folder,
@@ -143,41 +143,41 @@ def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
     said = " ".join(out.split())
     assert f"{2**0.5:.2f}: the shift changes as much as another image does" in said  # of test_equivariance.py
-    code, out, _ = run_command(capsys, "look", "translation", pegged.folder, "--count", 8, "--img-size", "20x36")
+    code, out, _ = run_command(capsys, "analyze", "translation", pegged.folder, "--count", 8, "--img-size", "20x36")
     assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
 
 
 def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, trained, pegged):
     chosen = ("--layers", 1, 2, "--heads", 0, "--image", 5, "--without-position", "--output", tmp_path)
-    code, out, _ = run_command(capsys, "look", "attention", trained.folder, pegged.folder, *chosen)
+    code, out, _ = run_command(capsys, "analyze", "attention", trained.folder, pegged.folder, *chosen)
     assert code == 0 and out.count("without position") == 2 and "distance" in out
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"attention.png", "attention-image.png", *(f"attention-{n}.npz" for n in range(1, 5))}
     code, *_ = run_command(
-        *(capsys, "look", "attention", trained.folder, "--query", "0x6", "--format", "pdf"),
+        *(capsys, "analyze", "attention", trained.folder, "--query", "0x6", "--format", "pdf"),
         *("--output", tmp_path),
     )
     assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
-    code, *_ = run_command(capsys, "look", "attention", trained.folder, "--query", "cls", "--output", tmp_path)
+    code, *_ = run_command(capsys, "analyze", "attention", trained.folder, "--query", "cls", "--output", tmp_path)
     assert code == 0 and (tmp_path / "attention-image.png").is_file()
 
 
 @in_turn(
     ("arguments", "said"),
     [
-        (["look", "translation", "RUN", "--shifts", "down"], "`shifts`"),
-        (["look", "translation", "RUN", "--shifts", "7x0"], "must move the image"),
-        (["look", "translation", "RUN", "--count", 1], "`count`"),
-        (["look", "translation", "RUN", "--count", 41], "number of test images, 40"),
-        (["look", "translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
-        (["look", "translation", "RUN", "RUN"], "`models` must differ"),
-        (["look", "attention", "RUN", "--layers", 6], "`layers` must be from 0 to 5, got 6"),
-        (["look", "attention", "RUN", "--layers", -1], "`layers` must be from 0 to 5, got -1"),
-        (["look", "attention", "RUN", "--heads", 4], "`heads`"),
-        (["look", "attention", "RUN", "--image", 40], "`image`"),
-        (["look", "attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
-        (["look", "attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
-        (["look", "attention", "./nowhere"], "does not exist"),
+        (["analyze", "translation", "RUN", "--shifts", "down"], "`shifts`"),
+        (["analyze", "translation", "RUN", "--shifts", "7x0"], "must move the image"),
+        (["analyze", "translation", "RUN", "--count", 1], "`count`"),
+        (["analyze", "translation", "RUN", "--count", 41], "number of test images, 40"),
+        (["analyze", "translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
+        (["analyze", "translation", "RUN", "RUN"], "`models` must differ"),
+        (["analyze", "attention", "RUN", "--layers", 6], "`layers` must be from 0 to 5, got 6"),
+        (["analyze", "attention", "RUN", "--layers", -1], "`layers` must be from 0 to 5, got -1"),
+        (["analyze", "attention", "RUN", "--heads", 4], "`heads`"),
+        (["analyze", "attention", "RUN", "--image", 40], "`image`"),
+        (["analyze", "attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
+        (["analyze", "attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
+        (["analyze", "attention", "./nowhere"], "does not exist"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
         (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),

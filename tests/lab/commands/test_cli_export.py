@@ -96,7 +96,7 @@ def test_commands_open_a_published_folder(tmp_path, capsys):
         (row,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())
         tables.append({name: row[name] for name in ("top1", "top5", "loss", "images", "size")})
     assert tables[0] == tables[1] and tables[0]["images"] == 1000
-    code, _, err = run_command(capsys, "look", "correlations", folder, "--output", tmp_path)
+    code, _, err = run_command(capsys, "analyze", "correlations", folder, "--output", tmp_path)
     assert code == 0 and (tmp_path / "correlations.png").is_file(), err
     for option in ("encoding", "weights"):
         err = refused(capsys, "evaluate", folder, "--images", "digits", f"--{option}", "rope")

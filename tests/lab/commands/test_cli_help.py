@@ -6,12 +6,12 @@ import shlex
 from commands import command_options, run_command
 from graticule.lab.arguments import help_page, options_of
 from graticule.lab.cli import COMMANDS
-from graticule.lab.commands.look import KINDS
+from graticule.lab.commands.analyze import KINDS
 from graticule.lab.commands.options import parse
 from in_turn import in_turn
 
 HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
-    *(["look", kind, "--help"] for kind in KINDS),
+    *(["analyze", kind, "--help"] for kind in KINDS),
     ["train", "digits_quick", "--help"],
     ["train", "pydoc_quick", "--help"],
     ["train", "scenes_detection", "--help"],

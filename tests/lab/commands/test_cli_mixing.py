@@ -61,7 +61,7 @@ def looked(runs, tmp_path_factory) -> tuple[Path, str]:
     """Return the folder of `mixing` on the PosMLP with default options, and its output."""
     folder, out = tmp_path_factory.mktemp("looks") / "new", io.StringIO()
     with contextlib.redirect_stdout(out):
-        main(["look", "mixing", str(runs["posmlp"].folder), "--output", str(folder)])
+        main(["analyze", "mixing", str(runs["posmlp"].folder), "--output", str(folder)])
     return folder, out.getvalue()
 
 
@@ -96,7 +96,7 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
     run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
     capsys.readouterr()
     code, out, _ = run_command(
-        capsys, "look", "mixing", run.folder, "--layers", 1, 4, "--query", "1x2", "--output", tmp_path
+        capsys, "analyze", "mixing", run.folder, "--layers", 1, 4, "--query", "1x2", "--output", tmp_path
     )
     assert code == 0 and str(tmp_path / "mixing-parts.png") in out
     parts = mixing_parts(run.model(), layers=[1, 4])
@@ -108,7 +108,9 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
 
 def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_pictures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
-    code, out, _ = run_command(capsys, "look", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path)
+    code, out, _ = run_command(
+        capsys, "analyze", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path
+    )
     assert code == 0
     each = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
     assert files(tmp_path) == sorted([*each, "mixing-1.npz", "mixing-2.npz", "mixing-reach.png"])
@@ -155,7 +157,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
     assert recipe.backbone_arguments() == {"windows": [4, 2], "combine": "add"}
     model = run.model()
     assert model.windows == (4, 2) and model.block(0, 0).mlp_channels.gate.combine == "add"
-    code, out, _ = run_command(capsys, "look", "mixing", run.folder, "--groups", 0)
+    code, out, _ = run_command(capsys, "analyze", "mixing", run.folder, "--groups", 0)
     assert code == 0 and [row[1] for row in rows(out)] == ["4x4"] * 2 + ["2x2"] * 4
 
 

@@ -65,7 +65,7 @@ def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path,
     for path in ("./vit_micro_patch4_28", str(tmp_path / "vit_micro_patch4_28")):
         assert Run(open_model(path).folder).finished and open_source(path, "export", NamedModels()).run is not None
     (tmp_path / "vit_micro_patch4_28").rename(tmp_path / "mine")
-    for command in (["look", "correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
+    for command in (["analyze", "correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
         assert "there is no such model; did you mean './mine'?" in refused(capsys, *command)
 
 
@@ -121,7 +121,7 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path):
 
 
 def test_an_output_of_another_kind_is_refused(capsys, run):
-    err = refused(capsys, "look", "correlations", run.folder, "--output", run.log_file)
+    err = refused(capsys, "analyze", "correlations", run.folder, "--output", run.log_file)
     assert "`output` must be a folder" in err
 
 
@@ -149,7 +149,7 @@ def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, ru
     for arguments in (
         ["runs", tmp_path],
         ["evaluate", red],
-        ["look", "correlations", red],
+        ["analyze", "correlations", red],
     ):
         code, out, err = run_command(capsys, *arguments)
         assert code == 0 and "\x1b" not in out + err and "\\x1b[31mred\\n" in out

@@ -18,17 +18,17 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 def test_position_correlations_of_a_run_on_text_are_drawn(capsys, tmp_path, table_run):
-    code, out, _ = run_command(capsys, "look", "correlations", table_run.folder, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "analyze", "correlations", table_run.folder, "--output", tmp_path)
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
     grid = np.load(tmp_path / "correlations.npz")["grid"]
     assert code == 0 and "reach (tokens)" in out and tuple(grid) == (1, table_run.recipe().context, 0)
-    code, _, err = run_command(capsys, "look", "correlations", table_run.folder, "--img-size", "28")
+    code, _, err = run_command(capsys, "analyze", "correlations", table_run.folder, "--img-size", "28")
     assert code == 1 and "`img_size` must be left out with a language model" in err
 
 
 def test_a_look_at_images_refuses_a_run_on_text(capsys, table_run):
     before = sorted(table_run.folder.iterdir())
-    err = refused(capsys, "look", "translation", table_run.folder)
+    err = refused(capsys, "analyze", "translation", table_run.folder)
     assert sorted(table_run.folder.iterdir()) == before
     assert "`runs` must be on images" in err and str(table_run.folder) in err and "graticule evaluate" in err
 

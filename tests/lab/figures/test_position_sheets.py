@@ -15,7 +15,7 @@ def correlations(layers=6, grid=Grid(3, 5), silent=0, initial=True):  # noqa: B0
     draw = np.random.default_rng(0)
     similarity = np.stack([np.clip(draw.normal(size=(15, 15)), -0.5, 1) for _ in range(layers)])
     similarity[layers - silent :] = np.nan
-    sources = ("inner",) * (layers - silent) + (None,) * silent
+    sources = ("after_norm",) * (layers - silent) + (None,) * silent
     return Correlations(grid, similarity, sources, np.eye(15) if initial else None)
 
 

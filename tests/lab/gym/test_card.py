@@ -9,7 +9,7 @@ from scipy import stats
 
 from graticule.lab.cli import main
 from graticule.lab.gym.base import TASKS
-from graticule.lab.gym.profile import Profile, Row, interval, rank_intervals, read_profile, write_profile
+from graticule.lab.gym.profile import Profile, ProfileRow, interval, rank_intervals, read_profile, write_profile
 
 PLUGIN = Path(__file__).parents[3] / "docs" / "my_methods.py"
 
@@ -18,7 +18,7 @@ def table(scores, sides=(6, 9), tasks=("place", "box")):
     """Return a profile: choice -> the scores of its seeds, the same for every task and size."""
     return Profile(
         tuple(
-            Row(f"encoding={name}", task, "plane", seed, 6, side, score, 0.0, score, 10, 1.0, 100, "abc")
+            ProfileRow(f"encoding={name}", task, "plane", seed, 6, side, score, 0.0, score, 10, 1.0, 100, "abc")
             for name, given in scores.items()
             for seed, score in enumerate(given)
             for task in tasks
@@ -37,7 +37,7 @@ def test_the_interval_is_that_of_a_t_test_and_has_no_ends_for_one_seed():
 def test_the_mean_over_tasks_counts_scores_below_chance_as_chance_and_needs_all_tasks():
     rows = list(table({"a": [0.5, 0.5]}).rows)
     rows = [row for row in rows if (row.task, row.seed) != ("box", 1)]
-    rows = [row if row.task == "place" else Row(**{**vars(row), "normalized": -11.0}) for row in rows]
+    rows = [row if row.task == "place" else ProfileRow(**{**vars(row), "normalized": -11.0}) for row in rows]
     assert Profile(tuple(rows)).overall(6) == {"encoding=a": [25.0]}
 
 

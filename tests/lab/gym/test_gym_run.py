@@ -12,7 +12,7 @@ import pytest
 import graticule.lab.gym.run as module
 from evidence.gym_page import page_text
 from graticule.lab.gym.base import task_rows
-from graticule.lab.gym.profile import Profile, Row, choice_labels, heat_map, read_profile
+from graticule.lab.gym.profile import Profile, ProfileRow, choice_labels, heat_map, read_profile
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.run import gym
 from graticule.lab.studies.execution import ATTEMPTS
@@ -25,7 +25,7 @@ CHOICES = {name: dataclasses.replace(FEW, encoding=name) for name in ("none", "p
 
 
 def row(choice="a", task="place", seed=0, side=6, normalized=0.5):
-    return Row(choice, task, "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
+    return ProfileRow(choice, task, "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_profiles_are_drawn_with_their_scores():
 
 def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
     file = tmp_path / "gym.csv"
-    good = csv_of_records(Row, [row()])
+    good = csv_of_records(ProfileRow, [row()])
     assert read_profile(file) == Profile(())
     cases = [("a,b\n", "must have the columns"), (good + "x,y\n", "line 3 must have 13 cells, got 2")]
     cases.append((good.replace("1.5", "soon"), "line 2: `seconds` must be a valid number"))

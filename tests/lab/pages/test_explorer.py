@@ -19,7 +19,7 @@ from graticule.analysis.attention import attention_maps
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.mixing import mixing_maps
 from graticule.analysis.position_maps import bias_maps
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.pages.explorer import NOTHING, STEPS, explored, explorer_page, page_data, quantized
 from graticule.lab.pages.explorer_maps import explorer_maps

@@ -25,7 +25,7 @@ from graticule.lab.data.module import build_mixup
 from graticule.lab.data.registry import DATASETS
 from graticule.lab.data.sets.mnist import digits
 from graticule.lab.recipes.load import RECIPES, list_recipes, load_recipe
-from graticule.lab.tasks.classification import Classification, Mixing, Recipe
+from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.tasks.parts.dense import DenseRecipe
@@ -490,7 +490,7 @@ def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_
 
 
 def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
-    recipe = Recipe(mixing=Mixing(mixup=0.8, off_epoch=2), label_smoothing=0.1)
+    recipe = Recipe(mixing=ImageMixing(mixup=0.8, off_epoch=2), label_smoothing=0.1)
     mixup = build_mixup(mixup=0.8, cutmix=0.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=4)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     model.num_classes = 4
@@ -502,7 +502,7 @@ def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
         loss = task.loss(model, (images.clone(), labels), epoch)
         assert torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
     with pytest.raises(ValueError, match=r"`mixing.off_epoch` must be at least 0, got -1"):
-        Mixing(off_epoch=-1)
+        ImageMixing(off_epoch=-1)
 
 
 # Recipes of users

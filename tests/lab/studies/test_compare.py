@@ -13,7 +13,7 @@ from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.significance import holm, paired_test
-from graticule.lab.studies.study import Row, Study
+from graticule.lab.studies.study import Study, StudyRow
 from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe, evaluate_text
@@ -47,7 +47,7 @@ def results(scores, decimals=2, **study):
     """Return the results of choices with these scores by seed."""
     origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
     rows = [
-        Row(choice, "", seed, "top1", at, value, parameters=10, seconds=4.0, threads=1, **origin)
+        StudyRow(choice, "", seed, "top1", at, value, parameters=10, seconds=4.0, threads=1, **origin)
         for at, by_choice in (scores if "trained" in scores else {"trained": scores}).items()
         for choice, values in by_choice.items()
         for seed, value in enumerate(values)

@@ -20,8 +20,8 @@ from graticule.lab.studies.results import Results, planned_tests
 from graticule.lab.studies.significance import format_p, paired_test
 from graticule.lab.studies.study import (
     Endpoint,
-    Row,
     Study,
+    StudyRow,
     list_studies,
     load_study,
     read_table,
@@ -81,7 +81,7 @@ def rows(values, variant="", metric="top1", at="trained"):
     """Return one row per choice and seed, as in a table."""
     origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
     return [
-        Row(choice, variant, seed, metric, at, value, parameters=10, seconds=4.0, threads=1, **origin)
+        StudyRow(choice, variant, seed, metric, at, value, parameters=10, seconds=4.0, threads=1, **origin)
         for choice, scores in values.items()
         for seed, value in enumerate(scores)
     ]

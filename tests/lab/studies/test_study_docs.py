@@ -12,7 +12,7 @@ import pytest
 from evidence import claims, why_lape
 from evidence.claims import Asked
 from evidence.contrasts import differences, family, pooled, read_scores
-from graticule.lab.gym.profile import Profile, Row, write_profile
+from graticule.lab.gym.profile import Profile, ProfileRow, write_profile
 from graticule.lab.studies.study import Study, load_study, write_table
 from graticule.lab.studies.tables import read_records
 from graticule.lab.training.task import build_model
@@ -29,7 +29,7 @@ ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in
 
 
 def score_of(choice, side, normalized, seed=0):
-    return Row(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
+    return ProfileRow(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
 
 
 @pytest.mark.parametrize("module", [claims, why_lape])

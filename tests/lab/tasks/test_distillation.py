@@ -15,7 +15,7 @@ from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import build_mixup
 from graticule.lab.data.sets.mnist import DIGITS
-from graticule.lab.tasks.classification import Classification, Mixing, Recipe
+from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
 from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
 from graticule.lab.training.loop import train
 from graticule.lab.training.task import build_model
@@ -164,7 +164,7 @@ def test_a_teacher_is_never_trained_nor_copied(convnet):
     [
         {"model_kwargs": ("depth=2",), "ema_decay": 0.9},
         {**STUDENTS["distillation token"], "precision": "bf16-true"},
-        {"model_kwargs": ("depth=2",), "precision": "bf16-mixed", "mixing": Mixing(mixup=0.8, cutmix=1.0)},
+        {"model_kwargs": ("depth=2",), "precision": "bf16-mixed", "mixing": ImageMixing(mixup=0.8, cutmix=1.0)},
     ],
     ids=["averaged", "distillation token, bfloat16", "mixed"],
 )

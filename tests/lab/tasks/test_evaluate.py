@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from commands import run_command
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
@@ -89,7 +89,7 @@ def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(name, data):
     model = timm.create_model(name[5:], in_chans=1, num_classes=10) if ":" in name else graticule.create_model(name)
     sizes = [(32, 48), (64, 64)] if ":" in name else [(28, 28), (28, 56)]
     for score in evaluate(model, data, sizes, progress=False):
-        sized = view_of(model).sized(score.size).model.eval()
+        sized = view_of(model).resized_to(score.size).model.eval()
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             sized(torch.zeros(1, 1, *score.size))
         assert score.multiply_adds == counter.get_total_flops() // 2 > 0

@@ -63,7 +63,7 @@ def test_a_stopped_run_prints_the_whole_command_that_resumes_it(tmp_path, capsys
 
 
 def test_a_run_is_evaluated_and_drawn_from_the_command_line(run, capsys):
-    for command in (("evaluate", run.folder, "--sizes", 36), ("look", "correlations", run.folder, "--untrained", 0)):
+    for command in (("evaluate", run.folder, "--sizes", 36), ("analyze", "correlations", run.folder, "--untrained", 0)):
         code, out, _ = run_command(capsys, *command, "--plugin", FILE)
         assert code == 0 and "wrote" in out
 

@@ -12,7 +12,7 @@ from graticule.lab.commands.choices import parse_choices
 from graticule.lab.commands.options import overridden
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import Classification, Mixing, Recipe
+from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule, warmup_of
 from graticule.lab.training.task import build_data, build_model
@@ -124,14 +124,14 @@ SCALED = Augmentation(scale=(0.5, 1.0), ratio=(0.9, 1.1))
     ("choice", "values"),
     [
         ("schedule=step,decay_epochs=5", {"schedule": "step", "decay_epochs": (5,)}),
-        ("mixing.mixup=0.5,mixing.prob=0.2", {"mixing": Mixing(mixup=0.5, prob=0.2)}),
+        ("mixing.mixup=0.5,mixing.prob=0.2", {"mixing": ImageMixing(mixup=0.5, prob=0.2)}),
         ("train_share=0.5,share_seed=1", {"train_share": 0.5, "share_seed": 1}),
         ("augmentation.scale=0.5 1,augmentation.ratio=0.9 1.1", {"augmentation": SCALED}),
         ("schedule=poly,min_lr=1e-4", {"schedule": "poly", "min_lr": 1e-4}),
     ],
 )
 def test_a_given_value_that_is_used_is_set_and_unused_ones_of_the_recipe_stay(choice, values):
-    base = replace(load_recipe("digits_quick"), mixing=Mixing(prob=0.5), min_lr=1e-3, share_seed=3, limit_train=50)
+    base = replace(load_recipe("digits_quick"), mixing=ImageMixing(prob=0.5), min_lr=1e-3, share_seed=3, limit_train=50)
     recipe = parse_choices(base, [choice], "train")[choice]
     assert recipe == replace(base, **values)
     data = build_data(recipe)

@@ -14,7 +14,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS, Joining, PerLayer
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
-from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, Site
+from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, StageSpec
 
 
 class AbsoluteEncoding(Encoding):
@@ -65,17 +65,17 @@ class AbsoluteEncoding(Encoding):
         return value
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+    def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build the table, or one table per layer, and join it.
 
         Raises:
             ValueError: if the joining needs one table per layer and the encoding is fixed.
         """
-        before = site.merged and joining.repeats  # then the table is that of the previous stage
-        if not (before or site.absolute or joining.per_layer):
-            return NoPosition(site.depth)
+        before = stage.merged and joining.repeats  # then the table is that of the previous stage
+        if not (before or stage.absolute or joining.per_layer):
+            return NoPosition(stage.depth)
         count = 0 if before else joining.tables
-        tables = [cls.build(site, site.grid, options) for _ in range(count)]
+        tables = [cls.build(stage, stage.grid, options) for _ in range(count)]
         if joining.per_layer and not any(parameter.requires_grad for parameter in tables[0].parameters()):
             raise ValueError(
                 f"`joining` must not be {JOININGS.name_of(type(joining))!r} with the fixed encoding "
@@ -143,7 +143,7 @@ class JoinedPosition(Position):
         self.joining = joining
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return one `LayerPosition` per layer for `grid`, with (N, D) as `pre` or `inner`."""
+        """Return one `LayerPosition` per layer for `grid`, with (N, D) as `added_to_stream` or `after_norm`."""
         return self.stage(grid, None)[0]
 
     def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:

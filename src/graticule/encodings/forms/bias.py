@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from graticule.position.bias import BiasFunction, LowRank
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, PerLayer, joined_layers, spread
+from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Encoding, Position, SharedPosition, Site
+from graticule.position.position import Encoding, Position, SharedPosition, StageSpec
 from graticule.position.resampling import BICUBIC
 from graticule.registry.checks import Checked
 from graticule.system.symbolic import holds
@@ -108,7 +108,7 @@ class BiasPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
-        return spread([bias.layer(grid.within) for bias in self._each()], self.joined, self.depth)
+        return fill_layers([bias.layer(grid.within) for bias in self._each()], self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         for bias in self._each():
@@ -146,7 +146,7 @@ class SharedBiasPosition(SharedPosition):
 
     form = "bias"
 
-    def given(self, grid: Grid) -> list[LayerPosition]:
+    def layer_positions(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of all joined layers for `grid`, with the bias."""
         return [self.encoding.layer(grid)]
 
@@ -182,25 +182,25 @@ class BiasEncoding(LayerBias, Encoding):
                 setattr(self, name, value)
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+    def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build one instance per joined layer, or one that they share."""
         if cls.shared:
-            return SharedBiasPosition(cls.one(site, joining, options), site.depth, joining.joined)
-        return BiasPosition([cls.one(site, joining, options) for _ in joining.joined], site.depth, joining.joined)
+            return SharedBiasPosition(cls.one(stage, joining, options), stage.depth, joining.joined)
+        return BiasPosition([cls.one(stage, joining, options) for _ in joining.joined], stage.depth, joining.joined)
 
     @classmethod
-    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+    def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
         """Build one instance for `grid`, and set its attributes `grid` and `num_heads` if it has none."""
-        built = super().build(site, grid, options)
-        for name, value in (("grid", grid), ("num_heads", site.num_heads)):
+        built = super().build(stage, grid, options)
+        for name, value in (("grid", grid), ("num_heads", stage.num_heads)):
             if name not in vars(built):
                 setattr(built, name, value)
         return built
 
     @classmethod
-    def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
+    def one(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer."""
-        return cls.build(site, site.within, options)
+        return cls.build(stage, stage.within, options)
 
 
 class PatchBias(BiasEncoding):
@@ -221,9 +221,9 @@ class PatchBias(BiasEncoding):
         return self.with_prefix(self.patch_bias(grid), grid)
 
     @classmethod
-    def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
+    def one(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer, with its own norm if the joining is LaPE."""
-        bias = cls.build(site, site.within, options)
+        bias = cls.build(stage, stage.within, options)
         norms = {"keys": NormalizedBias, "heads": HeadNormalizedBias}
         return bias if joining.bias_norm is None or cls.shared else norms[joining.bias_norm](bias)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from graticule.position.displacement import LARGE, Displacements, TokenMlp
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, PerLayer, joined_layers, spread
-from graticule.position.layer import LayerPosition, Mixing
-from graticule.position.position import Encoding, Position, Site
+from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
+from graticule.position.layer import LayerPosition, MixingWeights
+from graticule.position.position import Encoding, Position, StageSpec
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.registry.checks import Checked
 from graticule.registry.registry import Option
@@ -129,7 +129,7 @@ class MixingPosition(Position):
             LayerPosition(mixing=self._mixing(encoding, grid), spatial_bias=bias)
             for encoding, bias in zip(cast("Iterable[MixingEncoding]", self.encodings), biases, strict=True)
         ]
-        return spread(positions, self.joined, self.depth)
+        return fill_layers(positions, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         grid = grid.within
@@ -137,10 +137,10 @@ class MixingPosition(Position):
             encoding.set_grid(grid)
         self.biases.set_grid(grid)
 
-    def _mixing(self, encoding: MixingEncoding, grid: Grid) -> Mixing:
+    def _mixing(self, encoding: MixingEncoding, grid: Grid) -> MixingWeights:
         table = encoding.displacements(grid)
         if table is None:
-            return cast("Mixing", encoding(grid))
+            return cast("MixingWeights", encoding(grid))
         large = self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= LARGE))
         return table if large and not table.softmax else table.with_weights()
 
@@ -210,23 +210,23 @@ class TokenMixing(Encoding):
 
     #: True if its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
     softmax: bool = False
-    #: True if each group of channels of the site has its own weights (`groups` of the constructor).
+    #: True if each group of channels of the stage has its own weights (`groups` of the constructor).
     grouped: ClassVar[bool] = False
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
-        """Return the options by name; `groups` is none of them, as it comes from the site."""
+        """Return the options by name; `groups` is none of them, as it comes from the stage."""
         return {name: option for name, option in super().option_types().items() if name != "groups"}
 
     @classmethod
-    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid`, the grid of the site or of a window of it."""
-        return super().build(site, grid, {**options, "groups": site.num_heads} if cls.grouped else options)
+    def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`, the grid of the stage or of a window of it."""
+        return super().build(stage, grid, {**options, "groups": stage.num_heads} if cls.grouped else options)
 
     @classmethod
     def position(
         cls,
-        site: Site,
+        stage: StageSpec,
         joining: Joining,
         *,
         bias: bool = True,
@@ -237,16 +237,16 @@ class TokenMixing(Encoding):
         """Build one instance per joined layer.
 
         Args:
-            site: the sizes of the backbone.
+            stage: the sizes of the backbone.
             joining: 'default'; it decides which layers are joined.
             bias: whether one number per token is added to the mixed tokens.
             bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
             product: 'matrix' for a matrix of all pairs, 'displacement' for a convolution, 'auto' for the faster one.
             options: of the constructor.
         """
-        modules: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
+        modules: list[Any] = [cls.build(stage, stage.within, options) for _ in joining.joined]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(modules, bias, product, start, site.depth, joining.joined)
+        return MixingPosition(modules, bias, product, start, stage.depth, joining.joined)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:

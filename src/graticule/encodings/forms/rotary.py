@@ -16,7 +16,7 @@ from graticule.encodings.forms.coordinates import Coordinates, Noise, linear
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
-from graticule.position.position import FROM_SITE, Encoding, Position, SharedPosition, Site
+from graticule.position.position import FROM_STAGE, Encoding, Position, SharedPosition, StageSpec
 from graticule.position.rotation import PairRotation, Rotation
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Positive, check_fields
@@ -138,11 +138,11 @@ class RotaryEncoding(Encoding):
         self.grid = grid
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:
+    def position(cls, stage: StageSpec, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:
         """Build one instance for all joined layers.
 
         Args:
-            site: the sizes of the backbone.
+            stage: the sizes of the backbone.
             joining: decides which layers are joined.
             preset: name of a released model, whose options are the defaults.
             options: of the constructor.
@@ -154,33 +154,33 @@ class RotaryEncoding(Encoding):
             if not cls.presets:
                 raise ValueError(f"`preset` must be left out with {cls.__name__}, which has none, got {preset!r}.")
             options = {**cls.presets[known_name("preset", preset, cls.presets)], **options}
-        encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
-        return RotaryPosition(encoding, site.depth, joining.joined)
+        encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
+        return RotaryPosition(encoding, stage.depth, joining.joined)
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
         """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
         options: dict[str, Option] = {}
-        for name, option in options_of(cls.__init__, FROM_SITE).items():
+        for name, option in options_of(cls.__init__, FROM_STAGE).items():
             if dataclasses.is_dataclass(option.kind):
                 holder: Any = option.kind
-                parts = options_of(holder.__init__, FROM_SITE)
+                parts = options_of(holder.__init__, FROM_STAGE)
                 options |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
             else:
                 options[name] = option
         return {**({"preset": Option(str | None, None)} if cls.presets else {}), **options}
 
     @classmethod
-    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+    def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
         """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
         values = dict(options)
-        for name, option in options_of(cls.__init__, FROM_SITE).items():
+        for name, option in options_of(cls.__init__, FROM_STAGE).items():
             if dataclasses.is_dataclass(option.kind):
                 fields = [field.name for field in dataclasses.fields(option.kind)]
                 part = {field: values.pop(field) for field in fields if field in values}
                 if part:
                     values[name] = replace(option.default, **part)
-        return super().build(site, grid, values)
+        return super().build(stage, grid, values)
 
 
 class PlaneRotary(RotaryEncoding):
@@ -313,7 +313,7 @@ class RotaryPosition(SharedPosition):
 
     form = "rotation"
 
-    def given(self, grid: Grid) -> list[LayerPosition]:
+    def layer_positions(self, grid: Grid) -> list[LayerPosition]:
         """Return the rotation of each joined layer for `grid`, or one for all."""
         scale = self.encoding.query_scale(grid)
         return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in self.encoding.rotations(grid)]

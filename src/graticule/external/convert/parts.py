@@ -17,7 +17,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
 from graticule.registry.checks import shown
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 
 Reader = Callable[[Any], "Conversion"]
 Function = TypeVar("Function", bound=Reader)
@@ -50,7 +50,7 @@ class Conversion:
 
 #: The function that reads the models of a class. A subclass computes something else, so it has its own entry.
 #: Classes of transformers, which is never imported here, are given by name, such as 'transformers.ViTModel'.
-CONVERSIONS: Table[type[nn.Module] | str, Reader] = Table("conversion", "graticule.external.convert")
+CONVERSIONS: NameTable[type[nn.Module] | str, Reader] = NameTable("conversion", "graticule.external.convert")
 
 
 def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Function], Function]:

@@ -32,7 +32,7 @@ _OTHER = 1.5
 
 
 @dataclass
-class Audit(NamedModels, JsonOutput, OnDevice):
+class AuditCommand(NamedModels, JsonOutput, OnDevice):
     """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
 
         graticule audit RUN
@@ -66,12 +66,12 @@ class Audit(NamedModels, JsonOutput, OnDevice):
 
 def run(arguments: list[str]) -> int:
     """Audit the position information of a model."""
-    options = parse(Audit, "audit", arguments)
+    options = parse(AuditCommand, "audit", arguments)
     output = Output(options.json)
     import torch
 
     from graticule.analysis.audit import audit, audit_json, time_in_turns
-    from graticule.external.open_view import view_of
+    from graticule.external.traced_model import view_of
     from graticule.lab.commands.opening import has_data, open_models, pictures_of, test_data
     from graticule.lab.data.pictures import find_pictures
     from graticule.lab.pages.audit import audit_page, findings
@@ -89,10 +89,10 @@ def run(arguments: list[str]) -> int:
     axes = len(opened.size)
     size = parse_size(options.img_size, axes) or opened.size
     others = parse_sizes(options.sizes, axes=axes)
-    view = view_of(opened.model).sized(size)
+    view = view_of(opened.model).resized_to(size)
     if others:
         for other in others:
-            view.sized(other)
+            view.resized_to(other)
     else:
         others = _other_sizes(view)
     others = [other for other in dict.fromkeys(others) if other != size]
@@ -137,13 +137,13 @@ def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
     pairs = zip(view.img_size, view.coarsest_patch, strict=True)
     other = tuple(max(round(_OTHER * side / one), 1) * one for side, one in pairs)
     try:
-        view.sized(other)
+        view.resized_to(other)
     except ValueError:
         return []
     return [other]
 
 
-def _about(opened: Opened, options: Audit, device: str, command: str) -> dict[str, str]:
+def _about(opened: Opened, options: AuditCommand, device: str, command: str) -> dict[str, str]:
     """Return the description of the audit, as the rows of a table."""
     from datetime import UTC, datetime
 

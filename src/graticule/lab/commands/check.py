@@ -100,8 +100,8 @@ def _plugin(file: str) -> Iterator[Finding]:
     from graticule.position.position import ENCODINGS
     from graticule.position.resampling import RESAMPLERS
     from graticule.testing.methods import check_backbone, check_encoding, check_joining, check_resampler
+    from graticule.testing.model_under_test import NotApplicable
     from graticule.testing.models import Finding
-    from graticule.testing.subject import NotApplicable
 
     place = Path(file).resolve()
 

@@ -119,7 +119,7 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
 
     from graticule.analysis.probe import pooled_features, probe_classes
     from graticule.analysis.share import mean_estimate
-    from graticule.external.open_view import convert_stock
+    from graticule.external.traced_model import convert_stock
     from graticule.lab.commands.opening import label_models, test_data
     from graticule.registry.checks import parse_sizes
     from graticule.system.files import write_json

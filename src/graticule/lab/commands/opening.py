@@ -14,7 +14,7 @@ from torch import nn
 
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.external.convert.conversion import convert
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.hub.files import quick_hub
 from graticule.lab.commands.options import NamedData, NamedModels
 from graticule.lab.data.augmentation import Augmentation

@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
     from graticule.backbones.token_model import TokenModel
     from graticule.external.convert.conversion import convert
     from graticule.external.convert.parts import can_convert
-    from graticule.external.open_view import ResampledTables, StructureView
+    from graticule.external.traced_model import ResampledTables, TracedModel
     from graticule.lab.commands.opening import open_models, pictures_of
     from graticule.lab.data.pictures import find_pictures
     from graticule.lab.studies.resamplers import try_resamplers
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
     if isinstance(model, TokenModel):
         resampled_modules(model)  # raises if there are none
     else:
-        model = ResampledTables(StructureView(model))
+        model = ResampledTables(TracedModel(model))
     trained_at: Any = opened.size
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
     every = range(pictures.num_test)

@@ -137,7 +137,7 @@ class DenseModule(Loading):
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images and targets, in another order each epoch."""
         transform = TrainingTransform(self.size, self.augmentation, self._normalization)
-        examples = Examples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
+        examples = DenseExamples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
         return self.load(examples, _lists, batch_sampler=order or self.train_order())
 
     def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
@@ -145,7 +145,7 @@ class DenseModule(Loading):
 
         The targets are those of the original images. A padding image has the `image_id` `PADDING`.
         """
-        examples = Examples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
+        examples = DenseExamples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
         return self.load_test(examples, self.eval_batch_size, rank, world_size, _lists)
 
     def evaluation(self, size: tuple[int, int]) -> EvaluationTransform:
@@ -157,7 +157,7 @@ class DenseModule(Loading):
         return self.info if self.normalize else None
 
 
-class Examples(Dataset[tuple[Tensor, Target]]):
+class DenseExamples(Dataset[tuple[Tensor, Target]]):
     """Transformed images and targets, as plain tensors.
 
     Args:

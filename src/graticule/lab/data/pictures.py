@@ -76,7 +76,7 @@ class Pictures(DataModule):
         names = info.class_names or tuple(str(index) for index in range(num_classes))
         self.info = replace(info, name="images", class_names=names)
         pairs = list(zip(chosen, [0] * len(chosen) if label_list is None else label_list, strict=True))
-        self._images = {"test": _Pictures(pairs, info.channels)}
+        self._images = {"test": _FolderPictures(pairs, info.channels)}
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -94,7 +94,7 @@ def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
     return root, paths
 
 
-class _Pictures(FolderImages):
+class _FolderPictures(FolderImages):
     """Images of files, gray for one channel."""
 
     def __init__(self, files: list[tuple[Path, int]], channels: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from graticule.lab.data.dense import DenseImages, DenseInfo
 from graticule.lab.data.images import DatasetInfo, Split
 from graticule.registry.checks import known_name
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ _FILES = {
 }
 
 
-class SetTable(Table[str, V]):
+class SetTable(NameTable[str, V]):
     """Functions by the names of data sets; only the file of a name is imported when it is asked for."""
 
     def __contains__(self, name: object) -> bool:
@@ -113,7 +113,7 @@ def register_text(name: str) -> Callable[[F], F]:
     return _register(TEXTS, name, folder=None)
 
 
-def _register(table: Table[str, Any], name: str, **arguments: Any) -> Callable[[F], F]:
+def _register(table: NameTable[str, Any], name: str, **arguments: Any) -> Callable[[F], F]:
     """Return the decorator that registers a function of `arguments`, in their order."""
 
     def check(function: F) -> F:

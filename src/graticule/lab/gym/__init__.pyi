@@ -1,5 +1,5 @@
 from .base import TASKS as TASKS
-from .base import Examples as Examples
+from .base import GymExamples as GymExamples
 from .base import GymTask as GymTask
 from .base import build_task as build_task
 from .profile import Profile as Profile

@@ -112,7 +112,7 @@ class Classes(Answer):
         return float((answers.argmax(1) == target).double().mean())
 
 
-class Cell(Answer):
+class CellAnswer(Answer):
     """One of the cells: one logit per token, (count, N); the target (count,) is the index of a cell.
 
     If several cells have the highest logit, each counts as chosen equally often. Chance is 1 / (N - 1): a model that
@@ -205,7 +205,7 @@ _CONTEXT = frozenset({"self", "grid", "surface"})
 LEAST = 6
 
 
-class Examples(NamedTuple):
+class GymExamples(NamedTuple):
     """Pictures and their answers.
 
     symbols: (count, H, W), the symbol of each cell.
@@ -267,7 +267,7 @@ class GymTask(ABC):
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the cells of the marks, (count, marks), as indices row by row, and the answers."""
 
-    def sample(self, count: int, scenes: torch.Generator, background: torch.Generator) -> Examples:
+    def sample(self, count: int, scenes: torch.Generator, background: torch.Generator) -> GymExamples:
         """Draw pictures: the arrangements and answers by one generator, the other cells by another one.
 
         The symbols of the other cells are filled in row by row, so that they are the same multiset for every
@@ -282,7 +282,7 @@ class GymTask(ABC):
         taken = torch.zeros(count, self.cells, dtype=torch.bool).scatter_(1, cells, True)
         symbols[~taken] = around.flatten()
         symbols.scatter_(1, cells, torch.tensor(self.symbols).expand(count, -1))
-        return Examples(symbols.unflatten(1, self.grid), target)
+        return GymExamples(symbols.unflatten(1, self.grid), target)
 
 
 class Arrangements(NamedTuple):

@@ -26,7 +26,7 @@ from graticule.system.files import write_text
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileRow:
     """Score of a trained model at one size.
 
     choice: its text, such as encoding=rope.
@@ -61,7 +61,7 @@ class Row:
 class Profile:
     """Scores of several choices on several tasks, at several sizes, over seeds."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ProfileRow, ...]
 
     @property
     def choices(self) -> list[str]:
@@ -189,18 +189,18 @@ def _mean(values: Sequence[float]) -> list[int | str]:
     return [*numbers] or ["-"]
 
 
-def _known(row: Row) -> bool:
+def _known(row: ProfileRow) -> bool:
     return not math.isnan(row.normalized)
 
 
 def read_profile(path: Path) -> Profile:
     """Read the rows that `write_profile` wrote; an absent file has no rows."""
-    return Profile(tuple(read_records(path, Row)))
+    return Profile(tuple(read_records(path, ProfileRow)))
 
 
 def write_profile(path: Path, profile: Profile) -> Path:
     """Write one line per score, completely or not at all; returns `path`."""
-    return write_text(path, csv_of_records(Row, profile.rows))
+    return write_text(path, csv_of_records(ProfileRow, profile.rows))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

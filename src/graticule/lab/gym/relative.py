@@ -9,7 +9,7 @@ from graticule.lab.gym.base import (
     A,
     Arrangements,
     B,
-    Cell,
+    CellAnswer,
     Classes,
     ListedTask,
     Mask,
@@ -40,7 +40,7 @@ class Shift(ListedTask):
         if not 1 <= steps < grid[1]:
             raise ValueError(f"`steps` must be from 1 to {grid[1] - 1}, below the width, got {steps}.")
         self.steps = steps
-        self.answer = Cell(self.cells)
+        self.answer = CellAnswer(self.cells)
 
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
@@ -159,7 +159,7 @@ class Distance(ListedTask):
 
 
 @TASKS.register("scale")
-class Scale(ListedTask):
+class RelativeScale(ListedTask):
     """How large is the square with four marks as corners: one, two or three cells per side?
 
     Needs: the scale of a figure, wherever it is. Chance: 1/3.

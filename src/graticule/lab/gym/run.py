@@ -23,7 +23,7 @@ from graticule.backbones.base import Backbone
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figures
 from graticule.lab.gym.base import CELL, LEAST, TASKS, Answer, GymTask, build_task, generators
-from graticule.lab.gym.profile import Profile, Row, heat_map, read_profile, write_profile
+from graticule.lab.gym.profile import Profile, ProfileRow, heat_map, read_profile, write_profile
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.execution import outcomes
 from graticule.lab.tasks.classification import Recipe
@@ -40,7 +40,7 @@ from graticule.system.files import write_json, write_text
 _GATED = "model=gmlp_nano_patch4_28,model_kwargs=embed_dim=32 num_blocks=2"
 
 
-class Cell(NamedTuple):
+class GymRun(NamedTuple):
     """One training: a choice, a task and a seed."""
 
     choice: str
@@ -87,7 +87,7 @@ def gym(
             raise ValueError(f"`folder` must not be in use by another process, got {str(folder)!r}, which is.")
         profile = read_profile(folder / "gym.csv")
         _check_recipes(profile, choices, folder)
-        cells = [Cell(choice, task, seed) for seed in seeds for task in tasks for choice in choices]
+        cells = [GymRun(choice, task, seed) for seed in seeds for task in tasks for choice in choices]
         order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
         plugins = loaded_plugins() if executor is not None else ()
@@ -175,12 +175,12 @@ def _check_recipes(profile: Profile, choices: Mapping[str, GymRecipe], folder: P
             )
 
 
-def _missing(profile: Profile, cell: Cell, recipe: GymRecipe, sides: Sequence[int]) -> bool:
+def _missing(profile: Profile, cell: GymRun, recipe: GymRecipe, sides: Sequence[int]) -> bool:
     """Return whether scores of a training are missing."""
     return not {recipe.side, *sides} <= {row.side for row in profile.rows if row.cell == cell}
 
 
-def train_cell(cell: Cell, recipe: GymRecipe, sides: Sequence[int], plugins: Sequence[str]) -> list[Row]:
+def train_cell(cell: GymRun, recipe: GymRecipe, sides: Sequence[int], plugins: Sequence[str]) -> list[ProfileRow]:
     """Train once, and return the scores at every size.
 
     Args:
@@ -210,7 +210,7 @@ def train_cell(cell: Cell, recipe: GymRecipe, sides: Sequence[int], plugins: Seq
         "recipe": recipe.hash,
     }
     return [
-        Row(
+        ProfileRow(
             side=side,
             score=round(score, 6),
             chance=round(answer.chance, 6),

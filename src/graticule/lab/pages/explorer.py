@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from graticule.analysis.similarity import Array
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.lab.pages.explorer_maps import KINDS, MEAN, Maps, SizeMaps, explorer_maps
 from graticule.lab.pages.report import TEMPLATES
 from graticule.registry.checks import checked

@@ -92,7 +92,7 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
         images: (B, C, height, width), as the model takes them.
     """
     size = tuple(images.shape[2:])
-    view = view.sized(size)
+    view = view.resized_to(size)
     grids = [grid.shape for grid in view.grids(size)]
     maps, notes = list(_of_position(view, size)), []
     with suppress(ValueError):  # if the model is not a gated MLP

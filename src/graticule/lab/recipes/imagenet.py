@@ -40,7 +40,7 @@ def imagenet(model: str, distilled: bool = False, augmentation: Any = None, **va
         "dataset": "image_folder",
         "data_root": Path("data/imagenet"),
         "aug_repeats": 3,
-        "mixing": graticule.Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
+        "mixing": graticule.ImageMixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         "label_smoothing": 0.1,
         "batch_size": batch_size,
         "eval_batch_size": 256,

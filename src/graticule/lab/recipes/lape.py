@@ -205,7 +205,7 @@ def cifar(model: str, classes: int, erasing: float = 0.25) -> graticule.Recipe:
             interpolation="bicubic",
             random_interpolation=True,
         ),
-        mixing=graticule.Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5, off_epoch=175 if ten else 0),
+        mixing=graticule.ImageMixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5, off_epoch=175 if ten else 0),
         label_smoothing=0.1,
         batch_size=128,
         epochs=300,

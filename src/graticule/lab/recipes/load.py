@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from graticule.registry.checks import is_path, known_name
 from graticule.registry.plugins import call_file
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 
 if TYPE_CHECKING:
     from graticule.lab.training.recipe import TrainingRecipe
@@ -30,7 +30,7 @@ class RegisteredRecipe:
 
 
 #: The recipes by name; reading it imports no PyTorch.
-RECIPES: Table[str, RegisteredRecipe] = Table(
+RECIPES: NameTable[str, RegisteredRecipe] = NameTable(
     "recipe", "graticule.lab.recipes", definition=lambda recipe: recipe.function
 )
 

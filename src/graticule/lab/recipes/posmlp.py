@@ -55,7 +55,7 @@ def posmlp(model: str, batch_size: int = 4 * 60, cooldown_epochs: int = 0, lr: f
             "random_interpolation": True,
         },
         aug_repeats=1,
-        mixing=graticule.Mixing(mixup=0.5, cutmix=1.0, prob=1.0, switch_prob=0.5),
+        mixing=graticule.ImageMixing(mixup=0.5, cutmix=1.0, prob=1.0, switch_prob=0.5),
         batch_size=batch_size,
         warmup_epochs=10,
         cooldown_epochs=cooldown_epochs,

@@ -5,7 +5,7 @@ Command: graticule train digits_quick
     graticule study evidence/studies/lape_place.py (digits_small; `graticule study evidence/studies` lists the others)
     graticule compare digits_sizes --sizes 20 28 36 44 56 --seeds 0 1 2 3 4 --choices encoding=learnable ...
     graticule compare digits_gmlp --seeds 0 1 2 3 4 --choices encoding=sgu encoding=lrpe ... (digits_posmlp too)
-    graticule train digits_cpvt; then graticule evaluate RUN --sizes 20 28 36 44 and graticule look translation RUN
+    graticule train digits_cpvt; then graticule evaluate RUN --sizes 20 28 36 44 and graticule analyze translation RUN
     graticule compare digits_compact --seeds 121 122 123 124 125 --choices model=vit_lite_2_4_32
     model=vit_lite_2_4_32,joining=lape ...
     graticule train digits_posmlp --output runs/digits-teacher; then graticule compare digits_distilled
@@ -106,7 +106,7 @@ def distilled() -> graticule.Recipe:
     The teacher of the command takes digits of 32 x 32. It was trained on these 500 images, too, so all that it adds for
     a student is the labels of mixtures of two of them, and in the soft form the similarity of the classes.
     """
-    mixing = graticule.Mixing(mixup=0.8)
+    mixing = graticule.ImageMixing(mixup=0.8)
     return digits(joining="lape", limit_train=500, mixing=mixing, epochs=40, warmup_epochs=4)
 
 

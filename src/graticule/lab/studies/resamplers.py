@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from graticule.external.open_view import ResampledTables
+from graticule.external.traced_model import ResampledTables
 from graticule.lab.studies.significance import paired_outcomes
 from graticule.lab.studies.tables import size_text
 from graticule.lab.terminal import bar as progress_bar

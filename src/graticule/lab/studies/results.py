@@ -28,7 +28,7 @@ from graticule.lab.studies.significance import (
     seeds_needed,
     spread,
 )
-from graticule.lab.studies.study import LENGTH, RESAMPLED, TRAINED, UNPLACED, Row, Study, place, read_table
+from graticule.lab.studies.study import LENGTH, RESAMPLED, TRAINED, UNPLACED, Study, StudyRow, place, read_table
 from graticule.lab.studies.tables import Rows, markdown
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
@@ -72,7 +72,7 @@ class Results:
 
     name: str
     study: Study
-    rows: Sequence[Row]
+    rows: Sequence[StudyRow]
     images: Sequence[Correct] = ()
     folder: Path | None = None
 

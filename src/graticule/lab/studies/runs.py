@@ -54,7 +54,7 @@ class _Epochs(TypedDict):
     cooldown_epochs: NotRequired[Epochs]
 
 
-class _Described(TypedDict):
+class _StudyDescription(TypedDict):
     """The part of recipe.json that is read."""
 
     recipe: _Epochs
@@ -151,7 +151,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
     """Read the recipe of a run and, if it is recorded, its metric."""
     try:
-        described = read_typed(path, _Described)
+        described = read_typed(path, _StudyDescription)
     except ValueError as error:
         raise ValueError(_short(error, path)) from None
     return described["recipe"], described.get("metric")

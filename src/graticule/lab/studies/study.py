@@ -204,7 +204,7 @@ def load_study(file: str | Path) -> Study:
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """A score of a run.
 
     recipe: the hash of its recipe, and that of its data, `run_hash`; earlier versions recorded the first alone.
@@ -275,11 +275,11 @@ def origin(run: Any) -> dict[str, Any]:
     }
 
 
-def read_table(path: Path) -> list[Row]:
+def read_table(path: Path) -> list[StudyRow]:
     """Read the rows of a table; an absent file has no rows."""
-    return read_records(path, Row)
+    return read_records(path, StudyRow)
 
 
-def write_table(path: Path, rows: Iterable[Row]) -> Path:
+def write_table(path: Path, rows: Iterable[StudyRow]) -> Path:
     """Write rows, completely or not at all; returns `path`."""
-    return write_text(path, csv_of_records(Row, rows))
+    return write_text(path, csv_of_records(StudyRow, rows))

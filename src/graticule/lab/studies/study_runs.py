@@ -18,8 +18,8 @@ from graticule.lab.studies.study import (
     TRAINED,
     UNPLACED,
     Measured,
-    Row,
     Study,
+    StudyRow,
     origin,
     place,
     read_table,
@@ -138,7 +138,7 @@ def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: 
 
 
 def missing_runs(
-    study: Study, rows: Sequence[Row], folder: Path, *, quick: bool = False, data_root: Path | None = None
+    study: Study, rows: Sequence[StudyRow], folder: Path, *, quick: bool = False, data_root: Path | None = None
 ) -> list[PlannedRun]:
     """List the runs that a table lacks, seed by seed.
 
@@ -204,7 +204,7 @@ def run_study(
     train_runs(missing, executor, progress=progress, ended=measure)
 
 
-def _check_data(study: Study, rows: Sequence[Row], *, quick: bool, data_root: Path | None) -> None:
+def _check_data(study: Study, rows: Sequence[StudyRow], *, quick: bool, data_root: Path | None) -> None:
     """Check that the scores of a table are of the data of the study, as far as the table has their hashes."""
     recipes = {study.cells[name]: recipe for name, recipe in study.recipes(quick=quick, data_root=data_root).items()}
     hashes: dict[tuple[str, str], str] = {}
@@ -222,7 +222,7 @@ def _check_data(study: Study, rows: Sequence[Row], *, quick: bool, data_root: Pa
             )
 
 
-def _add_rows(table: Path, rows: Sequence[Row], folder: Path) -> None:
+def _add_rows(table: Path, rows: Sequence[StudyRow], folder: Path) -> None:
     """Add the rows of runs that `table` lacks; other processes may have added the same since it was read.
 
     Raises:
@@ -236,7 +236,7 @@ def _add_rows(table: Path, rows: Sequence[Row], folder: Path) -> None:
         write_table(table, [*before, *(row for row in rows if row.cell not in known)])
 
 
-def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Row]:
+def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[StudyRow]:
     """Measure a finished run; returns its rows of the table."""
     run = Run(planned.folder)
     choice, variant = study.cells[planned.choice]
@@ -251,7 +251,7 @@ def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Ro
     }
     scores = [(planned.recipe.metric.key, TRAINED, result[f"last_{planned.recipe.metric.key}"])]
     scores += [*_at_conditions(study, run), *(study.measure(run) if study.measure else ())]
-    return [Row(metric=metric, at=at, value=value, **common) for metric, at, value in scores]
+    return [StudyRow(metric=metric, at=at, value=value, **common) for metric, at, value in scores]
 
 
 def _at_conditions(study: Study, run: Run) -> Iterator[Measured]:

@@ -1,6 +1,6 @@
 from .adaptation import AdaptRecipe as AdaptRecipe
 from .classification import Classification as Classification
-from .classification import Mixing as Mixing
+from .classification import ImageMixing as ImageMixing
 from .classification import Recipe as Recipe
 from .classification import class_names as class_names
 from .classification import images_of as images_of

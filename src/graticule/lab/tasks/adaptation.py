@@ -98,7 +98,7 @@ class AdaptRecipe(TrainingRecipe):
         return super(AdaptRecipe, dataclasses.replace(self, stages=self.stages[-2:])).quick()
 
 
-class _Pictures(TypedDict):
+class _PictureSource(TypedDict):
     """The description of the data and of the model in recipe.json."""
 
     mean: tuple[Finite, ...]
@@ -120,7 +120,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     """
 
     recipe_class = AdaptRecipe
-    description = _Pictures
+    description = _PictureSource
     examples = "images"
     unit = "img/s"
     inputs = "images without labels"

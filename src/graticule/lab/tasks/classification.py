@@ -53,7 +53,7 @@ from graticule.registry.fields import (
 
 
 @dataclass(frozen=True)
-class Mixing:
+class ImageMixing:
     """Mixing of two images and their labels (timm's Mixup)."""
 
     mixup: NotNegative = 0.0
@@ -110,7 +110,7 @@ class Recipe(TrainingRecipe):
     augmentation: Augmentation = field(default_factory=Augmentation)
     aug_repeats: Count = 1
     """repeated augmentation: times that each image comes in a row, in epochs of the same length; 3 for DeiT"""
-    mixing: Mixing = field(default_factory=Mixing)
+    mixing: ImageMixing = field(default_factory=ImageMixing)
     label_smoothing: ShareBelowOne = 0.0
     """share of a label that is spread over all classes"""
     distillation: Distillation = field(default_factory=Distillation)

@@ -18,7 +18,7 @@ from graticule.lab.data.dense import Target
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, show
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, evaluate_detection, restored
-from graticule.lab.training.results import BOX_MAP, Evaluated, Found, Metric, Prediction, Table
+from graticule.lab.training.results import BOX_MAP, Evaluated, Found, Metric, Prediction, ScoreTable
 from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag
 
@@ -35,7 +35,7 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
         """Score a detector on images that are fitted to `size`, their shorter and longer side."""
         return evaluate_detection(model, data, size, device=device, progress=progress)
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> ScoreTable:
         """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
         rows = []
         for run in evaluated:
@@ -49,7 +49,7 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
                     ]
         notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
-        return Table(columns, rows, notes)
+        return ScoreTable(columns, rows, notes)
 
 
 @dataclass(frozen=True)

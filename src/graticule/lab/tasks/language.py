@@ -30,7 +30,7 @@ from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.parts.models import build_checked, model_arguments
 from graticule.lab.training.cost import inference_cost
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, Table
+from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, ScoreTable
 from graticule.lab.training.task import Task, TrainedRun, register_task
 from graticule.lab.training.validation import batch_results
 from graticule.registry.checks import known_name
@@ -80,7 +80,7 @@ class TextEvaluation(Evaluation[TextScore]):
         """Score a model at every length."""
         return evaluate_text(model, data, self._lengths(task), device=device, progress=progress)
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[TextScore]]) -> Table:
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[TextScore]]) -> ScoreTable:
         """Return a row for each run and length, with the difference from the training length."""
         rows = []
         for run in evaluated:
@@ -105,7 +105,7 @@ class TextEvaluation(Evaluation[TextScore]):
         if any(score.resampled for run in evaluated for score in run.scores):
             notes.append("~ longer than the learned position table of the run, which was resampled to the length")
         columns = ("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token")
-        return Table(columns, rows, notes)
+        return ScoreTable(columns, rows, notes)
 
     def figure(self, evaluated: Sequence[Evaluated[TextScore]]) -> Figure:
         """Plot bits per byte against length, and against the position in the longest windows."""

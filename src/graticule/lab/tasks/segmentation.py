@@ -18,7 +18,7 @@ from graticule.lab.arguments import Rare
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, show
-from graticule.lab.training.results import MIOU, Evaluated, Found, Metric, Prediction, Table
+from graticule.lab.training.results import MIOU, Evaluated, Found, Metric, Prediction, ScoreTable
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import batch_results
 from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
@@ -79,7 +79,7 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
         """Score a model on images that are fitted to `size`, their shorter and longer side."""
         return evaluate_segmentation(model, data, size, self.recipe_of(task), device=device, progress=progress)
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> ScoreTable:
         """Return a row for each run and size, and one per class if `per_class`."""
         rows = []
         for run in evaluated:
@@ -96,7 +96,7 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
         notes = ["* the size and the windows of the recipe; scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels; located: encoded as crops")
-        return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes)
+        return ScoreTable(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes)
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""

@@ -7,7 +7,7 @@ from .results import Evaluated as Evaluated
 from .results import Evaluation as Evaluation
 from .results import HeldOut as HeldOut
 from .results import HeldOutEvaluation as HeldOutEvaluation
-from .results import Table as Table
+from .results import ScoreTable as ScoreTable
 from .run import Run as Run
 from .task import Task as Task
 from .task import build_data as build_data

@@ -114,7 +114,7 @@ class Evaluated(Generic[S]):
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoreTable:
     """A table with a row per score, and the notes below it."""
 
     columns: Sequence[str]
@@ -138,7 +138,7 @@ class Evaluation(ABC, Generic[S]):
         """Score a model, in evaluation mode; it is unchanged afterwards."""
 
     @abstractmethod
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> Table:
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> ScoreTable:
         """Return the table of several runs."""
 
     def records(self, evaluated: Sequence[Evaluated[S]]) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ class HeldOutEvaluation(Evaluation[HeldOut]):
         """Check that the data have a size, and that the model accepts the others."""
         if not self.sizes:
             return
-        from graticule.external.open_view import view_of
+        from graticule.external.traced_model import view_of
 
         if not isinstance(getattr(data, "size", None), tuple):
             sizes = " ".join(self.sizes)
@@ -169,21 +169,21 @@ class HeldOutEvaluation(Evaluation[HeldOut]):
                 f"`sizes` must be left out with {type(data).__name__}, which resizes nothing, got {sizes}."
             )
         for size in parse_sizes(self.sizes):
-            view_of(model).sized(size)
+            view_of(model).resized_to(size)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
         """Score a model on the held-out data, at every size."""
-        from graticule.external.open_view import view_of
+        from graticule.external.traced_model import view_of
         from graticule.lab.training.validation import held_out
 
         results: list[HeldOut] = []
         sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
         for size in sizes or [None]:
-            sized = model if size is None else view_of(model).sized(size).model
+            sized = model if size is None else view_of(model).resized_to(size).model
             results.append(HeldOut(*held_out(task, sized, data, size, device=device, progress=progress), size))
         return results
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> Table:
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> ScoreTable:
         """Return size, score, loss and number of examples."""
         rows = []
         for run in evaluated:
@@ -191,7 +191,7 @@ class HeldOutEvaluation(Evaluation[HeldOut]):
                 size = [] if score.size is None else [f"{score.size[0]}x{score.size[1]}"]
                 scores = metric.show(score.score, unit=False), f"{score.loss:.4g}", f"{score.examples:,}"
                 rows.append([run.label, *size, *scores])
-        return Table(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)
+        return ScoreTable(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)
 
 
 @dataclass(frozen=True)

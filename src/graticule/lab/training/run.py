@@ -35,7 +35,7 @@ class _Fingerprint(TypedDict):
     sha256: str
 
 
-class _Described(TypedDict):
+class _RunDescription(TypedDict):
     """The contents of recipe.json for every task."""
 
     data: NotRequired[dict[str, _Fingerprint]]
@@ -191,8 +191,8 @@ class Run(RunFolder):
             if current.get(split) != known
         ]
 
-    def _described(self) -> _Described:
-        return read_typed(self.recipe_file, _Described)
+    def _described(self) -> _RunDescription:
+        return read_typed(self.recipe_file, _RunDescription)
 
     def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
         """Build the model with its best or last weights, in evaluation mode.

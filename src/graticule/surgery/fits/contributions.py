@@ -74,7 +74,7 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
     positions = model.position(model.grid)
     layers: list[tuple[Tensor, nn.Module, nn.Module] | None] = []
     for blocks in entered_blocks(model):
-        table = positions[len(layers)].pre
+        table = positions[len(layers)].added_to_stream
         layers += [
             (table, block.norm1, getattr(block, "attn", block)) if table is not None and is_pre_norm(block) else None
             for block in blocks

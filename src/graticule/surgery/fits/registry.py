@@ -14,7 +14,7 @@ from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position
-from graticule.registry.registry import Table
+from graticule.registry.registry import NameTable
 from graticule.surgery.fits.contributions import Contribution
 
 FitFunction = Callable[[Any, Any, "Before"], Any]
@@ -57,7 +57,7 @@ class Fit:
 #: (old class, new class) -> function of the old module, the new one, and `Before`. For encodings and positions it sets
 #: the parameters of the new one, and returns True or False for success, or a text with the reason for which no fit
 #: exists; for joinings it returns the tables to be joined, or the reason for which there are none.
-FITS: Table[tuple[type[nn.Module], type[nn.Module]], FitFunction] = Table("fit", "graticule.surgery.fits")
+FITS: NameTable[tuple[type[nn.Module], type[nn.Module]], FitFunction] = NameTable("fit", "graticule.surgery.fits")
 
 
 def register_fit(old: type[nn.Module], new: type[nn.Module]) -> Callable[[Function], Function]:

@@ -22,8 +22,8 @@ from graticule.position.joining import (
     Lape,
     LapeSharing,
     QueriesKeys,
-    Scale,
     Shared,
+    TableScale,
     Unshared,
 )
 from graticule.position.position import NoPosition
@@ -237,7 +237,7 @@ def fit_norm(norm: nn.Module, table: Tensor, target: Tensor) -> None:
         if scale.elementwise_affine:
             normed = F.layer_norm(table, scale.normalized_shape, eps=scale.eps)
             _regress(normed, target, scale.weight, scale.bias)
-    elif isinstance(scale, Scale):
+    elif isinstance(scale, TableScale):
         _regress(table, target, scale.weight, scale.bias)
 
 

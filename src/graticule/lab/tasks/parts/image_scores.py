@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.open_view import view_of
+from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, Table
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable
 from graticule.lab.training.validation import batch_results
 from graticule.position.grid import Crop
 from graticule.registry.checks import parse_sizes
@@ -112,7 +112,7 @@ class OnMiddle(nn.Module):
 def check_sizes(model: nn.Module, sizes: Iterable[Size]) -> None:
     """Check that a model accepts images of `sizes` = (height, width), in pixels."""
     for size in sizes:
-        view_of(model).sized(size)
+        view_of(model).resized_to(size)
 
 
 @torch.inference_mode()
@@ -185,7 +185,7 @@ def evaluate(
 
 def _at(model: nn.Module, size: Size) -> nn.Module:
     """Return a backbone of this library folded for a size, or a copy of another model for it."""
-    return fold(model, size) if isinstance(model, Backbone) else view_of(model).sized(size).model
+    return fold(model, size) if isinstance(model, Backbone) else view_of(model).resized_to(size).model
 
 
 def _logits(model: nn.Module, batch: Any) -> Any:
@@ -193,7 +193,7 @@ def _logits(model: nn.Module, batch: Any) -> Any:
 
 
 def _multiply_adds(model: nn.Module, channels: int, size: Size) -> int | None:
-    sized = model if isinstance(model, Backbone) else view_of(model).sized(size).model
+    sized = model if isinstance(model, Backbone) else view_of(model).resized_to(size).model
     return count_multiply_adds(sized, torch.empty(1, channels, *size))
 
 
@@ -223,7 +223,7 @@ class ImageEvaluation(Evaluation["Score"]):
         """Score a model at every size."""
         return evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> ScoreTable:
         """Return a row for each run and size, with the difference from the training size."""
         rows = []
         for run in evaluated:
@@ -258,7 +258,7 @@ class ImageEvaluation(Evaluation["Score"]):
                 )
         scored = ("top-1 (%)", "drop", "top-5 (%)", "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
-        return Table(columns, rows, notes)
+        return ScoreTable(columns, rows, notes)
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
         """Return each score as plain values, with its run and the mode."""

@@ -29,7 +29,7 @@ _CONSUMERS = {*_PRODUCTS, "linear", "layer_norm", "conv2d", "conv3d", "scaled_do
 
 
 @dataclass
-class Meeting:
+class PositionUse:
     """A call in which a constant, the same for all images, meets a tensor that depends on the images.
 
     kind: 'added' to it, 'logits' or 'weights': added to products of queries and keys before or after the softmax,
@@ -75,7 +75,7 @@ class ModuleCall:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class TensorFacts:
     """Facts of a tensor that depends on the images; `factor` and `terms` are indices of meetings that it is made by."""
 
     age: int
@@ -89,7 +89,7 @@ class _Facts:
 Change = Callable[[int, Tensor], Tensor]
 
 
-class Flow(TorchFunctionMode):
+class PositionTracer(TorchFunctionMode):
     """Follows the tensors of one forward pass of a model.
 
     Args:
@@ -119,7 +119,7 @@ class Flow(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.calls: list[ModuleCall] = []
-        self.meetings: list[Meeting] = []
+        self.meetings: list[PositionUse] = []
         self.attentions: list[AttentionCall] = []
         self.norms: dict[str, tuple[Tensor | None, Tensor | None, float]] = {}
         self.called: dict[str, Tensor] = {}
@@ -138,7 +138,7 @@ class Flow(TorchFunctionMode):
     def following(self, *inputs: Tensor) -> Iterator[None]:
         """Follow what is made of `inputs` within the block."""
         for one in inputs:
-            self._facts[one] = _Facts(0)
+            self._facts[one] = TensorFacts(0)
         lists = [one for one in self._model.named_modules() if isinstance(one[1], nn.ModuleList | nn.Sequential)]
         with ExitStack() as hooks:
             for parent, held in lists:
@@ -237,14 +237,14 @@ class Flow(TorchFunctionMode):
         own = self._names.get(id(value))
         return frozenset((own,)) if own is not None else self._origins.get(value, frozenset())
 
-    def _passed_on(self, name: str, tensors: list[Tensor]) -> _Facts:
+    def _passed_on(self, name: str, tensors: list[Tensor]) -> TensorFacts:
         """Return the facts of what a function makes of some tensors."""
         known = [self._facts[one] for one in tensors if one in self._facts]
         if name in _CONSUMERS:
-            return _Facts(self._count, logits=name in _PRODUCTS and len(known) == 2)
+            return TensorFacts(self._count, logits=name in _PRODUCTS and len(known) == 2)
         terms = frozenset[int]().union(*(one.terms for one in known))
         logits, weights = any(one.logits for one in known), any(one.weights for one in known)
-        return _Facts(self._count, logits, weights, terms)
+        return TensorFacts(self._count, logits, weights, terms)
 
     def _parts(self, args: tuple[Any, ...]) -> tuple[int, Tensor, Tensor] | None:
         """Return the index of the constant among two arguments, the other one and the constant; None without one."""
@@ -256,7 +256,7 @@ class Flow(TorchFunctionMode):
         at = content.index(False)
         return at, args[1 - at], args[at]
 
-    def _added(self, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+    def _added(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         if all(isinstance(one, Tensor) and one in self._facts for one in args):
             return self._added_content(args, facts)
         parts = self._parts(args)
@@ -266,7 +266,7 @@ class Flow(TorchFunctionMode):
         kind: Any = "weights" if self._facts[x].weights else "logits" if self._facts[x].logits else "added"
         return _with(args, at, self._meet(kind, x, constant)), facts
 
-    def _added_content(self, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+    def _added_content(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         """Note two products whose sum is a rotation, and a projection that is added to logits."""
         first, second = (self._facts[one] for one in args)
         if first.factor is not None and second.factor is not None:
@@ -281,11 +281,13 @@ class Flow(TorchFunctionMode):
         """Meet a projection that is added to logits, or passed to attention as its mask."""
         held = self._facts[terms].terms
         origins = frozenset[str]().union(*(self.meetings[one].origins for one in held))
-        made = Meeting("relative", None, terms.shape, (-2, -1), origins, tuple(self._within), self._count, terms=held)
+        made = PositionUse(
+            "relative", None, terms.shape, (-2, -1), origins, tuple(self._within), self._count, terms=held
+        )
         self.meetings.append(made)
         return terms if self._change is None else self._change(len(self.meetings) - 1, terms)
 
-    def _multiplied(self, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+    def _multiplied(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         parts = self._parts(args)
         if parts is None:
             return args, facts
@@ -294,7 +296,7 @@ class Flow(TorchFunctionMode):
         args = _with(args, at, self._meet("multiplied", x, constant))
         return args, replace(facts, factor=before) if len(self.meetings) > before else facts
 
-    def _projected(self, name: str, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+    def _projected(self, name: str, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         first = 1 if name == "einsum" else 0
         operands = args[first] if len(args) == first + 1 else args[first:]
         if self._keep and self.attentions and operands[0] in self._facts and self._facts[operands[0]].weights:
@@ -330,7 +332,7 @@ class Flow(TorchFunctionMode):
         self.attentions.append(AttentionCall(tuple(self._within), weights))
         return given
 
-    def _multihead(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], facts: _Facts) -> Any:
+    def _multihead(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], facts: TensorFacts) -> Any:
         named = {**named, "need_weights": self._keep or named.get("need_weights", True)}
         if self._keep:
             named["average_attn_weights"] = False
@@ -350,7 +352,7 @@ class Flow(TorchFunctionMode):
         if not _is_position(kind, axes, len(shape)):
             return constant
         within = tuple(self._within)
-        self.meetings.append(Meeting(kind, bias.detach(), shape, axes, origins, within, self._facts[x].age))
+        self.meetings.append(PositionUse(kind, bias.detach(), shape, axes, origins, within, self._facts[x].age))
         if self._change is None:
             return constant
         changed = self._change(len(self.meetings) - 1, bias)
@@ -415,7 +417,7 @@ def _tensors(given: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _hooks(flow: Flow, name: str) -> tuple[Any, Any]:
+def _hooks(flow: PositionTracer, name: str) -> tuple[Any, Any]:
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         flow.enter(name, (*args, *kwargs.values()))
 

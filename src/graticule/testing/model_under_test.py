@@ -38,7 +38,7 @@ class Failed(AssertionError):
 
 
 @dataclass(frozen=True)
-class Table:
+class TableUnderTest:
     """An absolute position table: a parameter or buffer with one row per patch, and possibly rows of prefix tokens.
 
     axes: the dimension of its patches, or the two dimensions of its rows and columns.
@@ -49,7 +49,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ModelUnderTest:
     """A model at one image size.
 
     model: a copy in float64 and evaluation mode; it is not changed.
@@ -64,7 +64,7 @@ class Subject:
     home: Size
 
     @classmethod
-    def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
+    def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> ModelUnderTest:
         """Build a subject from a copy of `model` on the CPU, with the weights of the model."""
         own = copy.deepcopy(model).cpu().double().eval()
         image, patch, channels = _sizes(own, img_size, patch_size)
@@ -81,7 +81,7 @@ class Subject:
         """H * W."""
         return self.grid[0] * self.grid[1]
 
-    def drawn(self) -> Subject:
+    def drawn(self) -> ModelUnderTest:
         """Return a subject with new random values of every trainable parameter, so that each one has an effect."""
         model = copy.deepcopy(self.model).train().eval()  # models of timm clear cached biases when they are trained
         with torch.no_grad():
@@ -108,7 +108,7 @@ class Subject:
         color = torch.linspace(0.3, 1.0, self.channels, dtype=torch.float64) * level
         return color[None, :, None, None].expand(2, -1, *self.image).contiguous()
 
-    def at(self, grid: Size) -> Subject:
+    def at(self, grid: Size) -> ModelUnderTest:
         """Return the model for another grid of patches: by `set_input_size` if it has it, else unchanged.
 
         Raises:
@@ -146,7 +146,7 @@ class Subject:
         sides = [getattr(one, "window_size", None) for one in self.model.modules()]
         return [side if pair(side) is not None and pair(side) != self.grid else None for side in sides]
 
-    def small(self) -> Subject:
+    def small(self) -> ModelUnderTest:
         """Return the model at a small grid that is not square, or unchanged if it refuses all of them."""
         if self.grid[0] != self.grid[1] and self.patches <= 512:
             return self
@@ -155,7 +155,7 @@ class Subject:
         except NotApplicable:
             return self
 
-    def at_first(self, *choices: Sequence[Size]) -> list[Subject]:
+    def at_first(self, *choices: Sequence[Size]) -> list[ModelUnderTest]:
         """Return the model at the grids of the first choice that it takes all of.
 
         Raises:
@@ -255,7 +255,7 @@ class Subject:
         return changes[: len(patches)]
 
     @cached_property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TableUnderTest]:
         """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches."""
         found, rows = [], self.home[0] * self.home[1]
         added = added_tensors(self.model, self.constant())
@@ -267,14 +267,14 @@ class Subject:
             wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
             sides = [tensor.shape[axis] for axis in wide]
             if len(wide) == 2 and rows <= sides[0] <= rows + max(extra, 0):
-                found.append(Table(name, (wide[0],)))
+                found.append(TableUnderTest(name, (wide[0],)))
             elif len(wide) == 3 and tuple(sides[:2]) == self.home:
-                found.append(Table(name, (wide[0], wide[1])))
+                found.append(TableUnderTest(name, (wide[0], wide[1])))
             elif len(wide) == 3 and tuple(sides[1:]) == self.home:
-                found.append(Table(name, (wide[1], wide[2])))
+                found.append(TableUnderTest(name, (wide[1], wide[2])))
         return found
 
-    def with_tables(self, values: dict[str, Tensor]) -> Subject:
+    def with_tables(self, values: dict[str, Tensor]) -> ModelUnderTest:
         """Return a subject whose tables have other values, (rows, D) each."""
         model = copy.deepcopy(self.model)
         held = dict([*model.named_parameters(), *model.named_buffers()])
@@ -289,18 +289,18 @@ class Subject:
         return {table.name: to_rows(held[table.name].detach(), table) for table in self.tables}
 
     @cached_property
-    def without_tables(self) -> Subject:
+    def without_tables(self) -> ModelUnderTest:
         """A subject whose tables are zero."""
         return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
 
 
-def to_rows(value: Tensor, table: Table) -> Tensor:
+def to_rows(value: Tensor, table: TableUnderTest) -> Tensor:
     """Return a table as (rows, D)."""
     moved = value.movedim(table.axes, tuple(range(len(table.axes))))
     return moved.reshape(math.prod(moved.shape[: len(table.axes)]), -1).clone()
 
 
-def from_rows(like: Tensor, table: Table, rows: Tensor) -> Tensor:
+def from_rows(like: Tensor, table: TableUnderTest, rows: Tensor) -> Tensor:
     """Return (rows, D) in the shape of a table."""
     moved = like.movedim(table.axes, tuple(range(len(table.axes))))
     return rows.reshape(moved.shape).movedim(tuple(range(len(table.axes))), table.axes)
@@ -398,7 +398,7 @@ def any_of(*laws: Callable[[], str]) -> str:
     return "; ".join(passed)
 
 
-def other_grid(subject: Subject) -> Size:
+def other_grid(subject: ModelUnderTest) -> Size:
     """Return another grid, whose sides grow by different factors."""
     height, width = subject.grid
     step = math.gcd(height, width)

@@ -1,4 +1,4 @@
-"""`graticule look KIND`: what position does in the layers of a model; every kind draws figures and prints a table."""
+"""`graticule analyze KIND`: what position does in the layers of a model, in figures and a table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 
 
 @dataclass
 class Drawings:
-    """The result of a look, which is computed before a file is written.
+    """The result of an analysis, which is computed before a file is written.
 
     tables: for --json.
     figures: name -> figure.
@@ -51,8 +51,8 @@ class Drawings:
 
 
 @dataclass
-class Look(NamedModels, Figures, JsonOutput, ABC):
-    """The options of every kind of look."""
+class Analyze(NamedModels, Figures, JsonOutput, ABC):
+    """The options of every kind of analysis."""
 
     models: Positional[list[str]]
     """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
@@ -67,11 +67,11 @@ class Look(NamedModels, Figures, JsonOutput, ABC):
 
 
 @dataclass
-class Correlations(Look):
+class AnalyzeCorrelations(Analyze):
     """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head.
 
-    graticule look correlations RUN
-    graticule look correlations deit_tiny_patch16_224 --weights random
+    graticule analyze correlations RUN
+    graticule analyze correlations deit_tiny_patch16_224 --weights random
     """
 
     untrained: Rare[Annotated[int, Range(0)]] = 39
@@ -111,11 +111,11 @@ class Correlations(Look):
 
 
 @dataclass
-class Translation(NamedData, OnDevice, Look):
+class AnalyzeTranslation(NamedData, OnDevice, Analyze):
     """Measure the distance of each layer from translation equivariance, and of the logits from invariance.
 
-        graticule look translation RUN RUN
-        graticule look translation RUN --shifts 1x0 0x2 --count 64
+        graticule analyze translation RUN RUN
+        graticule analyze translation RUN --shifts 1x0 0x2 --count 64
 
     Test images are shifted by whole patches. The results are one table per model, and one figure.
     """
@@ -130,13 +130,13 @@ class Translation(NamedData, OnDevice, Look):
     def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
         """Measure the error of each layer."""
         from graticule.analysis.equivariance import translation_error, whole_patches
-        from graticule.external.open_view import view_of
+        from graticule.external.traced_model import view_of
         from graticule.lab.commands.opening import test_data
         from graticule.lab.figures.layers import translation_plot
 
         shifts = [_parse_pair(text, "shifts", _SHIFT) for text in self.shifts] or None
         sizes = {label: parse_size(self.img_size) or opened.size for label, opened in models.items()}
-        views = {label: view_of(opened.model).sized(sizes[label]).model for label, opened in models.items()}
+        views = {label: view_of(opened.model).resized_to(sizes[label]).model for label, opened in models.items()}
         for label, model in views.items():
             whole_patches(model, sizes[label])
         device = choose_device(self.device)
@@ -160,11 +160,11 @@ class Translation(NamedData, OnDevice, Look):
 
 
 @dataclass
-class Attention(NamedData, Look):
+class AnalyzeAttention(NamedData, Analyze):
     """Draw the attention of chosen layers and heads on one test image: score matrices, and a query's map on the image.
 
-    graticule look attention RUN --layers 1 --without-position
-    graticule look attention RUN RUN --layers 0 5 --heads 0 1 --image 5
+    graticule analyze attention RUN --layers 1 --without-position
+    graticule analyze attention RUN RUN --layers 0 5 --heads 0 1 --image 5
     """
 
     layers: list[int] = field(default_factory=lambda: [1])
@@ -182,7 +182,7 @@ class Attention(NamedData, Look):
         """Compute the attention on the test image, which is that of the first model."""
         from graticule.analysis.attention import attention_maps
         from graticule.external.attention_map import save_attention
-        from graticule.external.open_view import view_of
+        from graticule.external.traced_model import view_of
         from graticule.lab.commands.opening import test_data
         from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
         from graticule.lab.pages.explorer import pixels_of
@@ -194,7 +194,7 @@ class Attention(NamedData, Look):
         maps: dict[str, list[AttentionMap]] = {}
         for label, opened in models.items():
             data, size = test_data(opened, self), parse_size(self.img_size) or opened.size
-            view = view_of(opened.model).sized(size)
+            view = view_of(opened.model).resized_to(size)
             grid = view.grids(size)[0]
             at = patch or divmod(grid.center, grid.width)
             if not all(0 <= place < side for place, side in zip(at, grid.shape, strict=True)):
@@ -227,11 +227,11 @@ class Attention(NamedData, Look):
 
 
 @dataclass
-class Mixing(Look):
+class AnalyzeMixing(Analyze):
     """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
 
-        graticule look mixing RUN
-        graticule look mixing RUN --layers 0 3 --query 0x3
+        graticule analyze mixing RUN
+        graticule analyze mixing RUN --layers 0 3 --query 0x3
 
     If the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
     """
@@ -280,11 +280,11 @@ class Mixing(Look):
 
 
 _Kind = Literal["correlations", "translation", "attention", "mixing"]
-KINDS: dict[str, type[Look]] = {
-    "correlations": Correlations,
-    "translation": Translation,
-    "attention": Attention,
-    "mixing": Mixing,
+KINDS: dict[str, type[Analyze]] = {
+    "correlations": AnalyzeCorrelations,
+    "translation": AnalyzeTranslation,
+    "attention": AnalyzeAttention,
+    "mixing": AnalyzeMixing,
 }
 
 
@@ -292,8 +292,8 @@ KINDS: dict[str, type[Look]] = {
 class Kinds:
     """Draw what position does in the layers of a model, and print a table.
 
-        graticule look correlations RUN
-        graticule look attention RUN RUN
+        graticule analyze correlations RUN
+        graticule analyze attention RUN RUN
 
     correlations: position correlations of every layer, rotations, and the bias of every head.
 
@@ -303,12 +303,12 @@ class Kinds:
 
     mixing: token mixing of gated MLPs, and its non-locality.
 
-    Layers, heads and groups of channels are counted from 0, layers through all stages. graticule look KIND --help lists
-    the options of a kind.
+    Layers, heads and groups of channels are counted from 0, layers through all stages. graticule analyze KIND --help
+    lists the options of a kind.
     """
 
     kind: Positional[_Kind]
-    """kind of look"""
+    """kind of analysis"""
     models: Positional[list[str]]
     """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
 
@@ -321,13 +321,13 @@ def options_class() -> type:
 def run(arguments: list[str]) -> int:
     """Look into models: draw figures, and print tables."""
     if not arguments or arguments[0].startswith("-"):
-        parse(Kinds, "look", arguments)  # prints the help, or says what is missing
+        parse(Kinds, "analyze", arguments)  # prints the help, or says what is missing
     kind = known_name("KIND", arguments[0], KINDS)
-    options = parse(KINDS[kind], f"look {kind}", arguments[1:])
+    options = parse(KINDS[kind], f"analyze {kind}", arguments[1:])
     output = Output(options.json)
     from graticule.lab.commands.opening import label_models, open_models
 
-    opened = open_models(options.models, options, f"look {kind}", images=kind != "correlations")
+    opened = open_models(options.models, options, f"analyze {kind}", images=kind != "correlations")
     from graticule.lab.figures.save import save_figure
 
     folder = output_folder(options.output, opened[0].folder)

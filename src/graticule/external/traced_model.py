@@ -20,7 +20,6 @@ from graticule.backbones.token_model import TokenModel
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.debiased import Debiased
-from graticule.external.flow import Change, Flow
 from graticule.external.images import (
     Size,
     call,
@@ -31,6 +30,7 @@ from graticule.external.images import (
     window_of,
 )
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
+from graticule.external.tracer import Change, PositionTracer
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled
 from graticule.position.grid import Grid
 from graticule.position.resampling import Resampler, build_resampler
@@ -41,13 +41,13 @@ from graticule.surgery.resize import shared_copy
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases|position_embedding")
 
 
-class StructureView(ModelView):
+class TracedModel(ModelView):
     """A model whose structure is found by a recorded pass.
 
     model: maps images (B, C, height, width) to logits or features.
     img_size: (height, width) in pixels; that of the model by default.
 
-    A view with another position has `constants` and `queries`, the changes of `Flow`.
+    A view with another position has `constants` and `queries`, the changes of `PositionTracer`.
     """
 
     constants: Change | None = None
@@ -98,7 +98,7 @@ class StructureView(ModelView):
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
-        flow = Flow(self.model)
+        flow = PositionTracer(self.model)
         flow.run(images)
         names = self.structure.blocks
         found = stem_map(flow, names, flow.called[names[0]])
@@ -116,7 +116,7 @@ class StructureView(ModelView):
             self._structures[img_size] = find_structure(self.model, img_size)
         return self._structures[img_size]
 
-    def sized(self, img_size: Size) -> StructureView:
+    def resized_to(self, img_size: Size) -> TracedModel:
         """Return a view that takes images of another size, by the model's own `set_input_size` if it has one."""
         if img_size == self.img_size:
             return self
@@ -126,11 +126,11 @@ class StructureView(ModelView):
                 set_input_size(model, img_size)
             except (AssertionError, ValueError, RuntimeError, TypeError) as error:
                 raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {error_line(error)}") from error
-        view = StructureView(model, img_size)
+        view = TracedModel(model, img_size)
         view.debiased = self.debiased
         return view
 
-    def without_position(self) -> StructureView:
+    def without_position(self) -> TracedModel:
         """Return a view in which tables, biases and terms are zero, and rotations are by angle 0."""
         sites = self.structure.at
 
@@ -142,7 +142,7 @@ class StructureView(ModelView):
 
         return self._with(zero)
 
-    def shuffled(self, seed: int = 0) -> StructureView:
+    def shuffled(self, seed: int = 0) -> TracedModel:
         """Return a view in which each patch has the position of another one, the same in all layers."""
         sites = self.structure.at
 
@@ -166,11 +166,11 @@ class StructureView(ModelView):
 
         return self._with(shuffle, move)
 
-    def placed_at(self, img_size: Size) -> StructureView:
+    def with_position_of(self, img_size: Size) -> TracedModel:
         """Return a view in which each patch has the position of the nearest patch of a larger image."""
         self._check_sites()
         try:
-            larger = self.sized(img_size).structure
+            larger = self.resized_to(img_size).structure
         except ValueError as error:
             raise Unavailable(str(error)) from None
         return self._with(partial(take_position, self.structure, larger))
@@ -219,8 +219,8 @@ class StructureView(ModelView):
     def _call(self, images: Tensor) -> Any:
         return call(self.model, images) if self.constants is None else self._flow().run(images)
 
-    def _flow(self, keep: bool = False) -> Flow:
-        return Flow(self.model, self.constants, self.queries, keep)
+    def _flow(self, keep: bool = False) -> PositionTracer:
+        return PositionTracer(self.model, self.constants, self.queries, keep)
 
     def _following(self, images: Tensor) -> AbstractContextManager[None]:
         return nullcontext() if self.constants is None else self._flow().following(images)
@@ -229,7 +229,7 @@ class StructureView(ModelView):
         if not self.structure.sites:
             raise Unavailable(f"{type(self.model).__name__} has no position information whose structure is known")
 
-    def _with(self, constants: Change, queries: Change | None = None) -> StructureView:
+    def _with(self, constants: Change, queries: Change | None = None) -> TracedModel:
         """Return a view of the same model with changed position."""
         self._check_sites()
         view = copy.copy(self)
@@ -256,7 +256,7 @@ class ResampledTables(nn.Module):
         ValueError: if it adds no table of its grid to tokens.
     """
 
-    def __init__(self, view: StructureView, resampler: Resampler | None = None) -> None:
+    def __init__(self, view: TracedModel, resampler: Resampler | None = None) -> None:
         super().__init__()
         self.model, self.view, self.resampler = view.model, view, resampler
         grid = view.structure.grid
@@ -391,8 +391,8 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     converted = convert_stock(model)
     if converted is not None:
         return BackboneView(converted, img_size)
-    view = StructureView(model, image_size(model) or img_size)
-    return view if img_size is None else view.sized(img_size)
+    view = TracedModel(model, image_size(model) or img_size)
+    return view if img_size is None else view.resized_to(img_size)
 
 
 def convert_stock(model: nn.Module) -> Backbone | None:
