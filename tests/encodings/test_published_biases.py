@@ -119,7 +119,7 @@ def test_a_table_of_maxvit_is_turned_into_ours(grid):
     theirs.reset_parameters()
     draw_double(theirs)
     encoding = RelativeBias(grid, HEADS).double()
-    table = encoding.fit("relative_position_bias_table", theirs.relative_position_bias_table)
+    table = encoding.fit_parameter("relative_position_bias_table", theirs.relative_position_bias_table)
     encoding.load_state_dict({"relative_position_bias_table": table})
     assert_same(encoding(grid), theirs.get_bias()[0] if theirs.get_bias().ndim == 4 else theirs.get_bias())
 

@@ -305,7 +305,7 @@ def test_folding_makes_constants_of_tables_and_keeps_functions():
     original = build("peg+learnable", joining="lape").eval()
     folded = FoldedPosition(original, GRID).eval()
     constants = dict(folded.named_buffers(recurse=False))
-    assert list(constants) == ["layer0_inner", "layer1_inner", "layer2_inner"]
+    assert list(constants) == ["layer0_after_norm", "layer1_after_norm", "layer2_after_norm"]
     first = folded(GRID)[0]
     assert not first.after_norm.requires_grad
     x = tokens(GRID, 12)
@@ -313,10 +313,10 @@ def test_folding_makes_constants_of_tables_and_keeps_functions():
     with torch.no_grad():
         original.parts[0].pegs["0"].proj[0].weight.add_(1)  # a function uses the current parameters
     assert not torch.equal(folded(GRID)[0].leave_block(x), before)
-    assert torch.equal(folded(GRID)[0].after_norm, constants["layer0_inner"])
+    assert torch.equal(folded(GRID)[0].after_norm, constants["layer0_after_norm"])
     with torch.no_grad():
         original.parts[1].encodings[0].pos_embed.normal_()  # a constant is computed again
-    assert not torch.equal(folded(GRID)[0].after_norm, constants["layer0_inner"])
+    assert not torch.equal(folded(GRID)[0].after_norm, constants["layer0_after_norm"])
     assert_stands_for(folded, original)
 
 

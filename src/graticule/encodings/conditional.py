@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -32,7 +32,28 @@ def each_place(places: Places) -> tuple[int, ...]:
 _FIRST = "first"
 
 
-class BetweenBlocks(Position):
+class _Inserted(Position):
+    """Modules at insert positions, from -1 on, for `depth` layers."""
+
+    crops = False
+
+    def __init__(self, places: Iterable[int], last: int, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        places = list(places)
+        if not places:
+            raise ValueError("`places` must name at least one insert position, got none.")
+        for place in places:
+            if not -1 <= place <= last:
+                raise ValueError(
+                    f"`places` must be from -1, before the first of the {depth} layers, to {last}, got {place}."
+                )
+
+    def set_grid(self, grid: Grid) -> None:
+        """Do nothing: no parameter depends on the grid."""
+
+
+class BetweenBlocks(_Inserted):
     """Applies PEGs to the residual stream: at insert position l after layer l, at -1 before the first layer.
 
     Reference: CPVT (Chu et al., 2023), section 5.2, "position index".
@@ -42,13 +63,10 @@ class BetweenBlocks(Position):
         depth: number of layers.
     """
 
-    crops = False
-
     def __init__(self, pegs: Mapping[int, nn.Module], depth: int) -> None:
-        super().__init__()
-        _check_places(pegs, depth - 1, depth)
-        self.pegs = nn.ModuleDict({_key(place): pegs[place] for place in sorted(pegs)})
-        self.depth = depth
+        super().__init__(pegs, depth - 1, depth)
+        keys = {place: _FIRST if place == -1 else str(place) for place in sorted(pegs)}
+        self.pegs = nn.ModuleDict({key: pegs[place] for place, key in keys.items()})
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`: functions of the tokens."""
@@ -60,9 +78,6 @@ class BetweenBlocks(Position):
             else:
                 positions[int(key)] = positions[int(key)]._replace(map_after=act)
         return positions
-
-    def set_grid(self, grid: Grid) -> None:
-        """Do nothing: no parameter depends on the grid."""
 
     def layer_lists(self) -> list[str]:
         return ["pegs"]
@@ -76,7 +91,7 @@ class BetweenBlocks(Position):
         }
 
 
-class BeforeProjections(Position):
+class BeforeProjections(_Inserted):
     """Computes the inputs of queries, keys and values: at insert position l, those of the next layer, l + 1.
 
     So an insert position has the same meaning as between blocks, and -1 is for the first layer. CPVT's Table 16 says
@@ -87,13 +102,9 @@ class BeforeProjections(Position):
         depth: number of layers.
     """
 
-    crops = False
-
     def __init__(self, inputs: Mapping[int, nn.Module], depth: int) -> None:
-        super().__init__()
-        _check_places(inputs, depth - 2, depth)
+        super().__init__(inputs, depth - 2, depth)
         self.inputs = nn.ModuleDict({str(place + 1): inputs[place] for place in sorted(inputs)})
-        self.depth = depth
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`: functions of its normalized tokens."""
@@ -102,25 +113,8 @@ class BeforeProjections(Position):
             positions[int(key)] = LayerPosition(inputs=partial(module, grid=grid))
         return positions
 
-    def set_grid(self, grid: Grid) -> None:
-        """Do nothing: no parameter depends on the grid."""
-
     def layer_lists(self) -> list[str]:
         return ["inputs"]
-
-
-def _key(place: int) -> str:
-    return _FIRST if place == -1 else str(place)
-
-
-def _check_places(places: Mapping[int, nn.Module], last: int, depth: int) -> None:
-    if not places:
-        raise ValueError("`places` must name at least one insert position, got none.")
-    for place in places:
-        if not -1 <= place <= last:
-            raise ValueError(
-                f"`places` must be from -1, before the first of the {depth} layers, to {last}, got {place}."
-            )
 
 
 Convolution = Literal["depthwise", "separable", "dense"]

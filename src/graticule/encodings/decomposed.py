@@ -112,19 +112,15 @@ class Decomposed(BiasEncoding):
         offset = place[:, None] - torch.arange(side, device=place.device) + side - 1  # query - key, from the lowest on
         return (queries @ table.T).gather(-1, offset.expand(*queries.shape[:2], -1, -1))
 
-    def set_grid(self, grid: Grid) -> None:
-        for name, side in zip(self.names, grid.shape, strict=True):
-            table = getattr(self, name)
-            new = self._resampled(table, 2 * side - 1).detach().clone()
-            setattr(self, name, nn.Parameter(new, requires_grad=table.requires_grad))
-        self.grid = grid
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid or window of the table of an axis, (2H' - 1, d), as if all sides were alike."""
+        fits = value.ndim == 2 and value.shape[1] == self.head_dim and len(value) % 2
+        return Grid(*[(len(value) + 1) // 2] * len(self.names)) if fits else None
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample a table of another grid or window, (2H' - 1, d), for this one."""
-        side = dict(zip(self.names, self.grid.shape, strict=True)).get(name)
-        if side is None or value.ndim != 2 or value.shape[1] != self.head_dim or value.shape[0] % 2 == 0:
-            return value
-        return value if len(value) == 2 * side - 1 else self._resampled(value, 2 * side - 1)
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample the table of an axis, (2H' - 1, d)."""
+        rows = 2 * new.shape[self.names.index(name)] - 1
+        return value if len(value) == rows else self._resampled(value, rows)
 
     def _resampled(self, table: Tensor, rows: int) -> Tensor:
         """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""

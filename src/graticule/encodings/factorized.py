@@ -71,23 +71,19 @@ class Factorized(AbsoluteEncoding):
             rows = (rows[:, None] * table if self.product else rows[:, None] + table).flatten(0, 1)
         return grid.with_prefix_rows(rows)
 
-    def set_grid(self, grid: Grid) -> None:
-        for axis, (name, table) in enumerate(zip(self.names, self._tables(), strict=True)):
-            resized = self._axis(table.detach(), axis, self.grid.shape, grid.shape).clone()
-            setattr(self, name, nn.Parameter(resized, requires_grad=table.requires_grad))
-        self.grid = grid
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample the table of an axis, (1, n, D)."""
+        return self._axis(value, self.names.index(name), old.shape, new.shape)
 
-    def fit_parameter(self, name: str, value: Tensor, shape: Shape | None = None) -> Tensor:
-        """Resample the table of an axis, (1, n, D), for this grid; without `shape` from a square grid."""
+    def grid_of(self, name: str, value: Tensor, shape: Shape | None) -> Grid | None:
+        """Infer the grid of the table of an axis, (1, n, D); without `shape` a square, unless it has our size."""
         axis = self.names.index(name)
         if value.ndim != 3 or value.shape[::2] != (1, self.dim) or not value.shape[1]:
-            return value
+            return None
         length = value.shape[1]
-        if shape is None or len(shape) != len(self.names) or shape[axis] != length:
-            if length == self.grid.shape[axis]:
-                return value
-            shape = (length,) * len(self.names)
-        return self._axis(value, axis, shape, self.grid.shape)
+        if shape is not None and len(shape) == len(self.names) and shape[axis] == length:
+            return Grid(*shape)
+        return None if length == self.grid.shape[axis] else Grid(*(length,) * len(self.names))
 
     def _tables(self) -> list[Tensor]:
         return [getattr(self, name) for name in self.names]

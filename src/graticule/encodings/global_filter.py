@@ -50,7 +50,7 @@ class GlobalFilter(MixingEncoding):
 
     def displacements(self, grid: Grid) -> Displacements:
         """Return the kernel for `grid` by displacement, periodic."""
-        weight = self._at(grid)
+        weight = self.at_grid("complex_weight", grid)
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         axes = tuple(range(1, len(grid.shape) + 1))
         kernel = torch.fft.irfftn(torch.view_as_complex(wide.contiguous()).movedim(-1, 0), grid.shape, axes)
@@ -60,44 +60,32 @@ class GlobalFilter(MixingEncoding):
             table = torch.cat([table, table], axis)[:, *[slice(None)] * (axis - 1), :-1]
         return Displacements(table.to(weight.dtype), softmax=False)
 
-    def set_grid(self, grid: Grid) -> None:
-        weight = self._at(grid).detach().clone()
-        self.complex_weight = nn.Parameter(weight, requires_grad=self.complex_weight.requires_grad)
-        self.grid = grid
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample filters of another grid, (H', W' // 2 + 1, groups, 2); without `shape` assume a square."""
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of filters, (H', W' // 2 + 1, groups, 2); without `shape` it is a square."""
         axes = len(self.grid.shape)
         if value.ndim != axes + 2 or value.shape[axes:] != self.complex_weight.shape[axes:]:
-            return value
+            return None
         old = Grid(*[value.shape[0]] * axes) if shape is None or axes == 1 else Grid(*shape)
-        fits = value.shape[:axes] == _frequencies(old)
-        return _resize_filters(value, self.grid) if fits and old.shape != self.grid.shape else value
+        return old if value.shape[:axes] == _frequencies(old) else None
 
     def published_names(self) -> dict[str, str]:
         """Return the name in GFNet's code."""
         return {"filter.complex_weight": "complex_weight", **super().published_names()}
 
-    def _at(self, grid: Grid) -> Tensor:
-        weight: Tensor = self.complex_weight
-        return weight if grid.has_shape(self.grid.shape) else _resize_filters(weight, grid)
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample filters (H, W // 2 + 1, groups, 2)."""
+        maps = value.flatten(-2).movedim(-1, 0).to(torch.promote_types(value.dtype, torch.float32))
+        size = _frequencies(new)
+        if len(size) == 2:  # the same up to rounding, and bit for bit as in its code
+            maps = F.interpolate(maps[None], size=size, mode="bicubic", align_corners=True)[0]
+        else:
+            maps = _BICUBIC(maps, size)
+        return maps.to(value.dtype).movedim(0, -1).unflatten(-1, (-1, 2)).contiguous()
 
 
 def _frequencies(grid: Grid) -> Shape:
     """Return the number of frequencies on each axis, half of them on the last."""
     return (*grid.shape[:-1], grid.shape[-1] // 2 + 1)
-
-
-def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
-    """Resample filters (H, W // 2 + 1, groups, 2) for another grid."""
-    maps = weight.flatten(-2).movedim(-1, 0).to(torch.promote_types(weight.dtype, torch.float32))
-    size = _frequencies(new)
-    if len(size) == 2:  # the same up to rounding, and bit for bit as in its code
-        maps = F.interpolate(maps[None], size=size, mode="bicubic", align_corners=True)[0]
-    else:
-        maps = _BICUBIC(maps, size)
-    maps = maps.to(weight.dtype)
-    return maps.movedim(0, -1).unflatten(-1, (-1, 2)).contiguous()
 
 
 @register_encoding("global_filter")

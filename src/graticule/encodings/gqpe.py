@@ -219,6 +219,3 @@ class GqpeBias(PatchBias):
         logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
         return grid.of_lags(logits).mT.contiguous()  # of key minus query
 
-    def set_grid(self, grid: Grid) -> None:
-        super().set_grid(grid)
-        self.gaussian.set_grid(Grid(*grid.shape))

@@ -61,11 +61,7 @@ class Learnable(AbsoluteEncoding):
         return torch.cat([first, replace(grid, prefix=grid.prefix - with_rows.prefix).with_prefix_rows(patches)])
 
     def set_grid(self, grid: Grid) -> None:
-        with_rows = _with_rows(grid, self.prefix_rows)
-        with torch.no_grad():
-            table = super().forward(with_rows)[None].clone()
-        self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
-        self.grid = with_rows
+        super().set_grid(_with_rows(grid, self.prefix_rows))
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
         """Resample a table of a checkpoint, (N', D), from the grid `old` to this grid."""

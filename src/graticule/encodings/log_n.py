@@ -62,10 +62,6 @@ class LogN(Encoding):
         patches = as_tensor([grid.patches], self.like.double()).clamp(min=2)
         return (patches.log() / known).to(wide).expand(grid.tokens)
 
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; the reference stays."""
-        self.grid = grid
-
     @classmethod
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build the position for the joined layers."""

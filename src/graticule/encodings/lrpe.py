@@ -54,25 +54,15 @@ class LearnableMixing(MixingEncoding):
 
     def displacements(self, grid: Grid) -> Displacements:
         """Return the tables for `grid`."""
-        table: Tensor = self.relative_position_table
-        if not grid.has_shape(self.grid.shape):
-            table = resize_displacements(table, self.grid, grid, self.resampler)
+        table = self.at_grid("relative_position_table", grid)
         return Displacements(table.unflatten(-1, grid.table), softmax=False)
 
-    def set_grid(self, grid: Grid) -> None:
-        learned = self.relative_position_table.requires_grad
-        table = self.displacements(grid).table.detach().flatten(1).clone()
-        self.relative_position_table = nn.Parameter(table, requires_grad=learned)
-        self.grid = grid
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of tables, (groups, (2H' - 1)(2W' - 1))."""
+        return self.grid.alike_table(value.shape[1], shape) if value.ndim == 2 else None
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample tables of another grid, (groups, (2H' - 1)(2W' - 1))."""
-        if value.ndim != 2:
-            return value
-        old = self.grid.alike_table(value.shape[1], shape)
-        if old is None or old.shape == self.grid.shape:
-            return value
-        return resize_displacements(value, old, self.grid, self.resampler)
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        return resize_displacements(value, old, new, self.resampler)
 
 
 def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
@@ -105,16 +95,6 @@ class MixingSum(MixingEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         return cast("Tensor", self.first(grid)) + cast("Tensor", self.second(grid))
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` fit the parameter `name` of one of the parts."""
-        part, _, leaf = name.partition(".")
-        return (self.first if part == "first" else self.second).fit(leaf, value, shape)
-
-    def set_grid(self, grid: Grid) -> None:
-        self.first.set_grid(grid)
-        self.second.set_grid(grid)
-        self.grid = grid
 
 
 @register_encoding("lrpe_m")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing, resize_rows
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.position.resampling import build_resampler
+from graticule.position.resampling import build_resampler, resize_rows
 
 
 class MlpMixing(MixingEncoding):
@@ -47,29 +47,24 @@ class MlpMixing(MixingEncoding):
 
     def forward(self, grid: Grid) -> TokenMlp:
         """Return the MLP for `grid`."""
-        first, second = self.fc1.weight, self.fc2.weight
-        if not grid.has_shape(self.grid.shape):
-            first, second = (resize_rows(rows, self.grid, grid, self.resampler) for rows in (first, second.T))
-            first, second = first * (self.grid.patches / grid.patches), second.T
-        return TokenMlp(first, self.fc1.bias, second)
+        return TokenMlp(self.at_grid("fc1.weight", grid), self.fc1.bias, self.at_grid("fc2.weight", grid))
 
     def set_grid(self, grid: Grid) -> None:
-        made = self(grid)
-        for layer, weight in ((self.fc1, made.first), (self.fc2, made.second)):
-            layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+        super().set_grid(grid)
         self.fc1.in_features = self.fc2.out_features = grid.patches
-        self.grid = grid
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample the weights of another grid, (T, N') or (N', T)."""
-        if value.ndim != 2 or name not in ("fc1.weight", "fc2.weight"):
-            return value
-        rows = value if name == "fc1.weight" else value.T
-        old = self.grid.alike(rows.shape[1], shape)
-        if old is None or old.shape == self.grid.shape or len(rows) != len(self.fc1.bias):
-            return value
-        resized = resize_rows(rows, old, self.grid, self.resampler)
-        return resized * (old.patches / self.grid.patches) if name == "fc1.weight" else resized.T
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of a weight, (T, N') or (N', T)."""
+        if value.ndim != 2:
+            return None
+        hidden, patches = value.shape if name == "fc1.weight" else value.shape[::-1]
+        return self.grid.alike(patches, shape) if hidden == len(self.fc1.bias) else None
+
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample a weight, (T, N') or (N', T), whose sums over the tokens keep their size."""
+        if name == "fc1.weight":
+            return resize_rows(value, old.shape, new.shape, self.resampler) * (old.patches / new.patches)
+        return resize_rows(value.T, old.shape, new.shape, self.resampler).T if name == "fc2.weight" else value
 
     def published_names(self) -> dict[str, str]:
         """Return the names in timm's mixers."""

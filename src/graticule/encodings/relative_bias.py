@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
-from graticule.position.places import Shape
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
 
@@ -65,7 +64,9 @@ class RelativeBias(PatchBias):
         if grid.has_shape(self.grid.shape) and grid.crop is None:
             table, index = self.relative_position_bias_table.view(-1, self.num_heads), self.index
         else:
-            table, index = self._table_at(grid), grid.offset_index(self.index.device)
+            table = self.resample("", self.relative_position_bias_table, self.grid, grid.whole)
+            maps = self._split(table)[0].T.unflatten(-1, grid.whole.table)
+            table, index = grid.cut_displacements(maps).flatten(1).T, grid.offset_index(self.index.device)
         # index_select and its backward pass are several times as fast as indexing here
         return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
 
@@ -80,29 +81,25 @@ class RelativeBias(PatchBias):
         return torch.cat([above, torch.cat([left, bias], 2)], 1)
 
     def set_grid(self, grid: Grid) -> None:
-        learned = self.relative_position_bias_table.requires_grad
-        table = self._table_at(grid).detach().clone()
-        self.relative_position_bias_table = nn.Parameter(table, requires_grad=learned)
+        super().set_grid(grid)
         self.index = grid.offset_index(self.index.device)
-        self.grid = grid
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample a table of another grid or window, ((2H'-1)(2W'-1), heads), for this one.
-
-        Rows for prefix tokens are unchanged. A table of MaxViT, (heads, 2H'-1, 2W'-1), is converted.
-        """
-        if not name.endswith("relative_position_bias_table"):
-            return value
+    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Make a table of a checkpoint fit; a table of MaxViT, (heads, 2H'-1, 2W'-1), is converted."""
         if value.ndim == 3 and value.shape[0] == self.num_heads and not self.prefix_rows:
             shape = (value.shape[1] + 1) // 2, (value.shape[2] + 1) // 2
             value = value.flip(1, 2).flatten(1).T
-        if value.ndim != 2 or value.shape[1] != self.num_heads:
-            return value
+        return super().fit_parameter(name, value, shape)
+
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid or window of a table, ((2H'-1)(2W'-1), heads), with rows for prefix tokens."""
+        fits = value.ndim == 2 and value.shape[1] == self.num_heads
+        return self.grid.alike_table(len(self._split(value)[0]), shape) if fits else None
+
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample a table, ((2H'-1)(2W'-1), heads); rows for prefix tokens are unchanged."""
         patches, prefix = self._split(value)
-        old = self.grid.alike_table(patches.shape[0], shape)
-        if old is None or old.shape == self.grid.shape:
-            return value
-        return torch.cat([self._resampled(patches, old.table, self.grid.table), prefix])
+        return torch.cat([self.resampler(patches.T.unflatten(1, old.table), new.table).flatten(1).T, prefix])
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of the table in timm's `vit_relpos` models and in Swin and BEiT."""
@@ -112,16 +109,6 @@ class RelativeBias(PatchBias):
         """Split a table into the rows of offsets and those of prefix tokens."""
         rows = table.shape[0] - _PREFIX_ROWS * self.prefix_rows
         return table[:rows], table[rows:]
-
-    def _table_at(self, grid: Grid) -> Tensor:
-        old, new = self.grid.table, grid.whole.table
-        patches, prefix = self._split(self.relative_position_bias_table)
-        resampled = self._resampled(patches, old, new).T.unflatten(-1, new)
-        return torch.cat([grid.cut_displacements(resampled).flatten(1).T, prefix])
-
-    def _resampled(self, rows: Tensor, old: Shape, new: Shape) -> Tensor:
-        """Resample rows of offsets, (offsets, heads)."""
-        return self.resampler(rows.T.unflatten(1, old), new).flatten(1).T
 
 
 @register_encoding("shared_relative_bias")

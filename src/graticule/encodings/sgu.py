@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing, resize_rows
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.position.resampling import BICUBIC, Resampler, build_resampler
+from graticule.position.resampling import BICUBIC, Resampler, build_resampler, resize_rows
 
 
 class DenseMixing(MixingEncoding):
@@ -61,25 +61,17 @@ class DenseMixing(MixingEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the matrices for `grid`, (groups, N, N)."""
-        weight = self._at(grid)
+        weight = self.at_grid("weight", grid)
         return weight if weight.ndim == 3 else weight[None]
 
-    def set_grid(self, grid: Grid) -> None:
-        weight = self._at(grid).detach().clone()
-        self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
-        self.grid = grid
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of matrices, (N', N') or (groups, N', N')."""
+        count = value.shape[-1] if value.ndim else 0
+        fits = value.shape == (*self.weight.shape[:-2], count, count)
+        return self.grid.alike(count, shape) if fits else None
 
-    def _at(self, grid: Grid) -> Tensor:
-        return self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid, self.resampler)
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample matrices of another grid, (N', N') or (groups, N', N')."""
-        if value.ndim != self.weight.ndim or value.shape[:-2] != self.weight.shape[:-2]:
-            return value
-        old = self.grid.alike(value.shape[-1], shape) if value.shape[-1] == value.shape[-2] else None
-        if old is None or old.shape == self.grid.shape:
-            return value
-        return resize_pairs(value, old, self.grid, self.resampler)
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        return resize_pairs(value, old, new, self.resampler)
 
     def published_names(self) -> dict[str, str]:
         """Return the names of the matrix and the bias in timm's gMLP."""
@@ -89,8 +81,9 @@ class DenseMixing(MixingEncoding):
 def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
     """Resample matrices over pairs of patches, (..., N, N) -> (..., N', N'), scaled so that a row keeps its sum."""
     count = old.patches
-    keys = resize_rows(matrix.reshape(-1, count), old, new, resampler).unflatten(0, (-1, count)).mT  # (groups, N', N)
-    both = resize_rows(keys.flatten(0, 1), old, new, resampler).unflatten(0, (-1, new.patches)).mT
+    sides = old.shape, new.shape
+    keys = resize_rows(matrix.reshape(-1, count), *sides, resampler).unflatten(0, (-1, count)).mT  # (groups, N', N)
+    both = resize_rows(keys.flatten(0, 1), *sides, resampler).unflatten(0, (-1, new.patches)).mT
     return both.reshape(*matrix.shape[:-2], new.patches, new.patches) * (count / new.patches)
 
 

@@ -76,10 +76,6 @@ class Folded(Position):
     def layer_lists(self) -> list[str]:
         return self.original.layer_lists()
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Make `value` fit the parameter `name` of the original."""
-        return self.original.fit(name, value, shape)
-
 
 class FoldedPosition(Folded):
     """Returns constants for one grid instead of computing them from parameters and grid.
@@ -235,14 +231,14 @@ def _is_named_tuple(value: object) -> bool:
 
 
 def _renewed(old: Any, new: Any) -> Any:
-    """Return `held` with its functions replaced by those of `new`; constants stay."""
+    """Return `old` with its functions replaced by those of `new`; constants stay."""
     if isinstance(old, _Constant):
         return old
     return type(old)(*map(_renewed, old, new)) if _is_named_tuple(old) else new
 
 
 def _without_functions(value: Any) -> Any:
-    """Return `held` with None instead of its functions."""
+    """Return `value` with None instead of its functions."""
     if _is_named_tuple(value):
         return type(value)(*map(_without_functions, value))
     return None if callable(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -67,9 +67,10 @@ class Position(nn.Module, ABC):
         """
         return self(grid), None
 
-    @abstractmethod
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the parameters."""
+        """Set the grid of the parameters: `grid`, or a window of it."""
+        for part in _outermost(self):
+            part.set_grid(grid if isinstance(part, Position) else grid.within)
 
     def components(self) -> dict[str, Position]:
         """Return the positions that make up this one, by the names of their modules."""
@@ -103,9 +104,11 @@ class Position(nn.Module, ABC):
         `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it. A value that
         cannot be made to fit is returned unchanged.
         """
-        for at, part in self.components().items():
-            if name.startswith(f"{at}."):
-                return part.fit(name.removeprefix(f"{at}."), value, shape)
+        path = name.split(".")
+        for count in reversed(range(1, len(path))):
+            module = self.get_submodule(".".join(path[:count]))
+            if isinstance(module, GridModule):
+                return module.fit_parameter(".".join(path[count:]), value, shape)
         return value
 
 
@@ -134,6 +137,56 @@ def _holds_a_grid(module: nn.Module) -> bool:
     return (
         getattr(module, "resampled", False) or hasattr(module, "pos_embed") or getattr(module, "held_for_grid", False)
     )
+
+
+class GridModule(Checked, nn.Module):
+    """A module for a grid, whose parameters may have values for its patches; these are resampled for another grid."""
+
+    #: The grid, or the grid of a window, that it is built for.
+    grid: Grid
+
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample the values of the parameter `name` for another grid; here no parameter depends on it."""
+        return value
+
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of a value of a checkpoint for the parameter `name`; None if it cannot be inferred.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
+        """
+        return None
+
+    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Make `value` of a checkpoint fit the parameter `name`, as `Position.fit`."""
+        old = self.grid_of(name, value, shape)
+        return value if old is None or old.shape == self.grid.shape else self.resample(name, value, old, self.grid)
+
+    def at_grid(self, name: str, grid: Grid) -> Tensor:
+        """Return the parameter `name`, resampled for `grid`."""
+        value: Tensor = self.get_parameter(name)
+        return value if grid.has_shape(self.grid.shape) else self.resample(name, value, self.grid, grid)
+
+    @torch.no_grad()
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid, and resample the parameters for it."""
+        for part in _outermost(self):
+            part.set_grid(grid)
+        for name, parameter in [] if grid == self.grid else list(self.named_parameters()):
+            value = self.resample(name, parameter, self.grid, grid)
+            if value is not parameter:
+                owner, _, leaf = name.rpartition(".")
+                new = nn.Parameter(value.clone(), requires_grad=parameter.requires_grad)
+                setattr(self.get_submodule(owner), leaf, new)
+        self.grid = grid
+
+
+def _outermost(module: nn.Module) -> Iterator[Any]:
+    """Yield the positions and modules for a grid in a module that are in no other one."""
+    for child in module.children():
+        if isinstance(child, Position | GridModule):
+            yield child
+        else:
+            yield from _outermost(child)
 
 
 @dataclass(frozen=True)
@@ -172,7 +225,7 @@ class StageSpec:
 FROM_STAGE = frozenset({"self", "grid", "axes", "dim", "depth", "num_heads", "head_dim", "causal"})
 
 
-class Encoding(Checked, nn.Module, ABC):
+class Encoding(GridModule, ABC):
     """Makes position information for a grid; subclasses define its form: `AbsoluteEncoding`, `BiasEncoding`, ...
 
     The parameters of the constructor called `grid` (the grid, or window, that the encoding is built for), `axes` (their
@@ -239,7 +292,6 @@ class Encoding(Checked, nn.Module, ABC):
         return ", ".join(f"{name}={values[name]}" for name in names)
 
 
-@cache
 def init_table(table: Tensor, std: float) -> None:
     """Draw a table from a normal of `std`, truncated at 2 (absolute); it is zero if `std` is."""
     if std:
@@ -248,6 +300,7 @@ def init_table(table: Tensor, std: float) -> None:
         nn.init.zeros_(table)
 
 
+@cache
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the parameters of a function, in order, with their defaults."""
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
@@ -325,15 +378,12 @@ class NoPosition(Position):
         """Return `depth` empty positions."""
         return [LayerPosition()] * self.depth
 
-    def set_grid(self, grid: Grid) -> None:
-        """Do nothing: no parameter depends on the grid."""
-
 
 class SharedPosition(Position, ABC):
     """One encoding for all joined layers, whose parameters they share.
 
     Args:
-        encoding: built for the grid, or for a window of it; it has a method `set_grid`.
+        encoding: built for the grid, or for a window of it.
         depth: number of layers.
         layers: the number of the first layers that are joined, or the indices of any layers; all by default.
     """
@@ -355,10 +405,6 @@ class SharedPosition(Position, ABC):
         positions = self.layer_positions(grid.within)
         return fill_layers(positions * len(self.joined) if len(positions) == 1 else positions, self.joined, self.depth)
 
-    def set_grid(self, grid: Grid) -> None:
-        """Set `grid`, or a window of it, as the grid of the encoding."""
-        self.encoding.set_grid(grid.within)
-
 
 class CombinedPosition(Position):
     """Several positions at once, merged layer by layer."""
@@ -378,7 +424,3 @@ class CombinedPosition(Position):
             positions = [a.merge(b) for a, b in zip(positions, other, strict=True)]
             last = table_of_other if last is None else last
         return positions, last
-
-    def set_grid(self, grid: Grid) -> None:
-        for part in cast("Iterable[Position]", self.parts):
-            part.set_grid(grid)

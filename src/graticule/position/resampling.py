@@ -192,6 +192,11 @@ class Bicubic(_Filter):
 BICUBIC = Bicubic()
 
 
+def resize_rows(rows: Tensor, old: Size, new: Size, resampler: Resampler = BICUBIC) -> Tensor:
+    """Resample maps of patches, (T, N) -> (T, N')."""
+    return resampler(rows.unflatten(1, old), new).flatten(1)
+
+
 @register_resampler("bilinear")
 class Bilinear(_Filter):
     """Linear interpolation per axis; with antialias, a triangle as wide as two new entries."""

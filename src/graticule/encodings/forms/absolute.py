@@ -45,24 +45,28 @@ class AbsoluteEncoding(Encoding):
     def at(self, grid: Grid) -> Tensor:
         """Return w for a grid other than the one it was built for, (N, D)."""
 
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding."""
-        with torch.no_grad():
-            table = self(grid)[None].clone()
-        self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
-        self.grid = grid
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Return the table of another grid, (1, N, D)."""
+        return self.at(new)[None] if name == "pos_embed" else value
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
         """Resample a table of a checkpoint, (N', D) on the grid `old`; None if there is nothing to load."""
         return None
 
-    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name` other than `pos_embed`.
-
-        `shape` is the (H, W) of the grid that the value is for, if the checkpoint records it. A value that cannot be
-        made to fit is returned unchanged.
-        """
-        return value
+    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Resample a learnable table of a checkpoint for this grid; a fixed table is not loaded."""
+        if name != "pos_embed":
+            return super().fit_parameter(name, value, shape)
+        if value.ndim < 2 or value.shape[-1] != self.dim or math.prod(value.shape[:-2]) != 1:
+            return value
+        value = value.reshape(1, -1, self.dim)  # some are stored without the first axis
+        old = self.grid.alike(value.shape[1] - self.grid.prefix, shape)
+        if old is None:  # another number of prefix tokens: the loader reports the mismatch
+            return value if self.resampled else None
+        if old.shape == self.grid.shape:
+            return value
+        table = self.fit(value[0], Grid(*old.shape, prefix=self.grid.prefix))
+        return None if table is None else table[None]
 
     @classmethod
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
@@ -177,26 +181,6 @@ class JoinedPosition(Position):
                 names[f"blocks.{layer}.pe_norm.{leaf}"] = f"joining.{parameter}"
         return names
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample a learnable table of a checkpoint for this grid; a fixed table is not loaded."""
-        owner, _, leaf = name.rpartition(".")
-        encoding = self.get_submodule(owner)
-        if not isinstance(encoding, AbsoluteEncoding):
-            return value
-        if leaf != "pos_embed":
-            return encoding.fit_parameter(leaf, value, shape)
-        if value.ndim < 2 or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
-            return value
-        value = value.reshape(1, -1, encoding.dim)  # some are stored without the first axis
-        grid = encoding.grid
-        old = grid.alike(value.shape[1] - grid.prefix, shape)
-        if old is None:  # another number of prefix tokens: the loader reports the mismatch
-            return value if encoding.resampled else None
-        if old.shape == grid.shape:
-            return value
-        table = encoding.fit(value[0], Grid(*old.shape, prefix=grid.prefix))
-        return None if table is None else table[None]
-
 
 class ComputedEncoding(AbsoluteEncoding):
     """Computes the rows of the patches of any grid from its parameters; the rows of prefix tokens are zero."""
@@ -210,6 +194,3 @@ class ComputedEncoding(AbsoluteEncoding):
 
     def at(self, grid: Grid) -> Tensor:
         return grid.with_prefix_rows(self.rows(grid))
-
-    def set_grid(self, grid: Grid) -> None:
-        self.grid = grid

@@ -14,20 +14,16 @@ from graticule.position.bias import BiasFunction, LowRank
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Encoding, Position, SharedPosition, StageSpec
-from graticule.position.resampling import BICUBIC
-from graticule.registry.checks import Checked
+from graticule.position.position import Encoding, GridModule, Position, SharedPosition, StageSpec
+from graticule.position.resampling import resize_rows
 from graticule.system.symbolic import holds
 
 #: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/layers.py`).
 LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 
 
-class LayerBias(Checked, nn.Module, ABC):
+class LayerBias(GridModule, ABC):
     """Makes the bias of one layer or of all: an encoding, or a normalized one."""
-
-    #: The grid that it is built for.
-    grid: Grid
 
     @abstractmethod
     def forward(self, grid: Grid) -> Tensor | BiasFunction | LayerPosition:
@@ -46,17 +42,6 @@ class LayerBias(Checked, nn.Module, ABC):
         bias = self(grid)
         return bias if isinstance(bias, LayerPosition) else LayerPosition(bias=bias)
 
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the bias; here no parameter depends on it."""
-        self.grid = grid
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`; a value that cannot be is returned unchanged.
-
-        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
-        """
-        return value
-
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the published names of the parameter `name`, after `blocks.l.attn.`; the usual name is last."""
         return (name,)
@@ -69,15 +54,6 @@ class ChangedBias(LayerBias):
         super().__init__()
         self.grid = bias.grid
         self.bias = bias
-
-    def set_grid(self, grid: Grid) -> None:
-        super().set_grid(grid)
-        self.bias.set_grid(grid)
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`, as the bias does."""
-        kind, _, leaf = name.partition(".")
-        return self.bias.fit(leaf, value, shape) if kind == "bias" else value
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the published names of the parameter `name`; `pe_norm` is LaPE's name of the norm."""
@@ -108,11 +84,8 @@ class BiasPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
-        return fill_layers([bias.layer(grid.within) for bias in self._each()], self.joined, self.depth)
-
-    def set_grid(self, grid: Grid) -> None:
-        for bias in self._each():
-            bias.set_grid(grid.within)
+        biases = cast("Iterable[LayerBias]", self.encodings)
+        return fill_layers([bias.layer(grid.within) for bias in biases], self.joined, self.depth)
 
     def keep(self, layers: Collection[int]) -> None:
         """Remove the encodings of all layers but these."""
@@ -127,18 +100,10 @@ class BiasPosition(Position):
         """Map `blocks.l.attn.` and the published name of a parameter; `pe_norm` for LaPE's norm."""
         return {
             f"blocks.{layer}.attn.{leaf}": f"encodings.{layer}.{parameter}"
-            for layer, bias in zip(self.joined, self._each(), strict=True)
+            for layer, bias in self.encodings.named_children()
             for parameter, _ in bias.named_parameters()
-            for leaf in bias.published_names(parameter)
+            for leaf in cast("LayerBias", bias).published_names(parameter)
         }
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample a bias table, or its norm, of another grid or window for this one."""
-        _, layer, leaf = name.split(".", 2)
-        return cast("LayerBias", self.encodings.get_submodule(layer)).fit(leaf, value, shape)
-
-    def _each(self) -> Iterable[LayerBias]:
-        return cast("Iterable[LayerBias]", self.encodings)
 
 
 class SharedBiasPosition(SharedPosition):
@@ -158,10 +123,6 @@ class SharedBiasPosition(SharedPosition):
             for module in ("rel_pos_bias", "shared_rel_pos")
             for leaf in self.encoding.published_names(parameter)
         }
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample a bias table of another grid or window for this one."""
-        return cast("LayerBias", self.encoding).fit(name.removeprefix("encoding."), value, shape)
 
 
 class BiasEncoding(LayerBias, Encoding):
@@ -185,8 +146,9 @@ class BiasEncoding(LayerBias, Encoding):
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build one instance per joined layer, or one that they share."""
         if cls.shared:
-            return SharedBiasPosition(cls.one(stage, joining, options), stage.depth, joining.joined)
-        return BiasPosition([cls.one(stage, joining, options) for _ in joining.joined], stage.depth, joining.joined)
+            return SharedBiasPosition(cls.build(stage, stage.within, options), stage.depth, joining.joined)
+        biases = [cls.build_layer(stage, joining, options) for _ in joining.joined]
+        return BiasPosition(biases, stage.depth, joining.joined)
 
     @classmethod
     def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
@@ -198,7 +160,7 @@ class BiasEncoding(LayerBias, Encoding):
         return built
 
     @classmethod
-    def one(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
+    def build_layer(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer."""
         return cls.build(stage, stage.within, options)
 
@@ -221,11 +183,11 @@ class PatchBias(BiasEncoding):
         return self.with_prefix(self.patch_bias(grid), grid)
 
     @classmethod
-    def one(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
+    def build_layer(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer, with its own norm if the joining is LaPE."""
         bias = cls.build(stage, stage.within, options)
         norms = {"keys": NormalizedBias, "heads": HeadNormalizedBias}
-        return bias if joining.bias_norm is None or cls.shared else norms[joining.bias_norm](bias)
+        return bias if joining.bias_norm is None else norms[joining.bias_norm](bias)
 
 
 class NormalizedBias(ChangedBias):
@@ -246,33 +208,21 @@ class NormalizedBias(ChangedBias):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
-        weight, shift = (self._map_at(p, grid) for p in (self.norm.weight, self.norm.bias))
+        weight, shift = (self.at_grid(name, grid) for name in ("norm.weight", "norm.bias"))
         bias = F.layer_norm(self.bias.patch_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
         return self.bias.with_prefix(bias, grid)
 
     def set_grid(self, grid: Grid) -> None:
-        norm = nn.LayerNorm(grid.patches, self.norm.eps).to(self.norm.weight)
-        with torch.no_grad():
-            norm.weight.copy_(self._map_at(self.norm.weight, grid))
-            norm.bias.copy_(self._map_at(self.norm.bias, grid))
-        norm.weight.requires_grad_(self.norm.weight.requires_grad)
-        norm.bias.requires_grad_(self.norm.bias.requires_grad)
-        self.norm = norm
         super().set_grid(grid)
+        self.norm.normalized_shape = (grid.patches,)
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample scale and shift of another grid, (H' W',), for this one; the bias fits its own parameters."""
-        if not name.startswith("norm.") or value.ndim != 1:
-            return super().fit(name, value, shape)
-        old = self.grid.alike(value.shape[0], shape)
-        if old is None or old.shape == self.grid.shape:
-            return value
-        return BICUBIC(value.view(1, *old.shape), self.grid.shape).flatten()
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of scale and shift, (H' W',)."""
+        return self.grid.alike(len(value), shape) if value.ndim == 1 else None
 
-    def _map_at(self, values: Tensor, grid: Grid) -> Tensor:
-        if grid.has_shape(self.grid.shape):
-            return values
-        return BICUBIC(values.view(1, *self.grid.shape), grid.shape).flatten()
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample scale and shift, (H' W',), as maps."""
+        return resize_rows(value[None], old.shape, new.shape)[0] if name.startswith("norm.") else value
 
 
 class HeadNormalizedBias(ChangedBias):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import torch
@@ -13,14 +13,13 @@ from graticule.position.displacement import LARGE, Displacements, TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition, MixingWeights
-from graticule.position.position import Encoding, Position, StageSpec
-from graticule.position.resampling import BICUBIC, Resampler
-from graticule.registry.checks import Checked
+from graticule.position.position import Encoding, GridModule, Position, StageSpec
+from graticule.position.resampling import resize_rows
 from graticule.registry.registry import Option
 from graticule.system.symbolic import holds
 
 
-class MixingEncoding(Checked, nn.Module, ABC):
+class MixingEncoding(GridModule, ABC):
     """Makes the weights (groups, N, N) with which a gating unit mixes the N patches of a grid or window.
 
     Row i contains the weights of all tokens j for token i. Groups are groups of channels: one if all channels are mixed
@@ -39,17 +38,6 @@ class MixingEncoding(Checked, nn.Module, ABC):
     def forward(self, grid: Grid) -> Tensor | TokenMlp:
         """Return the weights for `grid`, a grid or window, (groups, N, N), or an MLP over its patches."""
 
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; here no parameter depends on it."""
-        self.grid = grid
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`; a value that cannot be is returned unchanged.
-
-        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
-        """
-        return value
-
     def published_names(self) -> dict[str, str]:
         """Map names in timm's blocks to names of parameters here; '' is the bias of `MixingPosition`."""
         return {"mlp_channels.gate.proj.bias": ""}
@@ -60,11 +48,6 @@ class MixingEncoding(Checked, nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, groups={self.groups}"
-
-
-def resize_rows(rows: Tensor, old: Grid, new: Grid, resampler: Resampler) -> Tensor:
-    """Resample maps of patches, (T, N) -> (T, N')."""
-    return resampler(rows.unflatten(1, old.shape), new.shape).flatten(1)
 
 
 #: The way to mix tokens: by the matrix of all pairs, or by a convolution over displacements without that matrix.
@@ -123,19 +106,13 @@ class MixingPosition(Position):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`: weights or a table as `mixing`, the bias as `spatial_bias`."""
         grid = grid.within
-        biases: list[Tensor | None] = [self.biases.at(bias, grid) for bias in self.biases]
+        biases: list[Tensor | None] = [self.biases.at_grid(name, grid) for name, _ in self.biases.named_parameters()]
         biases = biases or [None] * len(self.encodings)
         positions = [
             LayerPosition(mixing=self._mixing(encoding, grid), spatial_bias=bias)
             for encoding, bias in zip(cast("Iterable[MixingEncoding]", self.encodings), biases, strict=True)
         ]
         return fill_layers(positions, self.joined, self.depth)
-
-    def set_grid(self, grid: Grid) -> None:
-        grid = grid.within
-        for encoding in cast("Iterable[Any]", self.encodings):
-            encoding.set_grid(grid)
-        self.biases.set_grid(grid)
 
     def _mixing(self, encoding: MixingEncoding, grid: Grid) -> MixingWeights:
         table = encoding.displacements(grid)
@@ -158,15 +135,8 @@ class MixingPosition(Position):
                     )
         return names
 
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample weights, a table or a bias of another grid or window for this one."""
-        kind, layer, *leaf = name.split(".")
-        if kind == "encodings":
-            return cast("MixingEncoding", self.encodings.get_submodule(layer)).fit(".".join(leaf), value, shape)
-        return self.biases.fit(value, shape)
 
-
-class _Biases(nn.Module):
+class _Biases(GridModule):
     """One bias per joined layer, under the index of the layer, for a grid or window."""
 
     held_for_grid = True
@@ -177,32 +147,16 @@ class _Biases(nn.Module):
         for layer, value in values.items():
             self.register_parameter(str(layer), nn.Parameter(value))
 
-    def __iter__(self) -> Iterator[nn.Parameter]:
-        return self.parameters()
-
     def __len__(self) -> int:
         return len(self._parameters)
 
-    def at(self, bias: Tensor, grid: Grid) -> Tensor:
-        """Return a bias resampled for `grid`."""
-        return bias if grid == self.grid else _resize_bias(bias, self.grid, grid)
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of a bias, (N,)."""
+        return self.grid.alike(len(value), shape) if value.ndim == 1 else None
 
-    def set_grid(self, grid: Grid) -> None:
-        for name, bias in list(self.named_parameters()):
-            setattr(self, name, nn.Parameter(self.at(bias, grid).detach().clone(), requires_grad=bias.requires_grad))
-        self.grid = grid
-
-    def fit(self, value: Tensor, shape: tuple[int, int] | None) -> Tensor:
-        """Resample a bias of a checkpoint, of another grid or window; one that cannot be is returned unchanged."""
-        if value.ndim != 1:
-            return value
-        old = self.grid.alike(value.shape[-1], shape)
-        return value if old is None or old.shape == self.grid.shape else _resize_bias(value, old, self.grid)
-
-
-def _resize_bias(bias: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resample one number per patch, (N,), as a map."""
-    return BICUBIC(bias.view(1, *old.shape), new.shape).flatten()
+    def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
+        """Resample a bias, (N,), as a map."""
+        return resize_rows(value[None], old.shape, new.shape)[0]
 
 
 class TokenMixing(Encoding):

@@ -123,7 +123,6 @@ class RotaryEncoding(Encoding):
 
     #: Options of released models, by name.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    grid: Grid
 
     @abstractmethod
     def rotations(self, grid: Grid) -> list[Rotation]:
@@ -132,10 +131,6 @@ class RotaryEncoding(Encoding):
     def query_scale(self, grid: Grid) -> Tensor | None:
         """Return the factor of the queries of each token at `grid`, (N,); None for 1."""
         return None
-
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the encoding; here no parameter depends on it."""
-        self.grid = grid
 
     @classmethod
     def position(cls, stage: StageSpec, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:
@@ -292,7 +287,7 @@ class FixedRotary(PlaneRotary):
         return None if factor is None else factor.expand(grid.tokens)
 
     def set_grid(self, grid: Grid) -> None:
-        self.grid = grid
+        super().set_grid(grid)
         self.table = self._formula(grid, self.table.device).to(self.table.dtype)
 
     def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
