@@ -89,7 +89,9 @@ def test_a_backbone_takes_what_the_loop_over_its_blocks_applies():
     for encoding, joining in (("learnable", "shared"), ("peg(places=-1)", "default"), ("peg", "default")):
         graticule.create_model("own_pooling", encoding=encoding, joining=joining)
     for encoding, joining in (("rope", "default"), ("relative_bias", "default"), ("learnable", "lape")):
-        with pytest.raises(ValueError, match=r"Pooling can use, which gives its layers added_to_stream, map_after, map_before; got"):
+        with pytest.raises(
+            ValueError, match=r"Pooling can use, which gives its layers added_to_stream, map_after, map_before; got"
+        ):
             graticule.create_model("own_pooling", encoding=encoding, joining=joining)
     check_backbone("own_pooling", compiled=False)
 

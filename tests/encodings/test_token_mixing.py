@@ -136,7 +136,11 @@ def test_at_another_grid_real_and_imaginary_parts_are_resampled_with_aligned_cor
 def test_filters_of_a_checkpoint_without_a_grid_are_taken_for_a_square():
     built = GlobalFilter(Grid(6, 6), 3).double()
     square, odd = (torch.randn(side, side // 2 + 1, 3, 2, dtype=torch.float64) for side in (4, 5))
-    assert built.fit_parameter("complex_weight", square).shape == built.fit_parameter("complex_weight", odd).shape == (6, 4, 3, 2)
+    assert (
+        built.fit_parameter("complex_weight", square).shape
+        == built.fit_parameter("complex_weight", odd).shape
+        == (6, 4, 3, 2)
+    )
     strange = torch.randn(4, 7, 3, 2)
     assert built.fit_parameter("complex_weight", strange) is strange
 

@@ -218,4 +218,3 @@ class GqpeBias(PatchBias):
     def patch_bias(self, grid: Grid) -> Tensor:
         logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
         return grid.of_lags(logits).mT.contiguous()  # of key minus query
-
