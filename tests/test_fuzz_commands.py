@@ -145,7 +145,7 @@ def test_any_options_give_a_result_or_one_line(place, here, arguments):
 
 #: Commands that read a run or a published model.
 READERS = [
-    *("runs .", "evaluate ./image", "look correlations ./image", "publish ./image again", "train --resume ./image"),
+    *("runs .", "evaluate ./image", "analyze correlations ./image", "publish ./image again", "train --resume ./image"),
     *("evaluate ./published --images ./pictures", "check ./published"),
 ]
 

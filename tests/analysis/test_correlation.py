@@ -232,7 +232,7 @@ def test_a_layer_with_both_sees_their_sum():
     model, other = nano(), nano(joining="lape(layers=3)")
     model.position = CombinedPosition([model.position, other.position])
     found = position_correlations(model)
-    assert found.sources == ("stream + inner",) * 3 + ("stream",) * 3
+    assert found.sources == ("stream + after_norm",) * 3 + ("stream",) * 3
     given = model.position(model.grid)
     seen = patches(model.blocks[1].norm1(given[0].added_to_stream) + given[1].after_norm, model.grid)
     np.testing.assert_allclose(found.similarity[1], cosine_similarity(seen), atol=1e-5)

@@ -79,7 +79,7 @@ def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_pa
     code, out, _ = run_command(capsys, "analyze", "correlations", trained.folder, "--output", tmp_path)
     assert code == 0 and "reach" in out and "hierarchy" not in out.lower().split("reach")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
-    assert len([line for line in out.splitlines() if " inner " in line]) == 6
+    assert len([line for line in out.splitlines() if " after_norm " in line]) == 6
     assert "reach over the layers: a range of" in out and "p = " in out and not (tmp_path / "bias.png").exists()
 
 

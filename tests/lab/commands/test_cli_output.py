@@ -62,9 +62,9 @@ def test_the_traceback_of_an_error_is_shown_on_request(monkeypatch):
         ),
         ("evaluate --device cpu --lengths 128 RUN", "must be given before --lengths"),
         ("evaluate --sizes RUN", "must be given before --sizes"),
-        ("look attention --without-position --layers 1 RUN", "must be given before --layers"),
-        ("look translation --shifts 1x0 RUN", "must be given before --shifts"),
-        ("look mixing --layers 0 1 RUN", "must be given before --layers"),
+        ("analyze attention --without-position --layers 1 RUN", "must be given before --layers"),
+        ("analyze translation --shifts 1x0 RUN", "must be given before --shifts"),
+        ("analyze mixing --layers 0 1 RUN", "must be given before --layers"),
         ("compare --choices joining=lape digits_quick", "`RECIPE` (name of a recipe, or a Python file) must be given"),
         ("compare --choices joining=lape --seeds 0 1 digits_quick", "must be given before --choices and --seeds"),
         (
