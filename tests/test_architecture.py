@@ -168,11 +168,6 @@ LATE_LEFT = """
 . 1, external 3, hub 5, lab 1, lab/commands 170, lab/data 1, lab/gym 1, lab/recipes 2, lab/studies 21, lab/tasks 5,
 lab/training 7, system 2
 """
-#: Names of several classes.
-TWICE_LEFT = """
-Attention Audit Cell Comparison Correlations Crop Examples Mixing Option Places Reader Row Scale Site Table
-Translation _Config _Described _Pictures
-"""
 
 
 def vague_names(tree):
@@ -223,7 +218,7 @@ def test_a_class_name_exists_once():
     names = Counter(
         node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
     )
-    assert {name for name, count in names.items() if count > 1} <= set(TWICE_LEFT.split())
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_vague_names_and_late_imports_are_found():
