@@ -10,7 +10,6 @@ from torchvision.models import VisionTransformer
 
 import graticule
 from graticule import attach, detach
-from graticule.external.attach_survey import find_ways, survey
 from graticule.surgery.change import change_position
 from tiny import DIM, assert_same, draw, images, tiny
 
@@ -378,13 +377,14 @@ def test_a_mask_that_attention_already_has_is_kept():
 
 def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
     model = copy.deepcopy(models["vit"][0])
-    found, _, _ = survey(model, images(dtype=torch.float64))
-    assert not find_ways(model.layers[0], found).why
-    model.config._attn_implementation = "flash_attention_2"
-    assert find_ways(model.layers[0], found).why == {
-        "bias": "attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
+    # after the call of the survey, since it is not installed
+    model.register_forward_hook(lambda *_: setattr(model.config, "_attn_implementation", "flash_attention_2"))
+    message = (
+        "`bias`: attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
         "or 'eager'"
-    }
+    )
+    with pytest.raises(ValueError, match=message):
+        attach(model, "relative_bias")
 
 
 def test_a_block_that_returns_more_than_tokens_keeps_it():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
-from graticule.external.attach_survey import Example, find_ways, make_example, survey
+from graticule.external.attach_survey import Access, Example, Survey, make_example, survey_module
 from graticule.external.images import call, evaluating
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
@@ -27,7 +27,7 @@ from graticule.position.places import by
 from graticule.position.position import NoPosition, Position
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
-from graticule.surgery.attached import AttachedPosition, Survey, Ways, first_tensor, put_back, take_out
+from graticule.surgery.attached import AttachedPosition, first_tensor, put_back, take_out
 from graticule.surgery.change import Certificate, drift_of, measure
 from graticule.surgery.fits.contributions import record_contributions
 from graticule.surgery.fits.registry import Before, fit_position
@@ -103,33 +103,34 @@ def attach(
         )
     if hasattr(module, NAME):
         raise ValueError(f"`module` must have no attribute {NAME!r}, which the position is attached as.")
-    seen = make_example(module, patch_grid) if example is None else example
-    found, blocks, tables = survey(module, seen, blocks, norm)
-    removed = _own_embeddings(module, remove, tables)
-    grid = _grid(found, patch_grid)
-    first = module.get_submodule(found.blocks[0])
-    ways = find_ways(first, found)
+    images = make_example(module, patch_grid) if example is None else example
+    survey = survey_module(module, images, blocks, norm)
+    removed = _replaced_tables(module, remove, survey.tables)
+    grid = _grid(survey, patch_grid)
+    num_heads = survey.access.num_heads or 1
     position = build_position(
-        grid, dim=found.dim, depth=len(found.blocks), num_heads=ways.num_heads or 1, encoding=encoding, joining=joining
+        grid, dim=survey.dim, depth=len(survey.blocks), num_heads=num_heads, encoding=encoding, joining=joining
     )
     with torch.no_grad():
-        given = position(grid)
-    _check_fields(given, ways, found, type(module).__name__)
-    weight = next(first.parameters())
-    attached = AttachedPosition(position, grid, found, _patch(found, grid)).to(weight.device, weight.dtype)
+        positions = position(grid)
+    _check_fields(positions, survey.access, type(module).__name__)
+    weight = next(module.get_submodule(survey.blocks[0]).parameters())
+    dynamic = survey.patches is not None and survey.shape == grid.shape
+    attached = AttachedPosition(position, grid, _patch(survey, grid), dynamic, survey.sequence_first)
+    attached.to(weight.device, weight.dtype)
     if start == "host" and weight.device.type != "meta":
-        attached.certificate, before = start_position(attached.position, module, removed, found, ways, grid, seen)
-    attached.install(module, found, ways, given)
+        attached.certificate, before = start_position(attached.position, module, removed, survey, grid, images)
+    attached.install(module, survey.patches, survey.blocks, survey.access.hooks, positions)
     attached.removed = [take_out(module, name) for name in removed]
     attached.created = {
-        **{"encoding": _text(encoding), "joining": _text(joining), "blocks": blocks, "norm": found.norm},
-        **{"patch_grid": patch_grid, "remove": list(removed), "image": found.image},
+        **{"encoding": _text(encoding), "joining": _text(joining), "blocks": survey.pattern, "norm": survey.norm},
+        **{"patch_grid": patch_grid, "remove": list(removed), "image": survey.image},
     }
     module.add_module(NAME, attached.train(module.training))
     if attached.certificate is not None and example is not None:
-        with evaluating(module), tokens_after(module, found) as after:
+        with evaluating(module), recorded_tokens(module, survey) as tokens:
             call(module, example)
-        attached.certificate = replace(attached.certificate, drift=drift_of(before, after))
+        attached.certificate = replace(attached.certificate, drift=drift_of(before, tokens[1:]))
     if remove is None and attached.certificate is not None and attached.certificate.lost:
         warnings.warn(
             f"{removed[0]} of {type(module).__name__} is replaced, and nothing of it is kept by encoding "
@@ -159,74 +160,62 @@ def _text(spec: str | Spec | tuple[Spec, ...]) -> str:
     return " + ".join(map(str, spec)) if isinstance(spec, tuple) else str(spec)
 
 
-def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, usual: Sequence[str]) -> tuple[str, ...]:
+def _replaced_tables(module: nn.Module, remove: str | tuple[str, ...] | None, usual: Sequence[str]) -> Sequence[str]:
     """Return the names of the position embeddings to replace by zeros."""
-    tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
-    if remove is None:
-        if len(usual) > 1:
-            raise ValueError(
-                f"`remove` must name the position embeddings that are replaced, of {', '.join(usual)}; () keeps all."
-            )
-        return tuple(usual)
-    names = (remove,) if isinstance(remove, str) else tuple(remove)
-    for name in names:
-        if name not in tensors:
-            known = f"; did you mean {usual[0]!r}?" if usual else ""
-            raise ValueError(f"`remove` must name a parameter or buffer of the module, got {name!r}{known}")
+    if remove is None and len(usual) > 1:
+        raise ValueError(
+            f"`remove` must name the position embeddings that are replaced, of {', '.join(usual)}; () keeps all."
+        )
+    names = usual if remove is None else (remove,) if isinstance(remove, str) else remove
+    tensors = {name for name, _ in (*module.named_buffers(), *module.named_parameters())}
+    if missing := [name for name in names if name not in tensors]:
+        known = f"; did you mean {usual[0]!r}?" if usual else ""
+        raise ValueError(f"`remove` must name a parameter or buffer of the module, got {missing[0]!r}{known}")
     return names
 
 
-def _grid(found: Survey, patch_grid: tuple[int, int] | None) -> Grid:
+def _grid(survey: Survey, patch_grid: tuple[int, int] | None) -> Grid:
     """Return the grid of the tokens of the forward pass."""
-    shape = found.shape if patch_grid is None else patch_grid
+    shape = survey.shape if patch_grid is None else patch_grid
     if shape is None:
         raise ValueError(
             "`patch_grid` must be given: no convolution before the blocks makes a map of at most "
-            f"{found.tokens} patches."
+            f"{survey.tokens} patches."
         )
-    ahead = found.tokens - math.prod(shape)
+    ahead = survey.tokens - math.prod(shape)
     if ahead < 0:
         raise ValueError(
-            f"`patch_grid` must be that of the {found.tokens} tokens that the blocks get, with the prefix tokens "
+            f"`patch_grid` must be that of the {survey.tokens} tokens that the blocks get, with the prefix tokens "
             f"before them, got {by(shape)} patches."
         )
     return Grid(*shape, prefix=ahead)
 
 
-def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
+def _patch(survey: Survey, grid: Grid) -> tuple[int, int] | None:
     """Return (height, width) of a patch in pixels; None for films, or if images are not divided into whole patches."""
-    if found.image is None or len(grid.shape) > 2:
+    if survey.image is None or len(grid.shape) > 2:
         return None
-    (height, rest), (width, others) = (divmod(side, n) for side, n in zip(found.image, grid.shape, strict=True))
+    (height, rest), (width, others) = (divmod(side, n) for side, n in zip(survey.image, grid.shape, strict=True))
     return None if rest or others else (height, width)
 
 
-def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kind: str) -> None:
+def _check_fields(positions: Sequence[LayerPosition], access: Access, kind: str) -> None:
     """Check that hooks can pass all fields of the position to the layers."""
-    by_hooks = {"added_to_stream", "map_before", "after_norm", "map_after", "queries_keys", "bias", "query_scale"}
-    shared = [name for name in found.receivers if "mlp" in name.lower() or "ffn" in name.lower()]
-    for one in given:
-        for field, value in one._asdict().items():
-            if value is None:
-                continue
-            why = ways.why.get(field)
-            if field not in by_hooks:
-                why = "it acts within attention or an MLP, where no hook reaches"
-            elif field == "bias" and Bias.of(value).function:
-                why = "a bias that depends on queries must be computed within the attention"
-            elif field == "bias" and why is None and ways.num_heads is None:
-                why = "the number of heads was not found"
-            elif field == "after_norm" and shared:
-                why = f"the normalized tokens go to {shared[0]}, too"
-            if why:
+    for position in positions:
+        for field, value in position._asdict().items():
+            reason = access.reasons.get(field, "it acts within attention or an MLP, where no hook reaches")
+            reaches = field in access.hooks
+            if field == "bias" and value is not None and Bias.of(value).function:
+                reason, reaches = "a bias that depends on queries must be computed within the attention", False
+            if value is not None and not reaches:
                 raise ValueError(
                     f"`encoding` and `joining` must be such that {kind} can use them, got one that gives layers "
-                    f"`{field}`: {why}."
+                    f"`{field}`: {reason}."
                 )
 
 
 def start_position(
-    position: Position, module: nn.Module, own: Sequence[str], found: Survey, ways: Ways, grid: Grid, example: Example
+    position: Position, module: nn.Module, names: Sequence[str], survey: Survey, grid: Grid, example: Example
 ) -> tuple[Certificate, list[Tensor]]:
     """Fit a position to the module's own embedding, and report what it keeps; also return the tokens after each block.
 
@@ -237,116 +226,99 @@ def start_position(
     Args:
         position: the new position, which is changed.
         module: the module, with its own embedding.
-        own: the names of the embedding, one parameter or several; may be empty.
-        found: the survey of the module.
-        ways: the access to its attention.
+        names: the names of the embedding, one parameter or several; may be empty.
+        survey: the survey of the module.
         grid: the grid of its tokens.
         example: input on which the contributions of w to the layers are measured.
     """
-    tokens: list[Tensor] = []
+    depth = len(survey.blocks)
     with evaluating(module):
-        table, constant = _own_table(module, own, found, grid, example) if own else (None, 1.0)
-        old: Position = NoPosition(len(found.blocks))
-        layers: list[Any] = [None] * len(found.blocks)
+        table, constant = _table_of(module, names, survey, grid, example) if names else (None, 1.0)
+        old: Position = NoPosition(depth)
+        layers: list[Any] = [None] * depth
         if table is not None and table.any():
-            learnable = Learnable(grid, found.dim).to(table)
+            learnable = Learnable(grid, survey.dim).to(table)
             learnable.pos_embed.copy_(table)
-            old = JoinedPosition([learnable], Default(len(found.blocks)))
-            blocks = [module.get_submodule(name) for name in found.blocks]
-            layers = [(table, block.get_submodule(found.norm), _attention(block, ways, found)) for block in blocks]
-        with tokens_after(module, found) as tokens:
-            contributions = record_contributions(layers, lambda: call(module, example), int(found.sequence_first))
+            old = JoinedPosition([learnable], Default(depth))
+            blocks = [module.get_submodule(name) for name in survey.blocks]
+            layers = [(table, block.get_submodule(survey.norm), _attention(block, survey)) for block in blocks]
+        with recorded_tokens(module, survey) as tokens:
+            contributions = record_contributions(layers, lambda: call(module, example), int(survey.sequence_first))
         before = Before(grid, old(grid), contributions)
         fits = fit_position(position, old, [before])
         shares = measure(before, position(grid))
     scaled = (share._replace(kept=None if share.kept is None else share.kept * constant) for share in shares)
-    return Certificate(tuple(fits), tuple(scaled)), tokens
+    return Certificate(tuple(fits), tuple(scaled)), tokens[1:]
 
 
 @contextmanager
-def tokens_after(module: nn.Module, found: Survey) -> Iterator[list[Tensor]]:
-    """Yield a list that the calls of the module add the tokens after each block to, (B, N, D) each."""
+def recorded_tokens(module: nn.Module, survey: Survey) -> Iterator[list[Tensor]]:
+    """Yield a list that a call of the module adds tokens to, (B, N, D): before the first block, and after each one."""
     tokens: list[Tensor] = []
 
-    def keep(block: nn.Module, args: object, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
-        tokens.append(output.detach().transpose(0, int(found.sequence_first)))
+    def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tokens.append(first_tensor(args, kwargs).transpose(0, int(survey.sequence_first)).clone())
 
+    def leave(block: nn.Module, args: object, output: Any) -> None:
+        enter(block, output if isinstance(output, tuple) else (output,), {})
+
+    blocks = [module.get_submodule(name) for name in survey.blocks]
     with ExitStack() as stack:
-        for name in found.blocks:
-            stack.callback(module.get_submodule(name).register_forward_hook(keep).remove)
+        stack.callback(blocks[0].register_forward_pre_hook(enter, with_kwargs=True).remove)
+        for block in blocks:
+            stack.callback(block.register_forward_hook(leave).remove)
         yield tokens
 
 
-def _own_table(
-    module: nn.Module, own: Sequence[str], found: Survey, grid: Grid, example: Example
+def _table_of(
+    module: nn.Module, names: Sequence[str], survey: Survey, grid: Grid, example: Example
 ) -> tuple[Tensor, float]:
     """Return the table w, (N, D), and the share of its effect on the first block that is the same for all images."""
     if isinstance(example, Tensor) and example.is_floating_point() and not example.any():
         noise = torch.empty(example.shape[1:]).normal_(generator=torch.Generator().manual_seed(0))
         example = torch.cat([example[:1], noise[None].to(example)])  # of another image, to see whether it matters
-    with_it = _entering(module, found, example)
-    removed = [take_out(module, name) for name in own]
-    try:
-        added = (with_it - _entering(module, found, example)).double()
-    finally:
-        for each in removed:
-            put_back(module, each)
-    table = added.mean(0)
-    whole = float(added.square().sum())
-    constant = float(table.square().sum()) * len(added) / whole if whole else 1.0
-    if len(own) == 1 and removed[0].value.numel() in (table.numel(), grid.patches * found.dim):
-        stored = removed[0].value.detach().reshape(-1, found.dim)
-        stored = F.pad(stored, (0, 0, len(table) - len(stored), 0)).to(with_it)
-        if float((stored - added).square().sum()) <= 0.01 * whole:  # the rest is rounding
-            return stored, 1.0
-    return table.to(with_it.dtype), constant
-
-
-class _Entered(Exception):
-    """Raised when the first block is called, whose input is all that is asked for."""
-
-
-def _entering(module: nn.Module, found: Survey, example: Example) -> Tensor:
-    """Return the input of the first block, (B, N, D)."""
-    seen: list[Tensor] = []
-
-    def stop(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tokens = first_tensor(args, kwargs)
-        assert tokens is not None
-        seen.append(tokens.transpose(0, int(found.sequence_first)))
-        raise _Entered
-
-    handle = module.get_submodule(found.blocks[0]).register_forward_pre_hook(stop, with_kwargs=True)
-    try:
+    with recorded_tokens(module, survey) as tokens:
         call(module, example)
-    except _Entered:
-        pass
+    removed = [take_out(module, name) for name in names]
+    try:
+        with recorded_tokens(module, survey) as without:
+            call(module, example)
     finally:
-        handle.remove()
-    return seen[0]
+        for tensor in removed:
+            put_back(module, tensor)
+    added = (tokens[0] - without[0]).double()
+    table = added.mean(0)
+    total = float(added.square().sum())
+    constant = float(table.square().sum()) * len(added) / total if total else 1.0
+    if len(names) == 1 and removed[0].value.numel() in (table.numel(), grid.patches * survey.dim):
+        stored = removed[0].value.detach().reshape(-1, survey.dim)
+        stored = F.pad(stored, (0, 0, len(table) - len(stored), 0)).to(tokens[0])
+        if float((stored - added).square().sum()) <= 0.01 * total:  # the rest is rounding
+            return stored, 1.0
+    return table.to(tokens[0].dtype), constant
 
 
-def _attention(block: nn.Module, ways: Ways, found: Survey) -> nn.Module:
+def _attention(block: nn.Module, survey: Survey) -> nn.Module:
     """Return attention of ours with the projections of a block, or the block if its logits are computed otherwise."""
-    if ways.attention is None or ways.num_heads is None or found.dim % ways.num_heads:
+    access, dim = survey.access, survey.dim
+    if access.attention is None or access.num_heads is None or dim % access.num_heads:
         return block
-    attention: Any = block.get_submodule(ways.attention)
+    attention: Any = block.get_submodule(access.attention)
     others = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "q_bias"))
     if any(not isinstance(part, nn.Identity | None) for part in others):
         return block
-    if ways.multihead:
-        tensors = [(attention.in_proj_weight, attention.in_proj_bias)]
+    if isinstance(attention, nn.MultiheadAttention):
+        tensors: list[Any] = [(attention.in_proj_weight, attention.in_proj_bias)]
     else:
-        names = (ways.fused,) if ways.queries_keys is None else (*ways.queries_keys, ways.queries_keys[1])
-        linear = [block.get_submodule(name) for name in names if name]
+        names = (*access.projections, *access.projections[1:])  # keys instead of values, which have no effect here
+        linear = [block.get_submodule(name) for name in names]
         tensors = [(getattr(part, "weight", None), getattr(part, "bias", None)) for part in linear]
     weights, biases = ([pair[at] for pair in tensors] for at in (0, 1))
-    if not weights or any(weight is None for weight in weights) or sum(map(len, weights)) != 3 * found.dim:
+    if not weights or any(weight is None for weight in weights) or sum(map(len, weights)) != 3 * dim:
         return block
     biased = all(bias is not None for bias in biases)
-    qkv = nn.Linear(found.dim, 3 * found.dim, bias=biased).to(weights[0])
+    qkv = nn.Linear(dim, 3 * dim, bias=biased).to(weights[0])
     qkv.weight.copy_(torch.cat(weights))
     if biased:
         qkv.bias.copy_(torch.cat(biases))
-    return Attention(found.dim, ways.num_heads, qkv=qkv)
+    return Attention(dim, access.num_heads, qkv=qkv)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
 import torch
@@ -23,37 +24,23 @@ if TYPE_CHECKING:
     from graticule.surgery.change import Certificate
 
 
-@dataclass(frozen=True)
-class Survey:
-    """Tokens and blocks of a module, found by one forward pass.
+class Hook(NamedTuple):
+    """A hook on a module of a block that applies a field of the position of its layer.
 
-    blocks: names of the blocks, in order.
-    norm: name, in a block, of the norm before attention.
-    image: (height, width) of the input images, in pixels; None for other inputs.
-    tokens: N.
-    dim: D.
-    sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
-    patches: name of the convolution that cuts images or films into patches; None if there is none.
-    shape: of its output, (H, W) or (T, H, W).
-    receivers: names, in the first block, of the modules called with the normalized tokens, in order of their calls.
-    called: names, in the first block, of all modules that are called.
+    module: the name of the module in the block; empty for the block itself.
+    method: of `AttachedPosition`, called with the index of the layer, `arguments`, and those of PyTorch's hooks.
+    before: whether it is called before the module, with its arguments, or after it, with its output.
     """
 
-    blocks: tuple[str, ...]
-    norm: str
-    image: tuple[int, int] | None
-    tokens: int
-    dim: int
-    sequence_first: bool
-    patches: str | None
-    shape: tuple[int, ...] | None
-    receivers: tuple[str, ...]
-    called: frozenset[str]
+    module: str
+    method: Callable[..., Any]
+    before: bool
+    arguments: tuple[Any, ...] = ()
 
 
-def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """Return the first tensor among the arguments of a call."""
-    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    return next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
 @dataclass
@@ -94,10 +81,9 @@ def put_back(module: nn.Module, removed: Removed) -> None:
     removed.value.data = removed.value.data.to(zeros.device, zeros.dtype)
     holder: Any = owner._parameters if removed.persistent is None else owner._buffers
     values = {**holder, leaf: removed.value}
-    order = [name for name in removed.order if name in values]
-    order += [name for name in values if name not in order]
+    order = dict.fromkeys((*removed.order, *values))
     holder.clear()
-    holder.update((name, values[name]) for name in order)
+    holder.update((name, values[name]) for name in order if name in values)
     if removed.persistent is False:
         owner._non_persistent_buffers_set.add(leaf)
 
@@ -105,33 +91,6 @@ def put_back(module: nn.Module, removed: Removed) -> None:
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path), leaf
-
-
-#: Layout of queries in the output of a module: (B, N, h * d); (B, N, 3 * h * d), before keys and values; (B, h, N, d).
-Queries = Literal["channels", "fused", "heads"]
-
-
-class Ways(NamedTuple):
-    """Access of position to the attention of a block. Names are relative to the block.
-
-    attention: the module that receives the normalized tokens; None if there is none.
-    multihead: whether it is PyTorch's, which takes queries, keys and values as arguments.
-    queries_keys: the two projections to queries and to keys.
-    fused: the single projection to queries, keys and values, in this order.
-    mask: name of the argument of `attention` that is added to the logits, (B, h, N, N) or broadcast to it.
-    scale: the last module before the logits whose output has the queries, and their layout in it.
-    num_heads: h; None if it was not found.
-    why: for `queries_keys`, `bias` and `query_scale`, the reason if there is no access.
-    """
-
-    attention: str | None
-    multihead: bool = False
-    queries_keys: tuple[str, str] | None = None
-    fused: str | None = None
-    mask: str | None = None
-    scale: tuple[str, Queries] | None = None
-    num_heads: int | None = None
-    why: dict[str, str] = {}  # noqa: RUF012 (never changed)
 
 
 #: The arguments of PyTorch's attention, in order.
@@ -157,17 +116,20 @@ class AttachedPosition(PublishedNames):
     Args:
         position: the position of the blocks.
         grid: the grid that it is built for.
-        found: the survey of the module.
         patch: (height, width) in pixels of a patch; None if no convolution cuts images into patches.
+        dynamic: whether the grid follows each image.
+        sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
     """
 
-    def __init__(self, position: Position, grid: Grid, found: Survey, patch: tuple[int, int] | None) -> None:
+    def __init__(
+        self, position: Position, grid: Grid, patch: tuple[int, int] | None, dynamic: bool, sequence_first: bool
+    ) -> None:
         super().__init__()
         self.position = position
         self.grid = grid
         self.patch_size = patch
-        self.dynamic = found.patches is not None and found.shape == grid.shape
-        self.sequence_first = found.sequence_first
+        self.dynamic = dynamic
+        self.sequence_first = sequence_first
         self.removed: list[Removed] = []
         #: The arguments of `attach` and the size of the images, for files that describe the module.
         self.created: dict[str, Any] = {}
@@ -207,51 +169,44 @@ class AttachedPosition(PublishedNames):
         self.position.set_grid(grid)
         self.grid = grid
 
-    def install(self, module: nn.Module, found: Survey, ways: Ways, given: Sequence[LayerPosition]) -> None:
-        """Register the hooks that the layers need for the positions `given`."""
-        if self.dynamic and found.patches is not None:
-            self._keep(module.get_submodule(found.patches).register_forward_hook(self._compute))
-        self._keep(module.register_forward_hook(self._forget))
-        for layer, (name, one) in enumerate(zip(found.blocks, given, strict=True)):
-            block = module.get_submodule(name)
-            self._keep(block.register_forward_pre_hook(self._recall, with_kwargs=True))
-            if layer == 0 or one.added_to_stream is not None or one.map_before is not None:
-                self._keep(block.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True))
-            if one.map_after is not None:
-                self._keep(block.register_forward_hook(partial(self._leave, layer)))
-            if one.after_norm is not None:
-                self._keep(block.get_submodule(found.norm).register_forward_hook(partial(self._add_inner, layer)))
-            if one.queries_keys is not None:
-                self._install_queries_keys(block, ways, layer)
-            if one.bias is not None and ways.attention is not None and ways.mask is not None:
-                attention = block.get_submodule(ways.attention)
-                heads = ways.num_heads if ways.multihead else None
-                hook = partial(self._add_bias, layer, ways.mask, _index(attention, ways.mask), heads)
-                self._keep(attention.register_forward_pre_hook(hook, with_kwargs=True))
-            if one.query_scale is not None and ways.scale is not None:
-                of_queries, how = ways.scale
-                self._keep(
-                    block.get_submodule(of_queries).register_forward_hook(partial(self._scale_queries, layer, how))
-                )
+    def install(
+        self,
+        module: nn.Module,
+        patches: str | None,
+        blocks: Sequence[str],
+        hooks: Mapping[str, tuple[Hook, ...]],
+        positions: Sequence[LayerPosition],
+    ) -> None:
+        """Register the hooks that the layers need.
 
-    def _install_queries_keys(self, block: nn.Module, ways: Ways, layer: int) -> None:
-        if ways.multihead and ways.attention is not None:
-            attention = block.get_submodule(ways.attention)
-            hook = partial(self._add_to_arguments, layer)
-            self._keep(attention.register_forward_pre_hook(hook, with_kwargs=True))
-        elif ways.queries_keys is not None:
-            for name in ways.queries_keys:
-                self._keep(block.get_submodule(name).register_forward_pre_hook(partial(self._add_to_input, layer)))
-        elif ways.fused is not None:
-            self._keep(block.get_submodule(ways.fused).register_forward_hook(partial(self._project_again, layer)))
+        Args:
+            module: the module.
+            patches: the name of the convolution that cuts images into patches; None if there is none.
+            blocks: the names of the blocks.
+            hooks: those that apply each field, in the order in which they are registered.
+            positions: the position of each layer, whose fields it will have.
+        """
+        if self.dynamic and patches is not None:
+            self._handles.append(module.get_submodule(patches).register_forward_hook(self._compute))
+        self._handles.append(module.register_forward_hook(self._forget))
+        for layer, (name, position) in enumerate(zip(blocks, positions, strict=True)):
+            block = module.get_submodule(name)
+            self._handles.append(block.register_forward_pre_hook(self._recall, with_kwargs=True))
+            fields = {field for field, value in position._asdict().items() if value is not None}
+            if layer == 0:
+                fields.add("added_to_stream")  # where the tokens are checked
+            for hook in dict.fromkeys(hook for field in hooks if field in fields for hook in hooks[field]):
+                part = block.get_submodule(hook.module)
+                function = partial(MethodType(hook.method, self), layer, *hook.arguments)
+                if hook.before:
+                    self._handles.append(part.register_forward_pre_hook(function, with_kwargs=True))
+                else:
+                    self._handles.append(part.register_forward_hook(function))
 
     def uninstall(self) -> None:
         """Remove the hooks."""
         while self._handles:
             self._handles.pop().remove()
-
-    def _keep(self, handle: object) -> None:
-        self._handles.append(handle)
 
     # Hooks; the arguments after the bound ones are those of PyTorch's hooks
 
@@ -269,52 +224,49 @@ class AttachedPosition(PublishedNames):
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         tokens, name = first_tensor(args, kwargs), f"_call_{id(self)}"
-        if tokens is None:
-            return
         if torch._C._current_graph_task_id() == -1:
             setattr(tokens, name, getattr(self._thread, "now", None))
         elif (call := getattr(tokens, name, None)) is not None:
             self._thread.now = call
 
-    def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply `added_to_stream` and `map_before` to the input tokens of a block."""
         tokens = first_tensor(args, kwargs)
-        assert tokens is not None
         if layer == 0:
             if not self.dynamic:
                 self._set(self.grid)
             self._check(tokens)
-        x = self._layer(layer).enter_block(self._batch_first(tokens))
-        return _replaced(tokens, self._batch_first(x), args, kwargs)
+        x = self._batch_first(self._layer(layer).enter_block(self._batch_first(tokens)))
+        values = {name: x if value is tokens else value for name, value in kwargs.items()}
+        return tuple(x if value is tokens else value for value in args), values
 
-    def _leave(self, layer: int, module: nn.Module, args: Any, output: Any) -> Any:
+    def leave(self, layer: int, module: nn.Module, args: Any, output: Any) -> Any:
         """Apply `map_after` to the output tokens of a block, which may return more than these."""
         if isinstance(output, tuple):
-            return (self._leave(layer, module, args, output[0]), *output[1:])
+            return (self.leave(layer, module, args, output[0]), *output[1:])
         return self._batch_first(self._layer(layer).leave_block(self._batch_first(output)))
 
-    def _add_inner(self, layer: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
+    def add_after_norm(self, layer: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
         """Add `after_norm` to the normalized tokens."""
-        inner = self._layer(layer).after_norm
-        return output if inner is None else output + self._rows(inner)
+        return self._batch_first(self._layer(layer).add_after_norm(self._batch_first(output)))
 
-    def _add_to_input(self, layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:
+    def add_to_input(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Add `queries_keys` to the input of a projection to queries or keys."""
-        return (args[0] + self._queries_keys(layer), *args[1:])
+        return (args[0] + self._queries_keys(layer), *args[1:]), kwargs
 
-    def _add_to_arguments(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def add_to_arguments(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Add `queries_keys` to the queries and keys that PyTorch's attention is called with."""
-        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        arguments = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
         table = self._queries_keys(layer)
-        return (), {**given, "query": given["query"] + table, "key": given["key"] + table}
+        return (), {**arguments, "query": arguments["query"] + table, "key": arguments["key"] + table}
 
-    def _project_again(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def project_again(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Project the input plus `queries_keys` to queries and keys; values are projected from the input alone."""
         shifted = module.forward(args[0] + self._queries_keys(layer))
         queries, keys, _ = shifted.chunk(3, -1)
         return torch.cat([queries, keys, output.chunk(3, -1)[2]], -1)
 
-    def _add_bias(
+    def add_bias(
         self,
         layer: int,
         name: str,
@@ -325,9 +277,9 @@ class AttachedPosition(PublishedNames):
         kwargs: dict[str, Any],
     ) -> Any:
         """Add `bias` to the mask of attention, if any; with `heads`, (B * h, N, N), as PyTorch's module expects."""
-        held, tokens = self._layer(layer).bias, first_tensor(args, kwargs)
-        assert held is not None and tokens is not None
-        bias = Bias.of(held).table().to(tokens.dtype)
+        layer_bias, tokens = self._layer(layer).bias, first_tensor(args, kwargs)
+        assert layer_bias is not None
+        bias = Bias.of(layer_bias).table().to(tokens.dtype)
         batch = tokens.shape[1 if self.sequence_first else 0]
         bias = bias[None] if heads is None else bias.repeat(batch, 1, 1)
         mask = args[index] if index < len(args) else kwargs.get(name)
@@ -339,18 +291,17 @@ class AttachedPosition(PublishedNames):
             return (*args[:index], mask, *args[index + 1 :]), kwargs
         return args, {**kwargs, name: mask}
 
-    def _scale_queries(self, layer: int, how: Queries, module: nn.Module, args: object, output: Tensor) -> Tensor:
-        """Multiply the queries by `query_scale`, (N,) or (h, N)."""
-        scale = self._layer(layer).query_scale
+    def scale_queries(self, layer: int, parts: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
+        """Multiply queries, (B, h, N, d) or the first part of the channels of (B, N, D), by `query_scale`."""
+        scale = self._layer(layer).query_scale  # (N,) or (h, N)
         if scale is None:
             return output
-        if how == "heads":
+        if output.ndim > 3:
             return (output * scale[..., None]).type_as(output)
-        queries, *others = output.chunk(3, -1) if how == "fused" else (output,)
+        queries, *others = output.chunk(parts, -1)
         of_heads = scale.reshape(-1, scale.shape[-1]).T  # (N, h), or (N, 1) for all heads
         of_channels = of_heads.repeat_interleave(queries.shape[-1] // of_heads.shape[1], 1)
-        queries = (queries * self._rows(of_channels)).type_as(output)
-        return torch.cat([queries, *others], -1) if others else queries
+        return torch.cat([(queries * self._rows(of_channels)).type_as(output), *others], -1)
 
     def _queries_keys(self, layer: int) -> Tensor:
         table = self._layer(layer).queries_keys
@@ -367,10 +318,10 @@ class AttachedPosition(PublishedNames):
         call = getattr(self._thread, "now", None)
         if call is None and torch.is_grad_enabled():  # activation checkpointing, in a thread of the backward pass
             calls = list(self._unfinished)
-            if len({each.grid for each in calls}) > 1:
+            if len({call.grid for call in calls}) > 1:
                 raise RuntimeError(
                     "`module` must not be trained with activation checkpointing by several threads on images of "
-                    f"several sizes, got grids of {' and '.join(str(each.grid.shape) for each in calls)}."
+                    f"several sizes, got grids of {' and '.join(str(call.grid.shape) for call in calls)}."
                 )
             call = calls[0] if calls else None
         if call is None:
@@ -383,12 +334,12 @@ class AttachedPosition(PublishedNames):
 
     def _check(self, tokens: Tensor) -> None:
         """Check that the tokens (B, N, D) or (N, B, D) are those of the grid."""
-        found = tokens.shape[0 if self.sequence_first else 1]
+        count = tokens.shape[0 if self.sequence_first else 1]
         call = getattr(self._thread, "now", None)
-        if call is not None and found != call.grid.tokens:
+        if call is not None and count != call.grid.tokens:
             raise ValueError(
                 f"the attached position is for {call.grid.tokens} tokens, {self.grid.prefix} before the patches, got "
-                f"{found}: no tokens must be dropped or added between the patches and the first block."
+                f"{count}: no tokens must be dropped or added between the patches and the first block."
             )
 
     def _rows(self, table: Tensor) -> Tensor:
@@ -400,19 +351,7 @@ class AttachedPosition(PublishedNames):
         return tokens.transpose(0, 1) if self.sequence_first else tokens
 
     def extra_repr(self) -> str:
-        removed = f", instead of {', '.join(each.name for each in self.removed)}" if self.removed else ""
+        removed = f", instead of {', '.join(tensor.name for tensor in self.removed)}" if self.removed else ""
         if removed and self.certificate is not None:
             removed += f", of which {self.certificate.summary()}"
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}{removed}"
-
-
-def _replaced(old: Tensor, new: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return arguments with a tensor replaced."""
-    return tuple(new if value is old else value for value in args), {
-        name: new if value is old else value for name, value in kwargs.items()
-    }
-
-
-def _index(attention: nn.Module, name: str) -> int:
-    """Return the index of an argument of `attention` among the positional ones."""
-    return list(inspect.signature(attention.forward).parameters).index(name)
