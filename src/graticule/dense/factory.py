@@ -22,6 +22,7 @@ from graticule.hub.config import (
     JoiningChoice,
     Preparation,
     build_backbone,
+    built_from,
     given_choices,
     prepare,
 )
@@ -193,8 +194,6 @@ def _open(config: Path, weights: Path, create: Callable[..., Made]) -> nn.Module
         prepare(backbone, described.pretrained_cfg)  # a detector normalizes by this
         return create(backbone, described.num_classes, **described.parts)
 
-    try:
+    with built_from(config):
         model = build_within_memory(build)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{config} describes no model that can be built: {error}") from error
     return load_own(model, weights)

@@ -172,8 +172,10 @@ class Debiased(HubModel):
             "removal": {
                 "method": self.method,
                 "patch": list(self.patch),
-                "shapes": {name: list(next(iter(one.buffers())).shape) for name, one in removals},
-                "components": {name: one.read.shape[1] for name, one in removals if isinstance(one, Eraser)},
+                "shapes": {name: list(next(iter(removal.buffers())).shape) for name, removal in removals},
+                "components": {
+                    name: removal.read.shape[1] for name, removal in removals if isinstance(removal, Eraser)
+                },
             },
             "graticule": {"kind": "debiased", **words_of(self, backbone)},
         }

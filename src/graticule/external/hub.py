@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,29 +12,21 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from torchvision import models
 
 from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
 from graticule.external.images import evaluating, image_channels
 from graticule.external.transformers_folder import converted_or_itself, import_transformers, with_weights
-from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
+from graticule.hub.config import CHOICES, OF_TIMM, Preparation, built_from, prepare, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
-from graticule.hub.kinds import SOURCES, HubModel, register_kind
+from graticule.hub.kinds import SOURCES, HubModel, ModelWords, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name, printable
 from graticule.registry.fields import Count, check_value, read_typed
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition
 from graticule.system.memory import build_within_memory
-
-
-@dataclass(frozen=True)
-class Words:
-    """Names of the module and of its position."""
-
-    model: str
-    encoding: str
-    joining: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class AttachArguments:
 class _Attached:
     """Entries that are read from the config.json of a module with an attached position."""
 
-    graticule: Words
+    graticule: ModelWords
     attached: AttachArguments
 
     def attach_to(self, module: Module) -> Module:
@@ -77,15 +69,11 @@ class _HubConfig(_Attached):
     pretrained_cfg: Preparation
 
 
-def _cannot_be_built(config: Path, error: ValueError) -> ValueError:
-    return ValueError(f"{config} describes no model that can be built: {error}")
-
-
 @SOURCES.register("timm")
 def open_timm(name: str) -> nn.Module:
     """Open a model of timm with its published weights, converted if its class is."""
     if ":" not in name:
-        known_name("source", f"timm:{name.partition('.')[0]}", [f"timm:{one}" for one in timm.list_models()])
+        known_name("source", f"timm:{name.partition('.')[0]}", [f"timm:{model}" for model in timm.list_models()])
     try:
         with quick_hub():
             model = timm.create_model(name, pretrained=True)
@@ -97,38 +85,17 @@ def open_timm(name: str) -> nn.Module:
     return converted_or_itself(model, f"timm:{name}")
 
 
-def is_of_transformers(module: nn.Module) -> bool:
-    """Return whether a module is a model of transformers itself, not of a subclass elsewhere."""
-    return type(module).__module__.startswith("transformers.models.") and hasattr(module, "save_pretrained")
-
-
-def described_attachment(module: nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
+def described_attachment(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the names of the attached position, and the arguments of `attach` with the present size of the images."""
     attached = module.get_submodule(NAME)
     assert isinstance(attached, AttachedPosition)
     made = dict(attached.created)
-    words = {name: made.pop(name) for name in ("encoding", "joining")}
+    words = {name: made.pop(name) for name in CHOICES}
     if attached.patch_size is not None:  # the size may have been changed by `resize`
         made["image"] = [side * n for side, n in zip(attached.patch_size, attached.grid.shape, strict=True)]
     if made["image"] is None:
         raise ValueError("`model` must have been attached to with images as `example`, got one of other inputs.")
     return words, made
-
-
-def save_with_host(module: Any, folder: Path) -> Path:
-    """Write a model of transformers by its own `save_pretrained`, with its attached position beside it, to `folder`.
-
-    The model is written as it was before `attach`, so transformers opens it without the position. `graticule` and
-    `attached` in its config.json describe the position, whose weights are in graticule.safetensors.
-    """
-    words, made = described_attachment(module)
-    host = detach(copy.deepcopy(module))
-    used = used_by(module.get_submodule(NAME).modules())
-    host.config.graticule = {"kind": "attached_transformers", "model": type(module).__name__, **words, **used}
-    host.config.attached = made
-    host.save_pretrained(folder)
-    save_weights(module.get_submodule(NAME).state_dict(), folder / POSITION)
-    return folder
 
 
 @register_kind("attached_transformers")
@@ -143,16 +110,21 @@ def open_attached_host(config: Path, weights: Path) -> nn.Module:
             f"{config} must be of a model of transformers, got {printable(name)}; code of a repository is never run."
         )
     module = with_weights(transformers, kind, weights)
-    try:
+    with built_from(config):
         described.attach_to(module)
-    except ValueError as error:
-        raise _cannot_be_built(config, error) from error
     load_own(module.get_submodule(NAME), config.parent / POSITION)
     return module
 
 
-#: Options of torchvision's models that name weights.
-_OF_TORCHVISION = ("weights", "weights_backbone", "progress")
+#: The names, the function, and the options that are refused of each library.
+_LIBRARIES: dict[str, tuple[Any, Any, Sequence[str]]] = {
+    "timm": (timm.list_models, timm.create_model, OF_TIMM),
+    "torchvision": (
+        models.list_models,
+        lambda name, **options: models.get_model(name, weights=None, **options),
+        ("weights", "weights_backbone", "progress"),
+    ),
+}
 
 
 def build_host(text: str) -> Any:
@@ -164,18 +136,20 @@ def build_host(text: str) -> Any:
     """
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
-    names, refused, create = _LIBRARIES[library]
+    names, create, refused = _LIBRARIES[library]
     spec = Spec.parse(rest, "host")
     known_name("host", spec.name, names())
     for option, value in spec.options.items():
-        if option in refused or option.endswith("_layer") or not _is_plain(value):
+        parts = value if isinstance(value, list | tuple) else (value,)
+        plain = all(isinstance(part, str | int | float | None) for part in parts)
+        if option in refused or option.endswith("_layer") or not plain:
             raise ValueError(f"`host` must have options that name no files or classes, got {option}={value!r}.")
         check_numbers(option, value)  # before building layers, which can take minutes
     try:
         return build_within_memory(partial(create, spec.name, **spec.options))
     except (TypeError, RuntimeError, AssertionError) as error:  # raised by the library for unknown options
-        said = str(error).strip().partition("\n")[0]
-        raise ValueError(f"`host` must be a model that can be built, got {text!r}: {said}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"`host` must be a model that can be built, got {text!r}: {reason}") from error
 
 
 def host_of(module: nn.Module) -> str:
@@ -188,46 +162,18 @@ def host_of(module: nn.Module) -> str:
             "'torchvision:vit_b_16(num_classes=10)' or 'timm:vit_tiny_patch16_224'. A module of your own cannot be "
             "built again from a file, which holds no code: save its state dict, and attach again before loading it."
         )
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)
     channels, *sides = configuration.get("input_size", (3, 224, 224))
     if size is not None and list(size) != sides:
-        given["img_size"] = tuple(size)
+        options["img_size"] = tuple(size)
     for option, value, known in (
         ("in_chans", getattr(module, "in_chans", channels), channels),
         ("num_classes", getattr(module, "num_classes", None), configuration.get("num_classes")),
     ):
         if value is not None and value != known:
-            given[option] = value
-    return f"timm:{Spec(name, given)}"
-
-
-def _torchvision_names() -> list[str]:
-    from torchvision import models
-
-    return list(models.list_models())
-
-
-def _create_torchvision(name: str, **options: Any) -> nn.Module:
-    from torchvision import models
-
-    return models.get_model(name, weights=None, **options)
-
-
-def _create_timm(name: str, **options: Any) -> nn.Module:
-    return timm.create_model(name, **options)
-
-
-#: The names, the refused options and the function of each library.
-_LIBRARIES = {
-    "timm": (timm.list_models, OF_TIMM, _create_timm),
-    "torchvision": (_torchvision_names, _OF_TORCHVISION, _create_torchvision),
-}
-
-
-def _is_plain(value: object) -> bool:
-    items = value if isinstance(value, list | tuple) else (value,)
-    return all(isinstance(one, str | int | float | None) for one in items)
+            options[option] = value
+    return f"timm:{Spec(name, options)}"
 
 
 #: Largest difference between the outputs of a module and of the rebuilt one, relative to the largest output.
@@ -250,24 +196,23 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     images = torch.randn(
         2, image_channels(module), *made["image"], generator=torch.Generator().manual_seed(0), dtype=torch.float32
     ).to(weight)
-    described = _Attached(Words(host, **words), AttachArguments(**made))
+    described = _Attached(ModelWords(model=host, **words), AttachArguments(**made))
     again = described.attach_to(build_host(host)).to(weight.device, weight.dtype)
+    problem = ""
     if complaints := misfits(again, module.state_dict()):
+        problem = f"with which {'; '.join(complaints)}"
+    else:
+        again.load_state_dict(module.state_dict())
+        with evaluating(module), evaluating(again):
+            if not _same(again(images), module(images)):
+                problem = "which computes something else with the same weights"
+    if problem:
         raise ValueError(
-            f"`host` must be the name and the options that the module was built with, got {host!r}, with which "
-            + "; ".join(complaints)
-            + "."
-        )
-    again.load_state_dict(module.state_dict())
-    with evaluating(module), evaluating(again):
-        expected, found = module(images), again(images)
-    if not _same(found, expected):
-        raise ValueError(
-            f"`host` must be the name and the options that the module was built with, got {host!r}, which computes "
-            "something else with the same weights."
+            f"`host` must be the name and the options that the module was built with, got {host!r}, {problem}."
         )
     check_value(Preparation, dict(preprocessing), "`preprocessing`")
-    known = {key: value for key, value in (getattr(module, "pretrained_cfg", None) or {}).items() if key in _KEPT}
+    configuration = getattr(module, "pretrained_cfg", None) or {}
+    known = {key: value for key, value in configuration.items() if key in Preparation.__annotations__}
     return {
         "num_classes": int(getattr(module, "num_classes", 0)),
         "pretrained_cfg": {**known, "input_size": [image_channels(module), *made["image"]], **preprocessing},
@@ -276,27 +221,21 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     }
 
 
-#: Entries of timm's configuration that are kept.
-_KEPT = tuple(Preparation.__annotations__)
-
-
 @register_kind("attached")
 def open_attached(config: Path, weights: Path) -> nn.Module:
     """Open a module with an attached position."""
     described = read_typed(config, _HubConfig)
-    try:
+    with built_from(config):
         module = described.attach_to(build_host(described.graticule.model))
-    except ValueError as error:
-        raise _cannot_be_built(config, error) from error
     if hasattr(module, "pretrained_cfg"):
         prepare(module, described.pretrained_cfg)
     return load_own(module, weights)
 
 
-def _same(found: object, expected: object) -> bool:
-    if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or found.shape != expected.shape:
+def _same(output: object, expected: object) -> bool:
+    if not isinstance(output, Tensor) or not isinstance(expected, Tensor) or output.shape != expected.shape:
         return False
-    worst = float((found.float() - expected.float()).abs().max())
+    worst = float((output.float() - expected.float()).abs().max())
     return worst <= _TOLERANCE * float(expected.float().abs().max().clamp(min=1e-12))
 
 
@@ -339,9 +278,16 @@ def save_pretrained(
         )
     folder = Path(folder)
     check_folder(folder)
-    if is_of_transformers(model):
+    if type(model).__module__.startswith("transformers.models.") and hasattr(model, "save_pretrained"):
         for name, value in (("host", host), ("preprocessing", preprocessing), ("card", card)):
             if value is not None:
                 raise ValueError(f"`{name}` must be left out with a model of transformers, got {value!r}.")
-        return save_with_host(model, folder)
+        words, made = described_attachment(model)
+        original: Any = detach(copy.deepcopy(model))
+        used = used_by(model.get_submodule(NAME).modules())
+        original.config.graticule = {"kind": "attached_transformers", "model": type(model).__name__, **words, **used}
+        original.config.attached = made
+        original.save_pretrained(folder)
+        save_weights(model.get_submodule(NAME).state_dict(), folder / POSITION)
+        return folder
     return write_model(model, folder, attached_config(model, host, preprocessing or {}), card or Card())

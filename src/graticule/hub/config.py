@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -126,13 +127,20 @@ class Architecture:
     model_args: dict[str, Any]
 
 
-def build_backbone(path: Path, described: Architecture) -> Any:
-    """Build the backbone that the config.json at `path` describes."""
+@contextmanager
+def built_from(path: Path) -> Iterator[None]:
+    """Raise an error of building a model as one of the config.json at `path`, which describes it."""
     try:
-        known_name("architecture", described.architecture, timm.list_models(f"{PREFIX}*"))
-        return timm.create_model(described.architecture, **plain_arguments(described.model_args))
+        yield
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} describes no model that can be built: {error}") from error
+
+
+def build_backbone(path: Path, described: Architecture) -> Any:
+    """Build the backbone that the config.json at `path` describes."""
+    with built_from(path):
+        known_name("architecture", described.architecture, timm.list_models(f"{PREFIX}*"))
+        return timm.create_model(described.architecture, **plain_arguments(described.model_args))
 
 
 def prepare(model: Any, preparation: Preparation) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
+from graticule.hub.config import built_from
 from graticule.hub.files import (
     POSITION,
     PREPROCESSOR,
@@ -195,10 +196,8 @@ def from_pretrained(
         )
     for name in changed:
         warnings.warn(f"the plugin {name} has changed since {config} was written.", stacklevel=2)
-    try:
+    with built_from(config):
         opener = KINDS[known_name("kind", words.kind, KINDS)]
-    except ValueError as error:
-        raise ValueError(f"{config} describes no model that can be built: {error}") from None
     if (files := shards(weights)) != [weights] and words.kind != "transformers":
         raise ValueError(f"{config} must be of a model whose weights are in {WEIGHTS}, got {weights}.")
     with sized_as(sum(file.stat().st_size for file in files)):
