@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Opened:
     model: nn.Module
     img_size: tuple[int, ...] | None
     info: DatasetInfo | None = None
-    augmentation: Augmentation | None = None
+    augmentation: Augmentation = field(default_factory=Augmentation)
     run: Run | None = None
     states_info: bool = True
 
@@ -143,7 +143,7 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
     info = images_of(run) if "class_names" in run.described() and run.task().inputs == "images" else None
-    return Opened(target, title, model, size, info, getattr(recipe, "augmentation", None), run)
+    return Opened(target, title, model, size, info, getattr(recipe, "augmentation", Augmentation()), run)
 
 
 def open_source(target: str, command: str, options: NamedModels) -> Opened:

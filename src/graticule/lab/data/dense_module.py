@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,16 @@ _OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
 
 def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence[str]) -> tuple[DenseImages, DenseInfo]:
     """Load a split of a data set with the targets `truth`, of boxes, masks and classes."""
-    pair: Any = loaded(name, split, root)
-    images, info = pair
+    images, info = loaded(name, split, root)
     kinds = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
     if missing := [kind for kind in truth if kind not in kinds]:
         raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(kinds)}.")
+    assert isinstance(info, DenseInfo)
     images.wanted = frozenset(truth)
     return images, info
 
 
+@dataclass(eq=False, repr=False)
 class DenseModule(Loading):
     """The batches of a data set for detection or segmentation: lists of images (3, height, width) and of their targets.
 
@@ -52,37 +55,29 @@ class DenseModule(Loading):
         limit_test: use only this many test images, evenly spaced.
     """
 
-    def __init__(
-        self,
-        dataset: str,
-        *,
-        truth: Sequence[str],
-        root: str | Path | None = None,
-        size: tuple[int, int],
-        batch_size: int = 16,
-        eval_batch_size: int = 8,
-        workers: int = 0,
-        seed: int = 0,
-        augmentation: DenseAugmentation | None = None,
-        by_shape: bool = False,
-        normalize: bool = True,
-        limit_train: int | None = None,
-        limit_test: int | None = None,
-    ) -> None:
-        self.truth = tuple(truth)
-        self.size = size
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.workers = workers
-        self.seed = seed
-        self.augmentation = augmentation or DenseAugmentation()
-        self.by_shape = by_shape
-        self.normalize = normalize
+    dataset: str
+    _: KW_ONLY
+    truth: Sequence[str]
+    root: str | Path | None = None
+    size: tuple[int, int]
+    batch_size: int = 16
+    eval_batch_size: int = 8
+    workers: int = 0
+    seed: int = 0
+    augmentation: DenseAugmentation = field(default_factory=DenseAugmentation)
+    by_shape: bool = False
+    normalize: bool = True
+    limit_train: int | None = None
+    limit_test: int | None = None
+
+    def __post_init__(self) -> None:
+        self.truth = tuple(self.truth)
+        self.augmentation = self.augmentation or DenseAugmentation()
         self.images: dict[Split, DenseImages] = {}
         self.indices: dict[Split, np.ndarray] = {}
-        limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
+        limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
         for split, limit in limits.items():
-            images, self.info = load_dense(dataset, split, root, self.truth)
+            images, self.info = load_dense(self.dataset, split, self.root, self.truth)
             self.images[split] = images
             self.indices[split] = np.array(spread(len(images), limit or len(images)))
 
@@ -136,7 +131,7 @@ class DenseModule(Loading):
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images and targets, in another order each epoch."""
-        transform = TrainingTransform(self.size, self.augmentation, self._normalization)
+        transform = TrainingTransform(self.size, self.augmentation, self.info if self.normalize else None)
         examples = DenseExamples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
         return self.load(examples, _lists, batch_sampler=order or self.train_order())
 
@@ -150,13 +145,10 @@ class DenseModule(Loading):
 
     def evaluation(self, size: tuple[int, int]) -> EvaluationTransform:
         """Return the transform of evaluation at `size`."""
-        return EvaluationTransform(size, self._normalization)
-
-    @property
-    def _normalization(self) -> DenseInfo | None:
-        return self.info if self.normalize else None
+        return EvaluationTransform(size, self.info if self.normalize else None)
 
 
+@dataclass(eq=False, repr=False)
 class DenseExamples(Dataset[tuple[Tensor, Target]]):
     """Transformed images and targets, as plain tensors.
 
@@ -165,34 +157,24 @@ class DenseExamples(Dataset[tuple[Tensor, Target]]):
         indices: the images that are used.
         transform: the transform of image and target.
         truth: the kinds of targets that are kept.
-        seed: seed of random transforms, whose draws are a function of seed and key; None if there are none.
+        seed: seed of random transforms, whose draws are a function of seed and key.
     """
 
-    def __init__(
-        self,
-        images: DenseImages,
-        indices: np.ndarray,
-        transform: DenseTransform,
-        truth: Sequence[str],
-        seed: int | None = None,
-    ) -> None:
-        self.images = images
-        self.indices = indices
-        self.transform = transform
-        self.entries = {*truth, "image_id", *(_OF_OBJECTS if "boxes" in truth else ())}
-        self.seed = seed
+    images: DenseImages
+    indices: np.ndarray
+    transform: DenseTransform
+    truth: Sequence[str]
+    seed: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, key: int | Key) -> tuple[Tensor, Target]:
-        index = key[1] if isinstance(key, tuple) else key
+        index, draws = (key[1], drawing(self.seed, key)) if isinstance(key, tuple) else (key, nullcontext())
         image, target = self.images[int(self.indices[index if index >= 0 else -1 - index])]
-        target = {name: value for name, value in target.items() if name in self.entries}
-        if isinstance(key, tuple) and self.seed is not None:
-            with drawing(self.seed, key):
-                image, target = self.transform(image, target)
-        else:
+        entries = (*self.truth, "image_id", *(_OF_OBJECTS if "boxes" in self.truth else ()))
+        target = {name: value for name, value in target.items() if name in entries}
+        with draws:
             image, target = self.transform(image, target)
         if index < 0:
             target["image_id"] = PADDING

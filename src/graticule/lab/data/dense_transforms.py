@@ -17,8 +17,8 @@ from graticule.lab.data.images import DatasetInfo
 
 #: A function of an image (3, height, width) and its target that transforms both. Randomness is torch's.
 DenseTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
-#: The entries of a target that have one value per object, besides its boxes.
-_PER_OBJECT = ("labels", "masks", "iscrowd", "area")
+#: The entries of a target that have one value per object.
+_PER_OBJECT = ("boxes", "labels", "masks", "iscrowd", "area")
 _MOST_CROPS = 10
 #: DETR's crop before the resize: shorter sides of the image, its longest side, and the range of the crop's sides.
 _PART_SIZES, _PART_SIDES = ((400, 1333), (500, 1333), (600, 1333)), (384, 600)
@@ -34,8 +34,7 @@ def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
         size: (height, width) in pixels.
         within: the largest shorter and longer side.
     """
-    factor = min(within[0] / min(size), within[1] / max(size))
-    return _scaled(size, factor)
+    return _scaled(size, min(within[0] / min(size), within[1] / max(size)))
 
 
 def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
@@ -47,10 +46,7 @@ def resized(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
     """Resize an image (bilinear) and its target (masks and classes: nearest) to (height, width)."""
     if tuple(image.shape[-2:]) == size:
         return image, target
-    return F.resize(image, list(size), antialias=True), {
-        name: F.resize(value, list(size)) if isinstance(value, tv_tensors.TVTensor) else value
-        for name, value in target.items()
-    }
+    return F.resize(image, list(size), antialias=True), _change_each(target, lambda value: F.resize(value, list(size)))
 
 
 def flipped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
@@ -75,9 +71,7 @@ def padded(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor
     if not any(missing):
         return image, target
     margins = [0, 0, missing[1], missing[0]]
-    changed = _change_each(
-        {name: value for name, value in target.items() if name != "classes"}, lambda v: F.pad(v, margins)
-    )
+    changed = _change_each(target, lambda value: F.pad(value, margins))
     if "classes" in target:
         changed["classes"] = F.pad(target["classes"], margins, fill=IGNORED)
     return F.pad(image, margins), changed
@@ -124,16 +118,10 @@ def without_empty(target: Target) -> Target:
 
 def chosen(target: Target, selection: Tensor) -> Target:
     """Return the target with some of its objects; selection: (n,), bool."""
-    changed = dict(target)
-    for name in ("boxes", *_PER_OBJECT):
-        if name in target:
-            value = target[name]
-            changed[name] = (
-                tv_tensors.wrap(value[selection], like=value)
-                if isinstance(value, tv_tensors.TVTensor)
-                else value[selection]
-            )
-    return changed
+    return {
+        name: tv_tensors.wrap(value[selection], like=value) if name in _PER_OBJECT else value
+        for name, value in target.items()
+    }
 
 
 def _change_each(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
@@ -159,7 +147,9 @@ class TrainingTransform:
         augmentation = self.augmentation
         if augmentation.part and _uniform() < augmentation.part:
             image, target = resized(image, target, fitted(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
-            image, target = cropped(image, target, self._box(image, self._part(image)))
+            ranges = [[min(limit, side) for limit in _PART_SIDES] for side in _size(image)]
+            sides = [low + _below(high - low + 1) for low, high in ranges]
+            image, target = cropped(image, target, self._box(image, sides))
         size = fitted(_size(image), self.sizes[_below(len(self.sizes))])
         if augmentation.scale is not None:
             size = _scaled(size, self._factor(augmentation.scale))
@@ -171,18 +161,14 @@ class TrainingTransform:
         if augmentation.photometric:
             image = distorted(image)
         image = normalized(image, self.info)
-        return (
-            padded(image, target, augmentation.crop) if augmentation.crop and "classes" in target else (image, target)
-        )
+        if augmentation.crop and "classes" in target:
+            image, target = padded(image, target, augmentation.crop)
+        return image, target
 
     def _factor(self, scale: tuple[float, float]) -> float:
         low, high = map(math.log, scale) if self.augmentation.log_scale else scale
         drawn = low + (high - low) * _uniform()
         return math.exp(drawn) if self.augmentation.log_scale else drawn
-
-    def _part(self, image: Tensor) -> tuple[int, int]:
-        height, width = (_between(min(_PART_SIDES[0], side), min(_PART_SIDES[1], side)) for side in _size(image))
-        return height, width
 
     def _cropped(self, image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
         box = self._box(image, size)
@@ -195,15 +181,10 @@ class TrainingTransform:
                 box = self._box(image, size)
         return cropped(image, target, box)
 
-    def _box(self, image: Tensor, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    def _box(self, image: Tensor, size: Sequence[int]) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of a crop of at most `size`."""
-        height, width = (min(wanted, has) for wanted, has in zip(size, _size(image), strict=True))
-        return (
-            _between(0, image.shape[-2] - height),
-            _between(0, image.shape[-1] - width),
-            height,
-            width,
-        )
+        height, width = map(min, size, _size(image))
+        return _below(image.shape[-2] - height + 1), _below(image.shape[-1] - width + 1), height, width
 
 
 class EvaluationTransform:
@@ -242,10 +223,6 @@ def _uniform() -> float:
 
 def _below(count: int) -> int:
     return int(torch.randint(count, ()))
-
-
-def _between(first: int, last: int) -> int:
-    return first + _below(last - first + 1)
 
 
 def plain(value: object) -> Any:

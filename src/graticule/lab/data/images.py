@@ -9,7 +9,6 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,12 +77,9 @@ def check_class_names(names_here: Sequence[str], expected: Sequence[str], source
     names_here, expected = tuple(names_here), tuple(expected)
     if names_here == expected:
         return
-    here, there = (
-        [name for name in names if name not in set(others)]
-        for names, others in ((names_here, expected), (expected, names_here))
-    )
-    if here or there:
-        differing = f"only in the data: {_listed(here)}; only in {source}: {_listed(there)}"
+    if set(names_here) != set(expected):
+        here, there = (_without(*pair) for pair in ((names_here, expected), (expected, names_here)))
+        differing = f"only in the data: {here}; only in {source}: {there}"
     else:
         number = next(n for n, pair in enumerate(zip(names_here, expected, strict=False)) if pair[0] != pair[1])
         differing = f"the order differs: class {number} is {names_here[number]!r}, and {expected[number]!r} in {source}"
@@ -119,8 +115,10 @@ def class_labels(folders: Sequence[str], names: Sequence[str], num_classes: int)
     return list(range(num_classes)) if in_order else None
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "") if names else "none"
+def _without(names: Sequence[str], others: Sequence[str]) -> str:
+    """List the names that are not among the others."""
+    rest = [repr(name) for name in names if name not in set(others)]
+    return ", ".join(rest[:5]) + ", ..." * (len(rest) > 5) or "none"
 
 
 class ArrayImages(Dataset[tuple[Image.Image, int]]):
@@ -212,11 +210,8 @@ class EncodedImages(StoredImages):
 
     def read_first(self, index: int) -> Callable[[], tuple[Image.Image, int]]:
         """Read the bytes of an image, and return the function that decodes it."""
-        return partial(self._decoded, self.read(index), int(self.labels[index]))
-
-    @staticmethod
-    def _decoded(content: bytes, label: int) -> tuple[Image.Image, int]:
-        return decode(content), label
+        content, label = self.read(index), int(self.labels[index])
+        return lambda: (decode(content), label)
 
     def group(self, index: int) -> str:
         """Return the class of an image, whose images can replace it."""
@@ -262,9 +257,7 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
 
 def _rgb(image: Image.Image) -> Image.Image:
     """Convert an opened image to RGB, 8 bits per channel."""
-    stored = str(
-        getattr(image, "tile", ())
-    )  # with Pillow's raw mode, such as I;16B or RGB;16L; it is empty once the image is loaded
+    stored = str(getattr(image, "tile", ()))  # with Pillow's raw mode, such as I;16B; empty once it is loaded
     if image.mode == "F":
         pixels = np.asarray(image)
         if not ((pixels >= 0) & (pixels <= 1)).all():

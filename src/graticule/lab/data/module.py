@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,13 +17,7 @@ from torch.utils.data import DataLoader, Subset
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, fingerprint, spread
 from graticule.lab.data.registry import DATASETS, load_dataset
-from graticule.lab.data.sampling import (
-    BatchOrder,
-    EpochSampler,
-    Loading,
-    balanced_subset,
-    class_share,
-)
+from graticule.lab.data.sampling import BatchOrder, EpochSampler, Loading, balanced_subset, class_share
 from graticule.lab.data.transforms import (
     CanvasImages,
     Mode,
@@ -30,7 +25,6 @@ from graticule.lab.data.transforms import (
     ShiftedImages,
     SizedImages,
     TensorImages,
-    Transform,
     TransformedImages,
     byte_transform,
     byte_values,
@@ -61,6 +55,7 @@ def build_mixup(
     )
 
 
+@dataclass(eq=False, repr=False)
 class DataModule(Loading, L.LightningDataModule):
     """The batches of a data set for training and for evaluation at any size.
 
@@ -81,48 +76,35 @@ class DataModule(Loading, L.LightningDataModule):
             not change.
     """
 
-    info: DatasetInfo
+    dataset: str
+    _: KW_ONLY
+    root: str | Path | None = None
+    size: tuple[int, int]
+    batch_size: int = 64
+    eval_batch_size: int = 256
+    workers: int = 0
+    seed: int = 0
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    train_share: float | None = None
+    share_seed: int = 0
+    limit_train: int | None = None
+    limit_test: int | None = None
+    drop_last: bool = False
+    repeats: int = 1
+    train_sizes: Sequence[tuple[int, int]] = ()
 
-    def __init__(
-        self,
-        dataset: str,
-        *,
-        root: str | Path | None = None,
-        size: tuple[int, int],
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        workers: int = 0,
-        seed: int = 0,
-        augmentation: Augmentation | None = None,
-        train_share: float | None = None,
-        share_seed: int = 0,
-        limit_train: int | None = None,
-        limit_test: int | None = None,
-        drop_last: bool = False,
-        repeats: int = 1,
-        train_sizes: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        if drop_last and batch_size % 2:
-            raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {batch_size}.")
-        DATASETS[dataset]  # refuses an unknown name
-        if len(size) != 2:
-            raise ValueError(f"`size` must be the height and width of images, got {size}.")
-        self.dataset = dataset
-        self.root = root
-        self.size = size
-        self.train_sizes = tuple(train_sizes) or (size,)
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.workers = workers
-        self.seed = seed
-        self.augmentation = augmentation or Augmentation()
-        self.train_share = train_share
-        self.share_seed = share_seed
-        self.limits = {"train": limit_train, "test": limit_test}
-        self.drop_last = drop_last
-        self.repeats = repeats
+        if self.drop_last and self.batch_size % 2:
+            raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {self.batch_size}.")
+        DATASETS[self.dataset]  # refuses an unknown name
+        if len(self.size) != 2:
+            raise ValueError(f"`size` must be the height and width of images, got {self.size}.")
+        self.train_sizes = tuple(self.train_sizes) or (self.size,)
+        self.augmentation = self.augmentation or Augmentation()
+        self.limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
         self.device = torch.device("cpu")
+        self.info: DatasetInfo
         self._images: dict[Split, Any] = {}
         self._train: Any = None
 
@@ -136,12 +118,11 @@ class DataModule(Loading, L.LightningDataModule):
         """Find the images and check them as far as possible without reading each."""
         if self._images:
             return
-        splits: tuple[Split, ...] = ("train", "test")
-        for split in splits:
+        for split, limit in self.limits.items():
             images, self.info = load_dataset(self.dataset, split, self.root)
             if split == "train" and self.train_share is not None:
                 images = _Chosen(images, class_share(images.labels, self.train_share, self.share_seed))
-            if (limit := self.limits[split]) is not None:
+            if limit is not None:
                 images = _Chosen(images, balanced_subset(images.labels, limit))
             self._images[split] = images
         if len(self._images["train"]) < self.batch_size and self.drop_last:
@@ -174,22 +155,16 @@ class DataModule(Loading, L.LightningDataModule):
                 f"are mixed in pairs, got {self.batch_size}."
             )
         sampler = EpochSampler(len(images), self.seed, repeats=self.repeats)
-        return BatchOrder(
-            sampler,
-            self.batch_size,
-            rank=rank,
-            world_size=world_size,
-            parts=accumulate,
-            drop_last=self.drop_last,
-            sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
-        )
+        sizes = len(self.train_sizes) if len(self.train_sizes) > 1 else None
+        shared = {"rank": rank, "world_size": world_size, "parts": accumulate}
+        return BatchOrder(sampler, self.batch_size, drop_last=self.drop_last, sizes=sizes, **shared)
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images (B, C, height, width) and labels (B,), whose order differs from epoch to epoch."""
         if self._train is None:
             images = [self._train_images(size) for size in self.train_sizes]
             self._train = images[0] if len(images) == 1 else SizedImages(images)
-        return self.load(self._train, in_batches=_gives_batches(self._train), batch_sampler=order or self.train_order())
+        return self.load(self._train, in_batches=self._train.in_batches, batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, int]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
@@ -198,8 +173,7 @@ class DataModule(Loading, L.LightningDataModule):
         if in_memory and not self.augmentation.random:
             return self._tensor_images(images, size)
         if in_memory and shifts_only(self.augmentation):
-            values = byte_values(self.info)
-            return ShiftedImages(images, self._to_bytes(size), values, self.augmentation, self.seed).to(self.device)
+            return self._tensor_images(images, size, ShiftedImages, self.augmentation, self.seed)
         return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -219,13 +193,12 @@ class DataModule(Loading, L.LightningDataModule):
         """
         images: Any = self._images["test"]
         if mode == "canvas" and size != self.size:
-            at_scale = TransformedImages(images, evaluation_transform(self.info, self.size, self.augmentation))
-            images = CanvasImages(at_scale, size)
+            images = CanvasImages(self._evaluation_images("test", self.size), size)
         elif self._fits_in_memory(images, size):
             images = self._tensor_images(images, size)
         else:
-            images = TransformedImages(images, evaluation_transform(self.info, size, self.augmentation))
-        return self.load_test(images, self.eval_batch_size, rank, world_size, in_batches=_gives_batches(images))
+            images = self._evaluation_images("test", size)
+        return self.load_test(images, self.eval_batch_size, rank, world_size, in_batches=images.in_batches)
 
     @property
     def num_test(self) -> int:
@@ -251,8 +224,7 @@ class DataModule(Loading, L.LightningDataModule):
     def _prepare(
         self, split: Split, size: tuple[int, int], indices: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        images = TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
-        pairs = [images[index] for index in indices]
+        pairs = list(map(self._evaluation_images(split, size).__getitem__, indices))
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
 
     def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
@@ -270,23 +242,19 @@ class DataModule(Loading, L.LightningDataModule):
             raise ValueError(f"`images` must be from 1 to the number of test images, {self.num_test}, got {count}.")
         return self.test_images(size, spread(self.num_test, count))
 
-    def _tensor_images(self, images: Any, size: tuple[int, int]) -> TensorImages:
-        """Return images without augmentation, on the device, as bytes."""
-        return TensorImages(images, self._to_bytes(size), byte_values(self.info)).to(self.device)
+    def _evaluation_images(self, split: Split, size: tuple[int, int]) -> TransformedImages:
+        return TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
 
-    def _to_bytes(self, size: tuple[int, int]) -> Transform | None:
-        """Return the transform of an image to bytes; None if all images have the size."""
-        return None if size == self.info.size else byte_transform(self.info, size, self.augmentation)
+    def _tensor_images(
+        self, images: Any, size: tuple[int, int], kind: Callable[..., TensorImages] = TensorImages, *further: Any
+    ) -> TensorImages:
+        """Return images on the device, as bytes, by `kind`, which takes `further` arguments."""
+        transform = None if size == self.info.size else byte_transform(self.info, size, self.augmentation)
+        return kind(images, transform, byte_values(self.info), *further).to(self.device)
 
     def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
-        pixels = sum(map(math.prod, sizes))
-        in_arrays = isinstance(_source(images, 0)[0], ArrayImages)
-        return in_arrays and len(images) * pixels * self.info.channels <= _IN_MEMORY_BYTES
-
-
-def _gives_batches(images: Any) -> bool:
-    """Return whether images are indexed by whole batches."""
-    return isinstance(images.of_sizes[0] if isinstance(images, SizedImages) else images, TensorImages)
+        values = len(images) * sum(map(math.prod, sizes)) * self.info.channels
+        return isinstance(_source(images, 0)[0], ArrayImages) and values <= _IN_MEMORY_BYTES
 
 
 class _Chosen(Subset[Any]):

@@ -53,6 +53,7 @@ class Pictures(DataModule):
         batch_size: int = 64,
         augmentation: Augmentation | None = None,
     ) -> None:
+        augmentation = augmentation or Augmentation()
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
         root, paths = find_pictures(folder)
         self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one

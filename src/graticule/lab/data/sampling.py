@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ Key = tuple[int, ...]
 _SIZES = 0x512E
 
 
+@dataclass(eq=False)
 class EpochSampler(Sampler[Key]):
     """Yields the key of every image once, in an order that is a function of seed and epoch.
 
@@ -30,12 +32,14 @@ class EpochSampler(Sampler[Key]):
             images, as in DeiT's code.
     """
 
-    def __init__(self, length: int, seed: int, *, repeats: int = 1) -> None:
-        if repeats < 1:
-            raise ValueError(f"`repeats` must be at least 1, got {repeats}.")
-        self.length = length
-        self.seed = seed
-        self.repeats = repeats
+    length: int
+    seed: int
+    _: KW_ONLY
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"`repeats` must be at least 1, got {self.repeats}.")
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -87,6 +91,7 @@ class GroupSampler(EpochSampler):
         return np.concatenate([shuffled.reshape(-1), rest])
 
 
+@dataclass(eq=False)
 class BatchOrder(Sampler[list[Key]]):
     """The training batches of one process, cut from global batches that do not depend on the number of processes.
 
@@ -105,33 +110,26 @@ class BatchOrder(Sampler[list[Key]]):
             entry of the keys. None for a single size.
     """
 
-    def __init__(
-        self,
-        sampler: EpochSampler,
-        batch_size: int,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        parts: int = 1,
-        drop_last: bool = False,
-        sizes: int | None = None,
-    ) -> None:
-        shares = world_size * parts
-        if batch_size % shares:
-            of = f"devices x nodes x accumulate, {world_size} x {parts}"
-            raise ValueError(f"`batch_size` must be a multiple of {of}, got {batch_size}.")
-        self.sampler = sampler
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.parts = parts
-        self.sizes = sizes
-        full, rest = divmod(len(sampler), batch_size)
-        self.steps = full + (not drop_last and rest >= shares)
+    sampler: EpochSampler
+    batch_size: int
+    _: KW_ONLY
+    rank: int = 0
+    world_size: int = 1
+    parts: int = 1
+    drop_last: bool = False
+    sizes: int | None = None
+
+    def __post_init__(self) -> None:
+        self._shares = self.world_size * self.parts
+        if self.batch_size % self._shares:
+            of = f"devices x nodes x accumulate, {self.world_size} x {self.parts}"
+            raise ValueError(f"`batch_size` must be a multiple of {of}, got {self.batch_size}.")
+        full, rest = divmod(len(self.sampler), self.batch_size)
+        self.steps = full + (not self.drop_last and rest >= self._shares)
         if self.steps < 1:
             raise ValueError(
-                f"`batch_size` must not exceed the number of training examples, {len(sampler)}, if batches must be "
-                f"full or are split across processes, got {batch_size}."
+                f"`batch_size` must not exceed the number of training examples, {len(self.sampler)}, if batches must "
+                f"be full or are split across processes, got {self.batch_size}."
             )
         self._first = 0
 
@@ -140,10 +138,10 @@ class BatchOrder(Sampler[list[Key]]):
 
     def notes(self) -> list[str]:
         """Return a sentence on the examples of a last batch that is too small for all micro-batches."""
-        left, shares = len(self.sampler) - self._step(self.steps - 1)[1], self.world_size * self.parts
-        if not left or left >= shares:
+        left = len(self.sampler) - self._step(self.steps - 1)[1]
+        if not 0 < left < self._shares:
             return []
-        return [f"the last {left} examples of each epoch are left out, fewer than its {shares} micro-batches"]
+        return [f"the last {left} examples of each epoch are left out, fewer than its {self._shares} micro-batches"]
 
     def skip(self, batches: int) -> None:
         """Skip `batches` in the next pass, for a run that is resumed in the middle of an epoch."""
@@ -153,7 +151,7 @@ class BatchOrder(Sampler[list[Key]]):
         """Return the positions in the epoch of this process's images of batch `number`."""
         step, part = divmod(number, self.parts)
         first, stop = self._step(step)
-        return np.arange(first + self.rank + part * self.world_size, stop, self.world_size * self.parts)
+        return np.arange(first + self.rank + part * self.world_size, stop, self._shares)
 
     def _step(self, step: int) -> tuple[int, int]:
         """Return the first place of a step in the epoch, and the one after its last."""
@@ -163,7 +161,7 @@ class BatchOrder(Sampler[list[Key]]):
     def weight(self, number: int) -> float:
         """Return the weight of the mean of batch `number`, such that the weighted mean of a step is its true mean."""
         first, stop = self._step(number // self.parts)
-        return len(self.places(number)) * self.world_size * self.parts / (stop - first)
+        return len(self.places(number)) * self._shares / (stop - first)
 
     def keys(self, epoch: int, number: int) -> list[Key]:
         """Return the keys of batch `number` of an epoch."""
@@ -189,6 +187,7 @@ class BatchOrder(Sampler[list[Key]]):
 PADDING = -1
 
 
+@dataclass(eq=False)
 class EvaluationOrder(Sampler[int]):
     """The images of one process in evaluation: all processes get the same number, and every image is counted once.
 
@@ -196,10 +195,9 @@ class EvaluationOrder(Sampler[int]):
     `TransformedImages` and `TensorImages` return the label `PADDING`.
     """
 
-    def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
-        self.length = length
-        self.rank = rank
-        self.world_size = world_size
+    length: int
+    rank: int = 0
+    world_size: int = 1
 
     def __len__(self) -> int:
         return -(-self.length // self.world_size)
@@ -218,8 +216,7 @@ def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]
     if count < 1:
         raise ValueError(f"`limit` must be at least 1, got {count}.")
     rank = np.empty(len(labels), dtype=np.int64)  # of an image within its class
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
+    for of_class in indices_by_class(labels):
         rank[of_class] = np.arange(len(of_class))
     return sorted(np.lexsort((labels, rank))[:count].tolist())
 
@@ -237,11 +234,15 @@ def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> 
     labels = np.asarray(labels)
     random = np.random.RandomState(seed)
     chosen: list[int] = []
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
+    for of_class in indices_by_class(labels):
         count = max(int(len(of_class) * share + 0.5), 1)
         chosen += random.permutation(of_class)[:count].tolist()
     return sorted(chosen)
+
+
+def indices_by_class(labels: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the indices of the images of each class."""
+    return (np.flatnonzero(labels == label) for label in np.unique(labels))
 
 
 class Loading:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -31,19 +32,18 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
     Large images are transformed by timm: by default the shorter side is resized to size / crop_pct, then cropped. For a
     data set of images of one small native size, any image is resized to `size` without a crop.
     """
-    if info.size is None:
-        return _timms_transform(info, size, augmentation)
-    return T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
+    return _center_transform(info, size, augmentation)
 
 
 def byte_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
     """Resize and crop an image as `evaluation_transform`, without the normalization; (C, height, width), uint8."""
-    if info.size is None:
-        return _timms_transform(info, size, augmentation, normalize=False)
-    return T.Compose([_resize(size, augmentation), T.PILToTensor()])
+    return _center_transform(info, size, augmentation, normalize=False)
 
 
-def _timms_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
+def _center_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
+    if info.size is not None:
+        last = [T.ToTensor(), T.Normalize(info.mean, info.std)] if normalize else [T.PILToTensor()]
+        return T.Compose([_resize(size, augmentation), *last])
     return create_transform(
         (info.channels, *size),
         interpolation=augmentation.interpolation,
@@ -105,19 +105,26 @@ def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any]
     return T.Resize(size, _INTERPOLATION[augmentation.interpolation])
 
 
-class SeededImages(Dataset[tuple[Tensor, int]]):
+@dataclass(eq=False, repr=False)
+class ImageView(Dataset[Any]):
+    """Images that are made of other images when they are asked for; `in_batches` are those indexed by whole batches."""
+
+    images: Any
+    in_batches: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(eq=False, repr=False)
+class SeededImages(ImageView):
     """Transformed images; the randomness of each is a function of seed and key alone.
 
     The images do not depend on the number of workers, and the global random state is unchanged.
     """
 
-    def __init__(self, images: Any, transform: Transform, seed: int) -> None:
-        self.images = images
-        self.transform = transform
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.images)
+    transform: Transform
+    seed: int
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int]:
         image, label = self.images[key[1]]
@@ -146,6 +153,7 @@ class SizedImages(Dataset[Any]):
 
     def __init__(self, of_sizes: Sequence[Any]) -> None:
         self.of_sizes = tuple(of_sizes)
+        self.in_batches = self.of_sizes[0].in_batches
 
     def __len__(self) -> int:
         return len(self.of_sizes[0])
@@ -159,15 +167,11 @@ class SizedImages(Dataset[Any]):
         return images.__getitems__(keys) if hasattr(images, "__getitems__") else [images[key] for key in keys]
 
 
-class TransformedImages(Dataset[tuple[Tensor, int]]):
+@dataclass(eq=False, repr=False)
+class TransformedImages(ImageView):
     """Transformed images without randomness, for evaluation."""
 
-    def __init__(self, images: Any, transform: Transform) -> None:
-        self.images = images
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.images)
+    transform: Transform
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.images[index if index >= 0 else -1 - index]
@@ -185,6 +189,8 @@ class TensorImages(Dataset[tuple[Tensor, Tensor]]):
         transform: returns bytes (C, H, W), or numbers if there are no `values`; None for images that have the size.
         values: the value of each byte in each channel, (C, 256).
     """
+
+    in_batches = True
 
     def __init__(self, images: Any, transform: Transform | None, values: Tensor | None = None) -> None:
         if transform is None:
@@ -252,7 +258,7 @@ class ShiftedImages(TensorImages):
         self.hflip = augmentation.hflip
         self.seed = seed
         self.tensors = F.pad(self.tensors, [self.padding] * 4)
-        self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
+        self._drawn: dict[tuple[int, int], np.ndarray] = {}  # the last
 
     def __getitems__(self, keys: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Return the images (B, C, H, W) and labels (B,) of a whole batch; its keys are of one epoch."""
@@ -274,10 +280,10 @@ class ShiftedImages(TensorImages):
 
     def _draw(self, epoch: int, repeat: int) -> np.ndarray:
         """Return three numbers in [0, 1) per image, a function of seed, epoch and repeat."""
-        if self._drawn is None or self._drawn[0] != (epoch, repeat):
+        if (epoch, repeat) not in self._drawn:
             numbers = np.random.default_rng([self.seed, epoch, repeat, 1]).random((len(self), 3))
-            self._drawn = ((epoch, repeat), numbers)
-        return self._drawn[1]
+            self._drawn = {(epoch, repeat): numbers}
+        return self._drawn[epoch, repeat]
 
 
 def shifts_only(augmentation: Augmentation) -> bool:
@@ -292,7 +298,8 @@ Mode = Literal["zoom", "canvas"]
 _PLACE_SEED = 28
 
 
-class CanvasImages(Dataset[tuple[Tensor, int]]):
+@dataclass(eq=False, repr=False)
+class CanvasImages(ImageView):
     """Images (C, h, w) of another data set, each at a random position on a canvas (C, H, W), or cropped to it.
 
     The position depends on the index alone. The canvas has the median color of the border of its image, per channel.
@@ -303,12 +310,7 @@ class CanvasImages(Dataset[tuple[Tensor, int]]):
         size: (H, W) of the canvas, in pixels.
     """
 
-    def __init__(self, images: Any, size: tuple[int, int]) -> None:
-        self.images = images
-        self.size = size
-
-    def __len__(self) -> int:
-        return len(self.images)
+    size: tuple[int, int]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.images[index]
@@ -322,14 +324,14 @@ def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None =
     Along an axis on which the canvas is smaller, the image is cropped at a random position.
     """
     canvas = border_color(image)[:, None, None].expand(-1, *size).clone()
-    here, there = [slice(None)], [slice(None)]
-    for length, room in zip(image.shape[1:], size, strict=True):
+    there = canvas
+    for axis, (length, room) in enumerate(zip(image.shape[1:], size, strict=True), 1):
         start = int(torch.randint(abs(room - length) + 1, (), generator=random))
-        inside = slice(start, start + min(length, room))
-        uncropped = slice(0, min(length, room))
-        there.append(inside if room >= length else uncropped)
-        here.append(uncropped if room >= length else inside)
-    canvas[tuple(there)] = image[tuple(here)]
+        if room >= length:
+            there = there.narrow(axis, start, length)
+        else:
+            image = image.narrow(axis, start, room)
+    there.copy_(image)
     return canvas
 
 

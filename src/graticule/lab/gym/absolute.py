@@ -17,10 +17,10 @@ from graticule.lab.gym.base import (
     ListedTask,
     Surface,
     Values,
-    coordinates,
+    balanced,
     displacements,
+    equal,
     even,
-    ordered_pairs,
 )
 
 
@@ -41,9 +41,8 @@ class Place(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
-        y, x = coordinates(torch.arange(self.cells), self.grid)
-        label = 3 * (3 * y // self.grid[0]) + 3 * x // self.grid[1]
-        return Arrangements(torch.arange(self.cells)[:, None], label, even(label))
+        y, x = self.coordinates()
+        return balanced(torch.arange(self.cells)[:, None], 3 * (3 * y // self.grid[0]) + 3 * x // self.grid[1])
 
 
 @TASKS.register("border")
@@ -63,10 +62,9 @@ class Border(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
-        height, width = self.grid
-        y, x = coordinates(torch.arange(self.cells), self.grid)
+        (y, x), (height, width) = self.coordinates(), self.grid
         label = ((y == 0) | (y == height - 1) | (x == 0) | (x == width - 1)).long()
-        return Arrangements(torch.arange(self.cells)[:, None], label, even(label))
+        return balanced(torch.arange(self.cells)[:, None], label)
 
 
 @TASKS.register("symmetry")
@@ -87,19 +85,15 @@ class Symmetry(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the pairs in a row at distances that both mirrored and other pairs have."""
-        height, width = self.grid
-        first, second = ordered_pairs(height * width)
-        (y, x), (y2, x2) = (coordinates(cells, self.grid) for cells in (first, second))
-        distance = (x2 - x).abs()
-        if self.surface == "torus":
-            distance = torch.minimum(distance, width - distance)
-        label = (((x + x2) % width) == width - 1).long()
+        width = self.grid[1]
+        pairs, dy, dx = self.pairs()
+        distance = dx.abs()
+        label = (pairs.remainder(width).sum(1) % width == width - 1).long()
         both = torch.zeros(2, width + 1, dtype=torch.bool)
-        row = (y == y2) & (first < second)
+        row = (dy == 0) & (pairs[:, 0] < pairs[:, 1])
         both[label[row], distance[row]] = True
         chosen = row & both.all(0)[distance]
-        cells = torch.stack([first, second], 1)[chosen]
-        return Arrangements(cells, label[chosen], even(label[chosen], within=distance[chosen]))
+        return Arrangements(pairs[chosen], label[chosen], even(label[chosen], within=distance[chosen]))
 
 
 @TASKS.register("order")
@@ -119,9 +113,8 @@ class Order(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the pairs of different cells."""
-        first, second = ordered_pairs(self.cells)
-        label = (second < first).long()
-        return Arrangements(torch.stack([first, second], 1), label, even(label))
+        pairs, *_ = self.pairs()
+        return balanced(pairs, (pairs[:, 1] < pairs[:, 0]).long())
 
 
 @TASKS.register("box")
@@ -152,9 +145,7 @@ class Box(ListedTask):
         top, bottom = rows.repeat_interleave(len(columns), 0).unbind(1)
         left, right = columns.repeat(len(rows), 1).unbind(1)
         cells = torch.stack([y * width + x for y in (top, bottom) for x in (left, right)], 1)
-        sides = torch.tensor([height, width, height, width])
-        target = torch.stack([top, left, bottom, right], 1) / sides
-        return Arrangements(cells, target, torch.full((len(cells),), 1 / len(cells), dtype=torch.float64))
+        return equal(cells, torch.stack([top, left, bottom, right], 1) / torch.tensor([height, width, height, width]))
 
 
 class Counting(GymTask):
@@ -219,5 +210,5 @@ class Neighbors(Counting):
     def regions(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw a cell for B; the region is the cells around it."""
         center = torch.randint(self.cells, (count, 1), generator=generator)
-        dy, dx = displacements(center, torch.arange(self.cells)[None], self.grid, self.surface == "torus")
+        dy, dx = displacements(center, torch.arange(self.cells)[None], self.grid, self.torus)
         return center, torch.maximum(dy.abs(), dx.abs()) == 1

@@ -35,25 +35,13 @@ def paint(symbols: Tensor) -> Tensor:
     return glyphs()[symbols].transpose(-3, -2).flatten(-2).flatten(-3, -2).unsqueeze(1)
 
 
-def coordinates(cells: Tensor, grid: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Return row and column of cells, which are indices row by row."""
-    return torch.unravel_index(cells, grid)
-
-
-def ordered_pairs(cells: int) -> tuple[Tensor, Tensor]:
-    """Return the first and the second cell of all ordered pairs of different cells."""
-    first, second = torch.meshgrid(torch.arange(cells), torch.arange(cells), indexing="ij")
-    different = first != second
-    return first[different], second[different]
-
-
 def displacements(first: Tensor, second: Tensor, grid: tuple[int, int], torus: bool) -> tuple[Tensor, Tensor]:
     """Return the displacement from `first` to `second`, in rows and columns.
 
     On a torus it is the shortest one, from -(side - 1) // 2 to side // 2.
     """
     ways = []
-    starts, ends = coordinates(first, grid), coordinates(second, grid)
+    starts, ends = torch.unravel_index(first, grid), torch.unravel_index(second, grid)
     for start, end, side in zip(starts, ends, grid, strict=True):
         way = end - start
         ways.append((way + (side - 1) // 2) % side - (side - 1) // 2 if torus else way)
@@ -62,7 +50,7 @@ def displacements(first: Tensor, second: Tensor, grid: tuple[int, int], torus: b
 
 def shifted(cells: Tensor, by: tuple[int, int], grid: tuple[int, int]) -> Tensor:
     """Return the cells shifted by `by` = (rows, columns), around the torus."""
-    y, x = coordinates(cells, grid)
+    y, x = torch.unravel_index(cells, grid)
     return (y + by[0]) % grid[0] * grid[1] + (x + by[1]) % grid[1]
 
 
@@ -78,11 +66,11 @@ class Answer(ABC):
     outputs: int
     per_token: bool = False
     chance: float
-    measure: str
+    measure: str = "accuracy"
 
-    @abstractmethod
     def loss(self, answers: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss of the `answers` of a model."""
+        """Return the mean loss of the `answers` of a model, by default the cross-entropy."""
+        return F.cross_entropy(answers, target)
 
     @abstractmethod
     def score(self, answers: Tensor, target: Tensor) -> float:
@@ -96,16 +84,10 @@ class Answer(ABC):
 class Classes(Answer):
     """One of several classes: logits (count, classes), target (count,)."""
 
-    measure = "accuracy"
-
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self.outputs = len(names)
         self.chance = 1 / len(names)
-
-    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
-        """Return the cross-entropy."""
-        return F.cross_entropy(answers, target)
 
     def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the accuracy."""
@@ -119,22 +101,17 @@ class CellAnswer(Answer):
     cannot distinguish cells with the same patch returns the same logit for them.
     """
 
-    measure = "accuracy"
     outputs = 1
     per_token = True
 
     def __init__(self, cells: int) -> None:
         self.chance = 1 / (cells - 1)
 
-    def loss(self, answers: Tensor, target: Tensor) -> Tensor:
-        """Return the cross-entropy over the cells."""
-        return F.cross_entropy(answers, target)
-
     def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the share of images whose cell is found."""
         highest = answers == answers.amax(1, keepdim=True)
-        found = highest.gather(1, target[:, None])[:, 0] / highest.sum(1)
-        return float(found.double().mean())
+        right = highest.gather(1, target[:, None])[:, 0] / highest.sum(1)
+        return float(right.double().mean())
 
 
 class Mask(Answer):
@@ -263,6 +240,15 @@ class GymTask(ABC):
         """Return the number of cells, N."""
         return math.prod(self.grid)
 
+    @property
+    def torus(self) -> bool:
+        """Return whether the surface is a torus."""
+        return self.surface == "torus"
+
+    def coordinates(self) -> tuple[Tensor, ...]:
+        """Return the rows and the columns of all cells, (N,) each."""
+        return torch.unravel_index(torch.arange(self.cells), self.grid)
+
     @abstractmethod
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the cells of the marks, (count, marks), as indices row by row, and the answers."""
@@ -275,9 +261,9 @@ class GymTask(ABC):
         """
         cells, target = self.draw(count, scenes)
         free = self.cells - len(self.symbols)
-        shown = torch.rand(count, free, generator=background) < self.density
+        occupied = torch.rand(count, free, generator=background) < self.density
         which = torch.randint(len(DISTRACTORS), (count, free), generator=background)
-        around = torch.where(shown, torch.tensor(DISTRACTORS)[which], BLANK)
+        around = torch.where(occupied, torch.tensor(DISTRACTORS)[which], BLANK)
         symbols = torch.empty(count, self.cells, dtype=torch.long)
         taken = torch.zeros(count, self.cells, dtype=torch.bool).scatter_(1, cells, True)
         symbols[~taken] = around.flatten()
@@ -306,6 +292,22 @@ class ListedTask(GymTask):
             self._listed = self.arrangements()
         chosen = torch.multinomial(self._listed.weights, count, replacement=True, generator=generator)
         return self._listed.cells[chosen], self._listed.target[chosen]
+
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all ordered pairs of different cells, (P, 2), and their displacements in rows and in columns, (P,)."""
+        pairs = torch.cartesian_prod(torch.arange(self.cells), torch.arange(self.cells))
+        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+        return pairs, *displacements(pairs[:, 0], pairs[:, 1], self.grid, self.torus)
+
+
+def equal(cells: Tensor, target: Tensor) -> Arrangements:
+    """Return arrangements, each of which is drawn equally often."""
+    return Arrangements(cells, target, torch.full((len(cells),), 1 / len(cells), dtype=torch.float64))
+
+
+def balanced(cells: Tensor, labels: Tensor, chosen: Tensor | slice = slice(None)) -> Arrangements:
+    """Return the `chosen` arrangements, each of whose answers is drawn equally often."""
+    return Arrangements(cells[chosen], labels[chosen], even(labels[chosen]))
 
 
 def even(labels: Tensor, within: Tensor | None = None) -> Tensor:
@@ -355,7 +357,7 @@ def task_rows() -> list[tuple[str, ...]]:
     for name, kind in TASKS.items():
         surface: Surface = kind.surfaces[0]
         chance = build_task(name, LEAST, surface).answer.chance
-        said = "0" if chance == 0 else f"1/{round(1 / chance)}"
+        share = "0" if chance == 0 else f"1/{round(1 / chance)}"
         question = (inspect.getdoc(kind) or "").partition("\n")[0]
-        rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))
+        rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), share))
     return rows

@@ -12,7 +12,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -98,13 +97,13 @@ class Profile:
 
         A score below chance counts as chance, since those of `box` have no lower bound.
         """
-        by_seed: dict[int, dict[str, list[float]]] = {}
+        choices, count = self.choices, len(self.tasks)
+        by_seed: dict[int, dict[str, list[float]]] = {seed: {choice: [] for choice in choices} for seed in self.seeds}
         for row in self.rows:
             if row.side == side and _known(row):
-                of_seed = by_seed.setdefault(row.seed, {choice: [] for choice in self.choices})
-                of_seed[row.choice].append(100 * max(0.0, row.normalized))
-        complete = [by for _, by in sorted(by_seed.items()) if {*map(len, by.values())} == {len(self.tasks)}]
-        return {choice: [fmean(by[choice]) for by in complete] for choice in self.choices}
+                by_seed[row.seed][row.choice].append(100 * max(0.0, row.normalized))
+        complete = [by for by in by_seed.values() if all(len(scores) == count for scores in by.values())]
+        return {choice: [fmean(by[choice]) for by in complete] for choice in choices}
 
     def select(self, choices: Sequence[str] | None = None, tasks: Sequence[str] | None = None) -> Profile:
         """Return the profile of some choices and tasks, in this order."""
@@ -129,7 +128,7 @@ class Profile:
         """Return a header and one row per choice: scores in percent, with the deviation over seeds."""
         rows: Rows = [("choice", "parameters (maximum)", *self.tasks)]
         for choice, name in zip(self.choices, choice_labels(self.choices), strict=True):
-            cells = (" ± ".join(map(str, _mean(self.scores(choice, task, side)))) for task in self.tasks)
+            cells = (" ± ".join(map(str, _mean(self.scores(choice, task, side)))) or "-" for task in self.tasks)
             rows.append((name, self._parameters(choice), *cells))
         return rows
 
@@ -183,10 +182,9 @@ class Profile:
         return "\n\n".join(parts) + "\n"
 
 
-def _mean(values: Sequence[float]) -> list[int | str]:
-    """Return mean and standard deviation in whole percent; the mean alone of a single value, a dash of none."""
-    numbers = [round(function(values)) for function in (fmean, stdev)[: len(values)]]
-    return [*numbers] or ["-"]
+def _mean(values: Sequence[float]) -> list[int]:
+    """Return mean and standard deviation in whole percent; the mean alone of a single value, nothing of none."""
+    return [round(function(values)) for function in (fmean, stdev)[: len(values)]]
 
 
 def _known(row: ProfileRow) -> bool:
@@ -205,8 +203,7 @@ def write_profile(path: Path, profile: Profile) -> Path:
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval by Student's t, whose ends are NaN for a single value."""
-    test = paired_test(values, [0.0] * len(values))
-    if test is not None:
+    if (test := paired_test(values, [0.0] * len(values))) is not None:
         return test.difference, test.low, test.high
     mean = fmean(values)  # equal values, or a single one
     return (mean, mean, mean) if len(values) > 1 else (mean, math.nan, math.nan)
@@ -265,7 +262,12 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
         ax.imshow(means, aspect="auto", interpolation="nearest", **scale)
         for row, of_choice in enumerate(scores):
             for column, values in enumerate(of_choice):
-                _write_cell(ax, (row, column), values)
+                mean, *deviation = _mean(values) or (math.nan,)
+                text = "-" if not values else str(mean) if mean >= LOWEST else f"< {LOWEST}"
+                if deviation:
+                    text += f"\n±{deviation[0]}" if deviation[0] < 100 else "\n> ±99"
+                color = "white" if mean <= 60 else "black"
+                ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
         labels = [printable(task) for task in tasks]
         ax.set_xticks(range(len(tasks)), labels, rotation=50, ha="right", fontsize=9, parse_math=False)
         ax.set_yticks(range(len(choices)), list(map(printable, names)), fontsize=9, parse_math=False)
@@ -282,19 +284,6 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
-
-
-def _write_cell(ax: Axes, at: tuple[int, int], values: Sequence[float]) -> None:
-    row, column = at
-    if not values:
-        ax.text(column, row, "-", ha="center", va="center", fontsize=8)
-        return
-    mean, *deviation = (int(number) for number in _mean(values))
-    color = "black" if mean > 60 else "white"
-    text = str(mean) if mean >= LOWEST else f"< {LOWEST}"
-    if deviation:
-        text += f"\n±{deviation[0]}" if deviation[0] < 100 else "\n> ±99"
-    ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
 def choice_labels(choices: Sequence[str]) -> list[str]:

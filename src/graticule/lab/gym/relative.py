@@ -14,10 +14,8 @@ from graticule.lab.gym.base import (
     ListedTask,
     Mask,
     Surface,
-    coordinates,
-    displacements,
-    even,
-    ordered_pairs,
+    balanced,
+    equal,
 )
 
 
@@ -44,13 +42,10 @@ class Shift(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
-        width = self.grid[1]
-        cells = torch.arange(self.cells)
-        y, x = coordinates(cells, self.grid)
-        chosen = torch.full_like(x, self.surface == "torus", dtype=torch.bool) | (x + self.steps < width)
+        (y, x), width = self.coordinates(), self.grid[1]
+        chosen = (x + self.steps < width) | self.torus
         target = y * width + (x + self.steps) % width
-        count = int(chosen.sum())
-        return Arrangements(cells[chosen, None], target[chosen], torch.full((count,), 1 / count, dtype=torch.float64))
+        return equal(torch.arange(self.cells)[chosen, None], target[chosen])
 
 
 @TASKS.register("column")
@@ -72,11 +67,9 @@ class Column(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
-        cells = torch.arange(self.cells)
-        _, x = coordinates(cells, self.grid)
-        target = (x[:, None] == x).long()
-        target.fill_diagonal_(-1)
-        return Arrangements(cells[:, None], target, torch.full((self.cells,), 1 / self.cells, dtype=torch.float64))
+        _, x = self.coordinates()
+        target = (x[:, None] == x).long().fill_diagonal_(-1)
+        return equal(torch.arange(self.cells)[:, None], target)
 
 
 _WAYS = {"above": (-1, 0), "left": (0, -1), "right": (0, 1), "below": (1, 0)}
@@ -98,13 +91,11 @@ class Displacement(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the pairs with one of the eight displacements."""
-        first, second = ordered_pairs(self.cells)
-        dy, dx = displacements(first, second, self.grid, self.surface == "torus")
-        label = torch.full_like(first, -1)
+        pairs, dy, dx = self.pairs()
+        label = torch.full_like(dy, -1)
         for number, (way, steps) in enumerate((way, steps) for way in _WAYS.values() for steps in (1, 2)):
             label[(dy == steps * way[0]) & (dx == steps * way[1])] = number
-        chosen = label >= 0
-        return Arrangements(torch.stack([first, second], 1)[chosen], label[chosen], even(label[chosen]))
+        return balanced(pairs, label, label >= 0)
 
 
 @TASKS.register("direction")
@@ -124,16 +115,14 @@ class Direction(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the pairs with a clear direction."""
-        first, second = ordered_pairs(self.cells)
-        torus = self.surface == "torus"
-        dy, dx = displacements(first, second, self.grid, torus)
+        pairs, dy, dx = self.pairs()
         down = dy.abs() > dx.abs()
         label = torch.where(down, torch.where(dy < 0, 0, 3), torch.where(dx < 0, 1, 2))
         along = torch.where(down, dy, dx).abs()
         clear = dy.abs() != dx.abs()
-        if torus:
+        if self.torus:
             clear &= 2 * along != torch.where(down, *self.grid)
-        return Arrangements(torch.stack([first, second], 1)[clear], label[clear], even(label[clear]))
+        return balanced(pairs, label, clear)
 
 
 @TASKS.register("distance")
@@ -152,10 +141,8 @@ class Distance(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the pairs."""
-        first, second = ordered_pairs(self.cells)
-        dy, dx = displacements(first, second, self.grid, self.surface == "torus")
-        label = torch.maximum(dy.abs(), dx.abs()).clamp(max=3) - 1
-        return Arrangements(torch.stack([first, second], 1), label, even(label))
+        pairs, dy, dx = self.pairs()
+        return balanced(pairs, torch.maximum(dy.abs(), dx.abs()).clamp(max=3) - 1)
 
 
 @TASKS.register("scale")
@@ -174,15 +161,11 @@ class RelativeScale(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the squares, on a torus also those across its seams."""
-        height, width = self.grid
-        corner = torch.arange(self.cells)
-        y, x = coordinates(corner, self.grid)
-        corners_of, labels = [], []
+        (y, x), (height, width) = self.coordinates(), self.grid
+        squares, labels = [], []
         for side in (1, 2, 3):
-            inside = torch.full_like(corner, self.surface == "torus", dtype=torch.bool)
-            inside |= (y + side < height) & (x + side < width)
+            inside = (y + side < height) & (x + side < width) | self.torus
             corners = [(y + down) % height * width + (x + right) % width for down in (0, side) for right in (0, side)]
-            corners_of.append(torch.stack(corners, 1)[inside])
+            squares.append(torch.stack(corners, 1)[inside])
             labels += [side - 1] * int(inside.sum())
-        label = torch.tensor(labels)
-        return Arrangements(torch.cat(corners_of), label, even(label))
+        return balanced(torch.cat(squares), torch.tensor(labels))

@@ -86,10 +86,16 @@ def gym(
         if not free:
             raise ValueError(f"`folder` must not be in use by another process, got {str(folder)!r}, which is.")
         profile = read_profile(folder / "gym.csv")
-        _check_recipes(profile, choices, folder)
+        for row in profile.rows:
+            if row.choice in choices and row.recipe != choices[row.choice].hash:
+                raise ValueError(
+                    f"`folder` must have no scores of another recipe, got {str(folder)!r}, where {row.choice!r} was "
+                    "trained with other values or another version of its plugin; choose another folder."
+                )
         cells = [GymRun(choice, task, seed) for seed in seeds for task in tasks for choice in choices]
         order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
-        left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
+        scored = {(row.cell, row.side) for row in profile.rows}
+        left = [cell for cell in cells if not {(cell, side) for side in (choices[cell.choice].side, *sides)} <= scored]
         plugins = loaded_plugins() if executor is not None else ()
         with progress_bar(total=len(left), unit="training", wanted=progress, dynamic_ncols=True) as bar:
             ended = outcomes(
@@ -108,7 +114,18 @@ def gym(
                     line = f"{number} of {len(left)}: {cell.task}, {cell.choice}, seed {cell.seed}: {score} %"
                     print(line, file=sys.stderr, flush=True)
         profile = profile.select(list(choices), tasks)
-        _write(profile, choices, folder, command)
+        write_text(folder / "gym.md", profile.markdown() + "\n")
+        save_figures(heat_map(profile), folder / "gym")
+        record = {
+            "command": command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **surroundings(),
+            "tasks": profile.tasks,
+            "seeds": profile.seeds,
+            "sides": profile.sides,
+            "recipes": {choice: recipe.to_dict() for choice, recipe in choices.items()},
+        }
+        write_json(folder / "gym.json", record)
     return profile
 
 
@@ -121,15 +138,12 @@ def standard_choices() -> list[str]:
     mixing = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
     alone = [name for name in ENCODINGS if name not in mixing]
     absolute = [name for name in alone if ENCODINGS[name].joined == "table"]
-    ordered = ["none", *absolute, *(name for name in alone if name != "none" and name not in absolute)]
-    found = []
-    for name in ordered:
-        found.append(f"encoding={name}")
-        if name == "learnable":
-            found.append("encoding=learnable(std=1)")
-        if name in absolute:
-            found.append(f"encoding={name},joining=lape")
-    return [*found, *(f"encoding={name},{_GATED}" for name in mixing)]
+    choices = ["encoding=none"]
+    for name in absolute:
+        control = ["encoding=learnable(std=1)"] * (name == "learnable")
+        choices += [f"encoding={name}", *control, f"encoding={name},joining=lape"]
+    choices += [f"encoding={name}" for name in alone if name != "none" and name not in absolute]
+    return [*choices, *(f"encoding={name},{_GATED}" for name in mixing)]
 
 
 def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
@@ -165,21 +179,6 @@ def check_gym(
                 raise ValueError(f"`choices` must be models that can be built, got {choice!r}: {error}") from None
 
 
-def _check_recipes(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path) -> None:
-    """Check that existing scores of a choice are of the same recipe."""
-    for row in profile.rows:
-        if row.choice in choices and row.recipe != choices[row.choice].hash:
-            raise ValueError(
-                f"`folder` must have no scores of another recipe, got {str(folder)!r}, where {row.choice!r} was "
-                "trained with other values or another version of its plugin; choose another folder."
-            )
-
-
-def _missing(profile: Profile, cell: GymRun, recipe: GymRecipe, sides: Sequence[int]) -> bool:
-    """Return whether scores of a training are missing."""
-    return not {recipe.side, *sides} <= {row.side for row in profile.rows if row.cell == cell}
-
-
 def train_cell(cell: GymRun, recipe: GymRecipe, sides: Sequence[int], plugins: Sequence[str]) -> list[ProfileRow]:
     """Train once, and return the scores at every size.
 
@@ -192,49 +191,18 @@ def train_cell(cell: GymRun, recipe: GymRecipe, sides: Sequence[int], plugins: S
     for plugin in plugins:
         load_plugin(plugin)
     start = time.perf_counter()
-    task = build_task(cell.task, recipe.side, recipe.surface)
-    model, losses = train(recipe, task, cell.seed)
-    scores = []
-    for side in dict.fromkeys([recipe.side, *sides]):
-        tested = build_task(cell.task, side, recipe.surface)
-        scores.append((side, tested.answer, evaluate(model, tested, recipe.test, cell.seed)))
-    common: dict[str, Any] = {
-        "choice": cell.choice,
-        "task": cell.task,
-        "surface": recipe.surface,
-        "seed": cell.seed,
-        "trained": recipe.side,
-        "steps": len(losses),
-        "seconds": round(time.perf_counter() - start, 2),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "recipe": recipe.hash,
-    }
-    return [
-        ProfileRow(
-            side=side,
-            score=round(score, 6),
-            chance=round(answer.chance, 6),
-            normalized=round(answer.normalized(score), 6),
-            **common,
-        )
-        for side, answer, score in scores
-    ]
-
-
-def _write(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path, command: str) -> None:
-    """Write the table, the picture, and the values needed to repeat them."""
-    write_text(folder / "gym.md", profile.markdown() + "\n")
-    save_figures(heat_map(profile), folder / "gym")
-    record = {
-        "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **surroundings(),
-        "tasks": profile.tasks,
-        "seeds": profile.seeds,
-        "sides": profile.sides,
-        "recipes": {choice: recipe.to_dict() for choice, recipe in choices.items()},
-    }
-    write_json(folder / "gym.json", record)
+    tasks = {side: build_task(cell.task, side, recipe.surface) for side in (recipe.side, *sides)}
+    model, losses = train(recipe, tasks[recipe.side], cell.seed)
+    scores = {side: evaluate(model, task, recipe.test, cell.seed) for side, task in tasks.items()}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    training = (len(losses), round(time.perf_counter() - start, 2), parameters, recipe.hash)
+    rows = []
+    for side, score in scores.items():
+        answer = tasks[side].answer
+        numbers = (round(value, 6) for value in (score, answer.chance, answer.normalized(score)))
+        values: Any = (cell.choice, cell.task, recipe.surface, cell.seed, recipe.side, side, *numbers, *training)
+        rows.append(ProfileRow(*values))
+    return rows
 
 
 #: Share of the steps in which the learning rate rises.
@@ -275,13 +243,6 @@ class GymModel(nn.Module):
         return answers if self.head is None else self.head(answers[:, self.backbone.num_prefix_tokens :])[..., 0]
 
 
-class Trained(NamedTuple):
-    """Result of a training: the model, and the loss of each step."""
-
-    model: GymModel
-    losses: list[float]
-
-
 def build_model(recipe: GymRecipe, task: GymTask, seed: int) -> GymModel:
     """Build the model of a recipe for a task; the same seed results in the same weights."""
     with torch.random.fork_rng(devices=[]):
@@ -289,10 +250,11 @@ def build_model(recipe: GymRecipe, task: GymTask, seed: int) -> GymModel:
         return GymModel(recipe, task.answer)
 
 
-def train(recipe: GymRecipe, task: GymTask, seed: int) -> Trained:
-    """Train a model on a task. The pictures depend on the seed and not on the model, so all choices see the same ones.
+def train(recipe: GymRecipe, task: GymTask, seed: int) -> tuple[GymModel, list[float]]:
+    """Train a model on a task; returns the model, and the loss of each step.
 
-    Training ends early when the mean loss of 20 steps is below `recipe.solved_loss`.
+    The pictures depend on the seed and not on the model, so all choices see the same ones. Training ends early when the
+    mean loss of 20 steps is below `recipe.solved_loss`.
 
     Args:
         recipe: of the model and the training.
@@ -322,7 +284,7 @@ def train(recipe: GymRecipe, task: GymTask, seed: int) -> Trained:
         losses.append(float(loss.detach()))
         if len(losses) >= _WINDOW and fmean(losses[-_WINDOW:]) < recipe.solved_loss:
             break
-    return Trained(model.eval(), losses)
+    return model.eval(), losses
 
 
 def _rate(share: float) -> float:

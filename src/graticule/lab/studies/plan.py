@@ -47,18 +47,6 @@ class PlannedRun:
         except (OSError, ValueError):  # no epoch yet, or a damaged file, which training will report
             return []
 
-    def seconds_left(self, known: Mapping[str, float]) -> float | None:
-        """Estimate the wall time that is left; None without a finished epoch or a guess.
-
-        Args:
-            known: choice -> seconds per epoch, measured in other runs.
-        """
-        if self.run.finished:
-            return 0.0
-        done = self.epoch_seconds()
-        pace = fmean(done) if done else known.get(self.choice, fmean(known.values()) if known else None)
-        return self.guess if pace is None else pace * (self.epochs - len(done))
-
 
 def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path) -> list[PlannedRun]:
     """List the runs of a comparison, seed by seed, so that an interruption leaves complete pairs.
@@ -86,27 +74,30 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
 
 
 def seconds_left(runs: Sequence[PlannedRun]) -> list[float | None]:
-    """Estimate the wall time that is left of each run of a plan; None if nothing is known."""
-    found = [(one, one.epoch_seconds()) for one in runs]
-    known = {
-        choice: fmean(seconds)
-        for choice in dict.fromkeys(one.choice for one in runs)
-        if (seconds := [value for one, times in found if one.choice == choice for value in times])
-    }
-    return [one.seconds_left(known) for one in runs]
+    """Estimate the wall time that is left of each run of a plan; None without a finished epoch or a guess."""
+    measured = [run.epoch_seconds() for run in runs]
+    of_choices: dict[str, list[float]] = {}
+    for run, seconds in zip(runs, measured, strict=True):
+        of_choices.setdefault(run.choice, []).extend(seconds)
+    paces = {choice: fmean(seconds) for choice, seconds in of_choices.items() if seconds}
+    left = []
+    for run, seconds in zip(runs, measured, strict=True):
+        pace = fmean(seconds) if seconds else paces.get(run.choice, fmean(paces.values()) if paces else None)
+        estimate = run.guess if pace is None else pace * (run.epochs - len(seconds))
+        left.append(0.0 if run.run.finished else estimate)
+    return left
 
 
 def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
     """Return a header, one row per run with its state and an estimate of the time left, and a row of their sum."""
     rows: list[tuple[str, ...]] = [("choice", "seed", "folder", "state", "time left")]
-    lefts = seconds_left(runs)
-    for one, left in zip(runs, lefts, strict=True):
-        state = "finished" if one.run.finished else f"epoch {len(one.epoch_seconds())} of {one.epochs}"
+    times = seconds_left(runs)
+    for run, left in zip(runs, times, strict=True):
+        state = "finished" if run.run.finished else f"epoch {len(run.epoch_seconds())} of {run.epochs}"
         time = "unknown" if left is None else format_seconds(left)
-        rows.append((one.choice, str(one.recipe.seed), str(one.folder), state, time))
-    total = "unknown" if None in lefts else format_seconds(sum(left for left in lefts if left is not None))
-    rows.append(("all", "", "", f"{sum(left == 0 for left in lefts)} of {len(runs)} finished", total))
-    return rows
+        rows.append((run.choice, str(run.recipe.seed), str(run.folder), state, time))
+    total = "unknown" if None in times else format_seconds(sum(filter(None, times)))
+    return [*rows, ("all", "", "", f"{sum(left == 0 for left in times)} of {len(runs)} finished", total)]
 
 
 def check_choices(

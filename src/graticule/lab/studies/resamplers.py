@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
@@ -9,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -37,18 +38,23 @@ _VARIANTS = (
 class ResamplerStudy:
     """Values of every image with every resampler, at every size.
 
-    own: the resamplers of the model.
+    resamplers: those of the model.
     trained_at: (height, width) in pixels of the reference images.
     similarity: resampler -> size -> cosine of the features of every image at that size and at `trained_at`.
     correct: the same with 100 for a correct class and 0 for another one; empty without labels.
     same: resampler -> an earlier one that gives the same positions at every size, whose values it has.
     """
 
-    own: tuple[str, ...]
+    resamplers: tuple[str, ...]
     trained_at: Size
     similarity: dict[str, dict[Size, list[float]]]
     correct: dict[str, dict[Size, list[float]]]
     same: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes of the images."""
+        return list(next(iter(self.similarity.values())))
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a header, then one row per resampler: means with standard errors over images at each size.
@@ -56,22 +62,21 @@ class ResamplerStudy:
         '*' marks the best at a size, and those that do not differ from it in a paired t-test over images at 5 %,
         adjusted by Holm's method for all different resamplers of a column.
         """
-        sizes = list(next(iter(self.similarity.values())))
         tables = [("cosine", self.similarity, 4)] + ([("top-1", self.correct, 1)] if self.correct else [])
-        header = ["resampler", *(f"{what} at {size_text(size)}" for what, _, _ in tables for size in sizes)]
-        columns = [_column(table, size, decimals, self.same) for _, table, decimals in tables for size in sizes]
+        header = ["resampler", *(f"{what} at {size_text(size)}" for what, _, _ in tables for size in self.sizes)]
+        columns = [_column(table, size, decimals, self.same) for _, table, decimals in tables for size in self.sizes]
         return [tuple(header), *((name, *(column[name] for column in columns)) for name in self.similarity)]
 
     def notes(self) -> list[str]:
         """Return notes that explain the table."""
-        count = len(next(iter(next(iter(self.similarity.values())).values())))
+        count = len(next(iter(self.similarity.values()))[self.sizes[0]])
         notes = [
             f"mean ± standard error over {count} images; cosine with the features at {size_text(self.trained_at)}; "
-            f"the model has {', '.join(self.own)}",
+            f"the model has {', '.join(self.resamplers)}",
             "*: the best at that size, and those that do not differ from it in a paired t-test over images (5 %, Holm)",
         ]
         notes += [f"{name} is {other} at these sizes, by definition" for name, other in self.same.items()]
-        for size in next(iter(self.similarity.values())):
+        for size in self.sizes:
             values = [by[size] for by in self.similarity.values()]
             if size != self.trained_at and all(value == values[0] for value in values):
                 notes.append(f"at {size_text(size)} nothing is resampled: all give the same")
@@ -85,7 +90,7 @@ class ResamplerStudy:
             for what, table in tables.items()
             if table
         }
-        return {"own": list(self.own), "trained_at": list(self.trained_at), "same": self.same, **records}
+        return {"own": list(self.resamplers), "trained_at": list(self.trained_at), "same": self.same, **records}
 
     def write(self, path: Path) -> Path:
         """Write the values of every image as JSON; returns `path`."""
@@ -94,10 +99,8 @@ class ResamplerStudy:
 
 def candidates() -> list[str]:
     """List the resamplers that are tried: every name with its defaults, and some with other options."""
-    names = [
-        name for name in RESAMPLERS if not any(o.default is Parameter.empty for o in RESAMPLERS.options(name).values())
-    ]
-    return [*names, *_VARIANTS]
+    defaults = {name: [option.default for option in RESAMPLERS.options(name).values()] for name in RESAMPLERS}
+    return [*(name for name, values in defaults.items() if Parameter.empty not in values), *_VARIANTS]
 
 
 @torch.no_grad()
@@ -127,12 +130,12 @@ def try_resamplers(
     """
     sizes = [size for size in images if size != trained_at] or [trained_at]
     if isinstance(model, ResampledTables):
-        own: tuple[str, ...] = ("its own",)
+        resamplers: tuple[str, ...] = ("its own",)
         names = [name for name in candidates() if "positions" in RESAMPLERS[Spec.parse(name).name].takes]
         tried: dict[str, Any] = {"its own": model} | {name: model.with_resampler(name) for name in names}
         same: dict[str, str] = {}
     else:
-        own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
+        resamplers = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
         tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
         same = _equal_positions(tried, sizes)
     bar = progress_bar(total=1 + (len(tried) - len(same)) * len(sizes), unit="pass", wanted=progress)
@@ -151,24 +154,18 @@ def try_resamplers(
         return torch.cat(features), torch.cat(logits) if logits else torch.empty(0)
 
     reference, _ = outputs(model, trained_at)
-    similarity: dict[str, dict[Size, list[float]]] = {}
-    correct: dict[str, dict[Size, list[float]]] = {}
-    for name, changed in tried.items():
-        if name in same:
-            similarity[name] = similarity[same[name]]
-            if labels is not None:
-                correct[name] = correct[same[name]]
-            continue
+    similarity: dict[str, dict[Size, list[float]]] = {name: {} for name in tried}
+    correct: dict[str, dict[Size, list[float]]] = {name: {} for name in tried if labels is not None}
+    for name, size in [(name, size) for name in tried if name not in same for size in sizes]:
         bar.set_description(name, refresh=False)
-        for size in sizes:
-            features, logits = outputs(changed, size)
-            cosines = F.cosine_similarity(features, reference, dim=-1)
-            similarity.setdefault(name, {})[size] = cosines.tolist()
-            if labels is not None:
-                right = (logits.argmax(-1) == torch.tensor(labels)).double() * 100
-                correct.setdefault(name, {})[size] = right.tolist()
+        features, logits = outputs(tried[name], size)
+        similarity[name][size] = F.cosine_similarity(features, reference, dim=-1).tolist()
+        if labels is not None:
+            correct[name][size] = (100.0 * (logits.argmax(-1) == torch.tensor(labels))).tolist()
+    for table in filter(None, (similarity, correct)):
+        table.update({name: table[other] for name, other in same.items()})
     bar.close()
-    return ResamplerStudy(own, trained_at, similarity, correct, same)
+    return ResamplerStudy(resamplers, trained_at, similarity, correct, same)
 
 
 def _equal_positions(tried: Mapping[str, Any], sizes: Sequence[Size]) -> dict[str, str]:
@@ -179,17 +176,16 @@ def _equal_positions(tried: Mapping[str, Any], sizes: Sequence[Size]) -> dict[st
     leaves_of: dict[str, list[Any]] = {}
     same: dict[str, str] = {}
     for name, changed in tried.items():
-        given = [changed.position(changed.grid_at(size)) for size in sizes]
-        leaves = [leaf for leaf in tree_leaves([tuple(layer) for at in given for layer in at]) if leaf is not None]
-        if all(isinstance(leaf, Tensor) for leaf in leaves):
-            equal = (
-                other for other, known in leaves_of.items()
-                if len(known) == len(leaves) and all(map(torch.equal, known, leaves))
-            )  # fmt: skip
-            if (first := next(equal, None)) is not None:
-                same[name] = first
-            else:
-                leaves_of[name] = leaves
+        positions = [tuple(layer) for size in sizes for layer in changed.position(changed.grid_at(size))]
+        leaves = [leaf for leaf in tree_leaves(positions) if leaf is not None]
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            continue
+        for other, known in leaves_of.items():
+            if len(known) == len(leaves) and all(map(torch.equal, known, leaves)):
+                same[name] = other
+                break
+        else:
+            leaves_of[name] = leaves
     return same
 
 
@@ -203,7 +199,7 @@ def _column(
     outcomes = dict(zip(others, paired_outcomes([(values[name], values[best]) for name in others]), strict=True))
     cells = {}
     for name, of_images in values.items():
-        error = np.std(of_images, ddof=1) / len(of_images) ** 0.5 if len(of_images) > 1 else float("nan")
+        error = stats.sem(of_images) if len(of_images) > 1 else math.nan
         p = outcomes[name].adjusted if name in outcomes else None
         # without a test, as when all differences are equal, only equal means count as equal
         alike = fmean(of_images) == fmean(values[best]) if p is None else p >= 0.05

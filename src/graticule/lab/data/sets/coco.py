@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _NAMES: dict[Split, tuple[str, ...]] = {"train": ("train2017", "train"), "test": ("val2017", "val")}
 #: Largest annotation file in bytes; that of COCO's training images has 450 MB.
 _LARGEST = 2 << 30
-#: Longest edges of the polygons of an object, and their largest distance, in pixels.
+#: Longest edges of the polygons of an object, for which pycocotools takes 80 bytes per pixel, and largest distance.
 _LONGEST = 2_000_000
 
 
@@ -110,23 +110,18 @@ class CocoImages(DenseImages):
         """Keep the fields that are used of the objects, and say how many are left out or clipped."""
         label = {number: index for index, number in enumerate(self.category_ids)}
         for annotation in annotations:
-            for key, table, number, known in (
-                ("image_id", "images", annotation["image_id"], images.keys()),
-                ("category_id", "categories", annotation["category_id"], label.keys()),
-            ):
-                if number not in known:
+            checks: Any = (("image_id", "images", images), ("category_id", "categories", label))
+            for key, table, known in checks:
+                if (number := dict(annotation)[key]) not in known:
                     named = f"annotation {printable(str(annotation.get('id')))} of {self.file}"
                     raise ValueError(f"`{key}` must be an `id` of `{table}`, got {number} in {named}.")
         stated = np.array([annotation["bbox"] for annotation in annotations], dtype=np.float64).reshape(-1, 4)
         stated[:, 2:] += stated[:, :2]
         of = [images[annotation["image_id"]] for annotation in annotations]
-        boxes = clip_boxes(
-            stated, np.array([(annotation["height"], annotation["width"]) for annotation in of]).reshape(-1, 2)
-        )
+        boxes = clip_boxes(stated, np.array([(image["height"], image["width"]) for image in of]).reshape(-1, 2))
         areas = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1)
-        left_out = np.array(
-            [training and annotation.get("iscrowd", False) for annotation in annotations], dtype=bool
-        ) | (areas <= 0)
+        crowds = np.array([annotation.get("iscrowd", False) for annotation in annotations], dtype=bool)
+        left_out = (training & crowds) | (areas <= 0)
         self.left_out = int(left_out.sum())
         empty, clipped = int((areas <= 0).sum()), int(((abs(boxes - stated) >= 1).any(-1) & ~left_out).sum())
         if left_out.all():
@@ -142,16 +137,10 @@ class CocoImages(DenseImages):
             )
         for row in np.flatnonzero(~left_out).tolist():
             annotation = annotations[row]
-            self._objects[annotation["image_id"]].append(
-                {
-                    "id": annotation.get("id"),
-                    "box": boxes[row],
-                    "label": label[annotation["category_id"]],
-                    "iscrowd": annotation.get("iscrowd", False),
-                    "area": annotation.get("area", float(areas[row])),
-                    "segmentation": annotation.get("segmentation"),
-                }
-            )
+            values = {"box": boxes[row], "label": label[annotation["category_id"]], "iscrowd": bool(crowds[row])}
+            values |= {key: annotation.get(key) for key in ("id", "segmentation")}
+            values["area"] = annotation.get("area", float(areas[row]))
+            self._objects[annotation["image_id"]].append(values)
 
     def place(self, index: int) -> Path:
         """Return the path of an image."""
@@ -182,7 +171,12 @@ def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.
         polygons: list[list[float]] = check_value(list[list[Pixels]], segmentation, f"the polygons of {named}")
         if not polygons or not all(len(polygon) >= 6 and not len(polygon) % 2 for polygon in polygons):
             raise ValueError(f"the polygons of {named} must be lists of at least 3 points, x and y")
-        _check_extent(polygons, named)
+        points = [np.array(polygon).reshape(-1, 2) for polygon in polygons]
+        edges = sum(abs(np.diff(corners, axis=0, append=corners[:1])).max(1).sum() for corners in points)
+        if max(edges, *(abs(corners).max() for corners in points)) > _LONGEST:  # pycocotools does not check it
+            raise ValueError(
+                f"the polygons of {named} must lie within {_LONGEST:,} pixels and have edges of as many at most"
+            )
         from pycocotools import mask as coco_mask
 
         counts = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))["counts"].decode("ascii")
@@ -199,16 +193,6 @@ def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.
         raise ValueError(f"the run lengths of {named} must add up to its {height} x {width} pixels")
     values = (np.arange(len(runs)) % 2).astype(np.uint8)  # alternating zeros and ones, zeros first
     return np.repeat(values, runs).reshape(width, height).T  # in column-major order
-
-
-def _check_extent(polygons: list[list[float]], named: str) -> None:
-    """Check that the edges of polygons can be drawn: pycocotools takes 80 bytes per pixel of them, without a check."""
-    points = [np.array(polygon).reshape(-1, 2) for polygon in polygons]
-    edges = sum(abs(np.diff(corners, axis=0, append=corners[:1])).max(1).sum() for corners in points)
-    if max(edges, *(abs(corners).max() for corners in points)) > _LONGEST:
-        raise ValueError(
-            f"the polygons of {named} must lie within {_LONGEST:,} pixels and have edges of as many at most"
-        )
 
 
 def _run_lengths(counts: str, named: str) -> list[int]:
@@ -258,6 +242,5 @@ def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages
             f"`data_root` must be a folder with annotations/instances_{names[0]}.json and the images in {names[0]}, "
             f"got {str(root)!r}, which does not."
         )
-    folder = root / name
-    images = CocoImages(folder, root / "annotations" / f"instances_{name}.json", training)
+    images = CocoImages(root / name, root / "annotations" / f"instances_{name}.json", training)
     return images, DenseInfo("coco", images.class_names, truth=images.truth, category_ids=images.category_ids)

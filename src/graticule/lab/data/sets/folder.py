@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +48,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
             is not a regular file.
     """
     names, files = folder_files(root)
-    info = DatasetInfo("image_folder", names)
-    return FolderImages(files[split], skip_broken=split == "train"), info
-
-
-#: Every how many pictures one is held out.
-_HELD_OUT = 10
+    return FolderImages(files[split], skip_broken=split == "train"), DatasetInfo("image_folder", names)
 
 
 @register_dataset("pictures")
@@ -67,15 +62,15 @@ def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo
     files = files_below(root, is_image)
     if len(files) < 2:
         raise ValueError(f"`data_root` must have two pictures or more, got {len(files)} in {root}.")
-    chosen = [path for index, path in enumerate(files) if (index % _HELD_OUT == 0) == (split == "test")]
-    return FolderImages([(path, 0) for path in chosen], skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
+    chosen = [(path, 0) for index, path in enumerate(files) if (index % 10 == 0) == (split == "test")]
+    return FolderImages(chosen, skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
 
 
 def existing(root: Path | None, what: str) -> Path:
     """Return the folder of a data set, which must exist; `what` describes it in the error."""
     if root is None or not root.is_dir():
-        missing = f"{str(root)!r}, which does not exist"
-        wrong = missing if root else "none; a folder that is named as a data set is written ./NAME"
+        missing = "none; a folder that is named as a data set is written ./NAME"
+        wrong = f"{str(root)!r}, which does not exist" if root else missing
         raise FileNotFoundError(f"`data_root` must be a folder {what}, got {wrong}.")
     return root
 
@@ -84,21 +79,16 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
     """Find the names of the classes, and (file, label) of every image of both splits."""
     root = existing(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG")
     classes_of = {split: _classes(root, split) for split in SPLITS}
-    check_same_classes(root, *classes_of.values())
+    if differing := sorted({*classes_of["train"]} ^ {*classes_of["test"]}):
+        listed = ", ".join(differing[:5]) + ", ..." * (len(differing) > 5)
+        raise ValueError(
+            f"`data_root` must have the same classes in training and evaluation; in one only: {listed} ({root})."
+        )
     names = tuple(sorted(classes_of["train"]))
     return names, {
         split: [(path, label) for label, name in enumerate(names) for path in classes[name]]
         for split, classes in classes_of.items()
     }
-
-
-def check_same_classes(root: Path, train: Iterable[str], test: Iterable[str]) -> None:
-    """Check that both splits of the data in `root` have the same classes."""
-    if differing := sorted({*train} ^ {*test}):
-        raise ValueError(
-            f"`data_root` must have the same classes in training and evaluation; in one only: "
-            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
-        )
 
 
 def _classes(root: Path, split: Split) -> dict[str, list[Path]]:

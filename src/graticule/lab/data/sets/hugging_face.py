@@ -67,7 +67,10 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
         tables: Any = datasets.load_from_disk(str(root))
     if not isinstance(tables, datasets.DatasetDict):
         raise ValueError(f"`data_root` must have splits, of DatasetDict.save_to_disk, got one table in {root}.")
-    parts = {part: _split(tables, part, root) for part in SPLITS}
+    parts = {part: next((name for name in names if name in tables), "") for part, names in SPLITS.items()}
+    if missing := [part for part, name in parts.items() if not name]:
+        expected = " or ".join(SPLITS[missing[0]])
+        raise ValueError(f"`data_root` must have a split {expected}, got {', '.join(tables)} in {root}.")
     names, others = (_names(tables[name], root / name) for name in parts.values())
     if names != others:
         raise ValueError(
@@ -101,16 +104,6 @@ def _undamaged(root: Path) -> Iterator[None]:
             f"`data_root` must be a folder of DatasetDict.save_to_disk, whole and undamaged, got {root} "
             f"({type(error).__name__}: {message})."
         ) from None
-
-
-def _split(tables: Any, part: Split, root: Path) -> str:
-    """Return the name of a split."""
-    name: str | None = next((name for name in SPLITS[part] if name in tables), None)
-    if name is None:
-        raise ValueError(
-            f"`data_root` must have a split {' or '.join(SPLITS[part])}, got {', '.join(tables)} in {root}."
-        )
-    return name
 
 
 def _column(rows: Any, kind: type, folder: Path) -> str:

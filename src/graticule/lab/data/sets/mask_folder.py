@@ -21,8 +21,6 @@ from graticule.system.files import read_bytes, read_utf8
 #: The folders of a split; the first that exists is used.
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "test": ("val", "validation", "test")}
 CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
-#: Most lines of a list of classes: a mask of 8 bits has no more.
-_MOST = 255
 
 
 class MaskImages(DenseImages):
@@ -50,14 +48,9 @@ class MaskImages(DenseImages):
         image = read_image(image_file, (mask.shape[0], mask.shape[1]), mask_file)
         classes = self.values[mask]
         if (classes < 0).any():
-            known = int((self.values >= 0).sum())
-            wrong = int(mask[classes < 0][0])
+            known, wrong = (self.values >= 0).sum(), mask[classes < 0][0]
             raise ValueError(f"the class of a pixel must be one of {known}, and {mask_file} has the value {wrong}")
-        target: Target = {
-            "classes": tv_tensors.Mask(torch.from_numpy(classes.astype(np.uint8))),
-            "image_id": index,
-        }
-        return image, target
+        return image, {"classes": tv_tensors.Mask(torch.from_numpy(classes.astype(np.uint8))), "image_id": index}
 
 
 def read_mask(path: Path) -> np.ndarray:
@@ -69,8 +62,7 @@ def read_mask(path: Path) -> np.ndarray:
     with Image.open(io.BytesIO(read_bytes(path, LARGEST)), formats=("PNG",)) as image:
         if image.mode not in ("L", "P", "1"):
             raise ValueError(f"the mask {path} must have one channel of 8 bits, got Pillow's mode {image.mode}")
-        mask = np.array(image)
-    return mask.astype(np.uint8)
+        return np.array(image).astype(np.uint8)
 
 
 def load_masks(
@@ -101,17 +93,17 @@ def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, 
             f"{', '.join(names[1:])}), got {str(root)!r}, which does not."
         )
     folders = [root / kind / name for kind in ("images", "annotations")]
-    existing_pairs = [
+    images, masks = (
         {path.relative_to(folder).with_suffix(""): path for path in files_below(folder, is_image)} for folder in folders
-    ]
-    if not existing_pairs[0]:
+    )
+    if not images:
         raise ValueError(f"`data_root` must have images, got none in {folders[0]}.")
-    if alone := sorted(set(existing_pairs[0]) ^ set(existing_pairs[1])):
+    if alone := sorted(images.keys() ^ masks.keys()):
         raise ValueError(
             f"`data_root` must have one mask per image with its name; {len(alone)} have no counterpart, such as "
-            f"{(existing_pairs[0].get(alone[0]) or existing_pairs[1][alone[0]])}."
+            f"{(images | masks)[alone[0]]}."
         )
-    return root, [(existing_pairs[0][key], existing_pairs[1][key]) for key in sorted(existing_pairs[0])]
+    return root, [(images[key], masks[key]) for key in sorted(images)]
 
 
 @register_dataset("ade20k")
@@ -122,8 +114,7 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """
     base, pairs = mask_pairs(root, split)
     names = tuple(map(str, range(1, 151)))
-    listed = base / "objectInfo150.txt"
-    if listed.is_file():
+    if (listed := base / "objectInfo150.txt").is_file():
         lines = read_utf8(listed, 1 << 20).splitlines()[1:]
         names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
         if len(names) != 150:
@@ -147,8 +138,7 @@ def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]
         raise FileNotFoundError(
             f"`data_root` must have classes.txt, the names of the classes by line, got {base}, which has none."
         )
-    lines = read_utf8(listed, 1 << 20).splitlines()
-    names = tuple(line.strip() for line in lines)
-    if not 2 <= len(names) <= _MOST or "" in names or len(set(names)) < len(names):
-        raise ValueError(f"{listed} must have 2 to {_MOST} different names, one per line, got {len(names)} lines.")
+    names = tuple(line.strip() for line in read_utf8(listed, 1 << 20).splitlines())
+    if not 2 <= len(names) <= 255 or "" in names or len(set(names)) < len(names):  # of masks of 8 bits
+        raise ValueError(f"{listed} must have 2 to 255 different names, one per line, got {len(names)} lines.")
     return load_masks("mask_folder", names, pairs, split)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split
 from graticule.lab.data.registry import register_dataset
+from graticule.lab.data.sampling import indices_by_class
 from graticule.registry.checks import install
 
 #: The split never depends on the seed of a run, so that runs are tested on the same 1,000 images.
@@ -36,7 +37,7 @@ def digits(split: Split, root: Path | None = None) -> tuple[ArrayImages, Dataset
         ) from None
     with resources.as_file(source) as path:
         table = _read_table(path)
-    train, test = _stratified_split(table[:, -1], test_per_class=100, seed=_SPLIT_SEED)
+    train, test = _stratified_split(table[:, -1])
     chosen = table[train if split == "train" else test]
     return ArrayImages(chosen[:, :-1].reshape(-1, 28, 28), chosen[:, -1]), DIGITS
 
@@ -50,13 +51,12 @@ def _read_table(path: Path) -> NDArray[np.uint8]:
     return table
 
 
-def _stratified_split(labels: np.ndarray, test_per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split indices into train and test with `test_per_class` of every class in test, chosen by `seed`."""
-    generator = torch.Generator().manual_seed(seed)
+def _stratified_split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Split indices into train and test, with 100 of every class in test."""
+    generator = torch.Generator().manual_seed(_SPLIT_SEED)
     test = []
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
+    for of_class in indices_by_class(labels):
         order = torch.randperm(len(of_class), generator=generator).numpy()
-        test.append(of_class[order[:test_per_class]])
+        test.append(of_class[order[:100]])
     chosen = np.sort(np.concatenate(test))
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen

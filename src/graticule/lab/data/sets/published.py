@@ -88,27 +88,22 @@ def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, 
         FileNotFoundError: if they are not found, naming the folders and how to get them.
         ValueError: if a file is damaged or of another kind.
     """
-    folder = _find(root)
+    bases = [root or os.environ["GRATICULE_DATA"]] if root is not None or "GRATICULE_DATA" in os.environ else []
+    folders = [folder for base in map(Path, bases) for folder in (base, base / "FashionMNIST" / "raw")]
+    folders += [DEBIAN_FOLDER] if root is None else []
+    names = [f"{part}-images-idx3-ubyte" for part in _PARTS.values()]
+    folder = next((folder for folder in folders if all(_file(folder, name).exists() for name in names)), None)
+    if folder is None:
+        raise FileNotFoundError(
+            f"`data_root` must contain the files of Fashion-MNIST (train-images-idx3-ubyte.gz and three more); looked "
+            f"in {', '.join(map(str, folders))}. Get them with `apt-get install dataset-fashion-mnist`, or with "
+            'torchvision.datasets.FashionMNIST("data", download=True) and --data-root data.'
+        )
     images = _read(folder, f"{_PARTS[split]}-images-idx3-ubyte", read_image_file)
     labels = _read(folder, f"{_PARTS[split]}-labels-idx1-ubyte", read_label_file)
     if images.shape[1:] != FASHION.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
         raise ValueError(f"{folder} must have images of 28 x 28 and as many labels from 0 to 9, got {images.shape}.")
     return ArrayImages(images, labels), FASHION
-
-
-def _find(root: Path | None) -> Path:
-    bases = [root or os.environ["GRATICULE_DATA"]] if root is not None or "GRATICULE_DATA" in os.environ else []
-    folders = [folder for base in map(Path, bases) for folder in (base, base / "FashionMNIST" / "raw")]
-    if root is None:
-        folders.append(DEBIAN_FOLDER)
-    for folder in folders:
-        if all(_file(folder, f"{part}-images-idx3-ubyte").exists() for part in _PARTS.values()):
-            return folder
-    raise FileNotFoundError(
-        f"`data_root` must contain the files of Fashion-MNIST (train-images-idx3-ubyte.gz and three more); looked in "
-        f"{', '.join(map(str, folders))}. Get them with `apt-get install dataset-fashion-mnist`, or with "
-        'torchvision.datasets.FashionMNIST("data", download=True) and --data-root data.'
-    )
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision import tv_tensors
+from torchvision.ops import masks_to_boxes
 
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target
 from graticule.lab.data.images import ArrayImages, Split
@@ -79,7 +81,8 @@ class Scenes(DenseImages):
         scene = self._drawn[index]
         seen = [n for n in range(len(scene.kinds)) if (scene.owner == n).any()]
         masks = np.stack([scene.owner == n for n in seen])
-        target = boxes_target(np.array([_box(mask) for mask in masks]), scene.kinds[seen], SIZE, index)
+        boxes = masks_to_boxes(torch.from_numpy(masks)).numpy() + np.array((0, 0, 1, 1))
+        target = boxes_target(boxes, scene.kinds[seen], SIZE, index)
         target["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
         target["area"] = torch.from_numpy(masks.sum((1, 2)).astype(np.float64))
         classes = np.where(scene.owner < 0, 0, scene.kinds[scene.owner] + 1)
@@ -106,8 +109,9 @@ class Composition:
     heights: tuple[int, int] = (14, 40)
     margin: int = 0
 
-    def compose(self, random: np.random.RandomState) -> Scene:
+    def scene(self, *seed: int) -> Scene:
         """Return a picture; the streams of `RandomState` do not depend on the version of NumPy."""
+        random = np.random.RandomState(seed)
         height, width = (side - 2 * self.margin for side in self.size)
         picture = _background(random, self.size)
         owner = np.full(self.size, -1, dtype=np.int8)
@@ -135,11 +139,7 @@ class Composition:
 def scenes(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
     """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels."""
     composition = Composition(digits(split)[0])
-    return Scenes(COUNTS[split], partial(_scene, composition, 1 if split == "train" else 2)), INFO
-
-
-def _scene(composition: Composition, stream: int, index: int) -> Scene:
-    return composition.compose(np.random.RandomState([stream, index]))
+    return Scenes(COUNTS[split], partial(composition.scene, 1 if split == "train" else 2)), INFO
 
 
 def _background(random: np.random.RandomState, size: tuple[int, int]) -> np.ndarray:
@@ -165,16 +165,6 @@ def _share(box: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> 
     sides = [max(0, min(box[n + 2], other[n + 2]) - max(box[n], other[n])) for n in (0, 1)]
     areas = [(corners[2] - corners[0]) * (corners[3] - corners[1]) for corners in (box, other)]
     return sides[0] * sides[1] / min(areas)
-
-
-def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a mask."""
-    rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
-#: Digits per half, their heights, and their distance from the sides of their half, in pixels.
-_OBJECTS, _HEIGHTS, _MARGIN = (1, 3), (20, 40), 4
 
 
 @dataclass(frozen=True)
@@ -211,7 +201,7 @@ class Sides:
 
         Otherwise its strokes would be thinner than a patch, and a decoder of patches could not segment them.
         """
-        scene = self.half.compose(np.random.RandomState([self.stream, index, side]))
+        scene = self.half.scene(self.stream, index, side)
         owner = scene.owner.copy()
         for number in range(len(scene.kinds)):
             ink = scene.owner == number
@@ -224,14 +214,8 @@ class Sides:
 def scenes_sides(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
     """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels, in pairs of exchanged halves."""
     parts, _ = digits(split)
-    half = Composition(parts, (SIZE[0], SIZE[1] // 2), _OBJECTS, _HEIGHTS, _MARGIN)
+    half = Composition(parts, (SIZE[0], SIZE[1] // 2), objects=(1, 3), heights=(20, 40), margin=4)
     sides = Sides(half, stream=3 if split == "train" else 4)
     names = ("left", "right")
-    info = replace(
-        INFO,
-        name="scenes_sides",
-        class_names=names,
-        category_ids=(1, 2),
-        pixel_names=("background", *names),
-    )
-    return Scenes(COUNTS[split], partial(Sides.scene, sides)), info
+    facts: dict[str, Any] = {"class_names": names, "category_ids": (1, 2), "pixel_names": ("background", *names)}
+    return Scenes(COUNTS[split], sides.scene), replace(INFO, name="scenes_sides", **facts)

@@ -19,8 +19,6 @@ _PYDOC_SALT = "922/"
 _HELD_OUT = 0.1
 #: Paragraphs of fewer characters may be in both splits, such as a heading, or "See also:".
 _LONG_PARAGRAPH = 60
-
-
 #: Largest text file in bytes: all text is kept in memory.
 _LARGEST = 1 << 32
 
@@ -48,18 +46,18 @@ def pydoc(root: Path | None = None) -> Corpus:
             f"`dataset` pydoc needs the module pydoc_data of Python, which is missing here ({error}); use "
             "another Python, or text_folder."
         ) from None
-    pairs = sorted((name, text) for name, text in topics.items() if text.strip())
-    corpus = _split(
-        [Document(name, text) for name, text in pairs], {name for name, _ in pairs if _held_out_topic(name)}
-    )
+    documents = [Document(name, text) for name, text in sorted(topics.items()) if text.strip()]
+    corpus = _split(documents, [name for name in topics if hash_share(_PYDOC_SALT + name) < _HELD_OUT])
     if not corpus["train"] or not corpus["test"]:
         raise ValueError(
             "`dataset` pydoc must have topics to train on and topics held out: this installation of Python has "
-            f"{len(pairs)} of about 79; use another, or text_folder."
+            f"{len(documents)} of about 79; use another, or text_folder."
         )
-    held_out = {key for document in corpus["test"] for key in map(_key, _paragraphs(document.text))}
+    held_out = {_key(paragraph) for document in corpus["test"] for paragraph in document.text.split("\n\n")}
     held_out = {key for key in held_out if len(key) >= _LONG_PARAGRAPH}
-    corpus["train"] = [Document(document.name, _without(document.text, held_out)) for document in corpus["train"]]
+    for index, document in enumerate(corpus["train"]):
+        paragraphs = [part for part in document.text.split("\n\n") if _key(part) not in held_out]
+        corpus["train"][index] = Document(document.name, "\n\n".join(paragraphs))
     return corpus
 
 
@@ -93,10 +91,6 @@ def text_folder(root: Path | None) -> Corpus:
     return _split(documents, held_out)
 
 
-def _held_out_topic(name: str) -> bool:
-    return hash_share(_PYDOC_SALT + name) < _HELD_OUT
-
-
 def _split(documents: list[Document], held_out: Collection[str]) -> Corpus:
     return {
         "train": [document for document in documents if document.name not in held_out],
@@ -104,42 +98,23 @@ def _split(documents: list[Document], held_out: Collection[str]) -> Corpus:
     }
 
 
-def _paragraphs(text: str) -> list[str]:
-    return text.split("\n\n")
-
-
 def _key(paragraph: str) -> str:
     """Return a paragraph without indentation and line breaks, which differ when it is quoted."""
     return " ".join(paragraph.split())
 
 
-def _without(text: str, keys: Collection[str]) -> str:
-    return "\n\n".join(paragraph for paragraph in _paragraphs(text) if _key(paragraph) not in keys)
-
-
 def _documents(folder: Path, root: Path) -> list[Document]:
     """Read the text files below `folder`, each once, sorted by their paths within `root`."""
-    files = _text_files(folder, root)
+    files = files_below(
+        folder, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
+    )
     if not files:
         raise ValueError(f"`data_root` must have text files ({', '.join(TEXT_EXTENSIONS)}), got none in {folder}.")
     names: dict[str, str] = {}  # by text, so that a copy is not in both splits
-    for name, path in sorted(files.items()):
-        if text := _read(path):
+    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
+        text = read_utf8(path, _LARGEST)
+        if text.strip():
             names.setdefault(text, name)
     if not names:
         raise ValueError(f"`data_root` must have text in its files, got {len(files)} empty ones in {folder}.")
     return [Document(name, text) for text, name in names.items()]
-
-
-def _text_files(folder: Path, root: Path) -> dict[str, Path]:
-    """Find the text files below `folder`, by their paths within `root`."""
-    paths = files_below(
-        folder, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
-    )
-    return {path.relative_to(root).as_posix(): path for path in paths}
-
-
-def _read(path: Path) -> str:
-    """Read a text file; empty if it has only white space."""
-    text = read_utf8(path, _LARGEST)
-    return text if text.strip() else ""
