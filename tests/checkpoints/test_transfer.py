@@ -485,19 +485,15 @@ def test_the_checkpoint_of_another_family_is_refused(family, tmp_path):
                 transfer(small(family), path)
 
 
+#: Tensors that fit nowhere, and the reason, if it is the same for every tensor of the model.
 STRANGE = [
-    torch.tensor(1.0),
-    torch.zeros(0),
-    torch.zeros(1, 0, 24),
-    torch.zeros(17, 0),
-    torch.zeros(17, 23),
-    torch.zeros(2, 17, 24),
-    torch.zeros(1, 6, 24),
-    torch.zeros(1, 17, 24, dtype=torch.int8),
-    torch.zeros(1, 17, 24, dtype=torch.complex64),
-    torch.zeros(17, 24).to_sparse(),
-    torch.zeros(1, 17, 24, device="meta"),
-    torch.full((1, 1, 24), torch.inf),
+    *((torch.zeros(*shape), "") for shape in ((0,), (1, 0, 24), (17, 0), (17, 23), (2, 17, 24), (1, 6, 24))),
+    (torch.tensor(1.0), ""),
+    (torch.zeros(1, 17, 24, dtype=torch.int8), "int8 there"),
+    (torch.zeros(1, 17, 24, dtype=torch.complex64), "complex64 there"),
+    (torch.zeros(17, 24).to_sparse(), "sparse there"),
+    (torch.zeros(1, 17, 24, device="meta"), "without values there"),
+    (torch.full((1, 1, 24), torch.inf), "not finite there"),
 ]
 
 
@@ -507,8 +503,9 @@ def test_a_tensor_of_a_strange_kind_is_left_and_the_rest_is_taken(encoding):
     model, state = vit(encoding), dict(vit(encoding).state_dict())
     table = next(name for name in state if name.startswith("position."))
     for name in (table, "patch_embed.proj.weight", "cls_token", "head.weight", "blocks.0.norm1.weight"):
-        for value in STRANGE:
+        for value, reason in STRANGE:
             with case(f"{name}: {tuple(value.shape)}, {value.dtype}, {value.layout}, {value.device}"):
                 report = report_of(model, {**state, name: value})
-                assert name in with_status(report, "new")
-                assert "blocks.1.attn.qkv.weight" in with_status(report, "loaded")
+                rows = {row.name: row for row in report.rows if row.status != "unused"}
+                assert rows[name].status == "new" and (reason in rows[name].detail or "classes" in rows[name].detail)
+                assert rows["blocks.1.attn.qkv.weight"].status == "loaded" and model.cls_token.isfinite().all()

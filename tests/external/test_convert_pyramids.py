@@ -131,29 +131,3 @@ def test_windows_that_were_changed_go_back_and_are_those_that_timm_scales_later(
     if hasattr(back, "_ref_window_sizes"):  # from timm 1.0.31 on
         back.set_input_size(img_size=(192, 128))
         assert [stage.blocks[0].window_size for stage in back.layers] == [(2 * h, 2 * w) for h, w in ours.windows]
-
-
-def changed(name, **attributes):
-    model = timms(name)
-    for path, value in attributes.items():
-        owner, _, leaf = path.replace("__", ".").rpartition(".")
-        setattr(model.get_submodule(owner), leaf, value)
-    return model
-
-
-def test_unsupported_models_are_named():
-    refused = {
-        "`layers.0.blocks.1.shift_size` of SwinTransformer must be (2, 2)": changed(
-            "swin_tiny_patch4_window7_224", layers__0__blocks__1__shift_size=(0, 0)
-        ),
-        "`norm.eps` of SwinTransformer must be": changed("swin_tiny_patch4_window7_224", norm__eps=0.1),
-        "`blocks.1.mlp_channels.act` of MlpMixer must be the exact GELU": changed(
-            "mixer_s32_224", blocks__1__mlp_channels__act=torch.nn.ReLU()
-        ),
-        "`blocks.0.mlp_tokens.act` of MlpMixer must be the exact GELU": timm.create_model("gmixer_12_224", img_size=32),
-        "`model` must be of one of timm's classes": timm.create_model("pvt_v2_b0"),
-    }
-    for message, model in refused.items():
-        with pytest.raises(ValueError, match=r"converted, got|must be of one of") as error:
-            graticule.convert(model)
-        assert message in str(error.value), message

@@ -1,8 +1,10 @@
 """Models of transformers are converted to ours and back, with equal outputs at any size and equal bits."""
 
+from functools import partial
+
 import pytest
 import torch
-from timm_models import assert_same_bits, in_float64, randomize
+from timm_models import assert_same_bits, attribute, changed, in_float64, randomize
 from torch import nn
 from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64
 
@@ -10,6 +12,7 @@ import graticule
 from evidence.models_page import configured
 from graticule.external.convert.parts import CONVERSIONS
 from graticule.external.images import call, image_size
+from in_turn import in_turn
 from tiny import holds
 
 IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
@@ -105,69 +108,66 @@ def test_an_opened_model_goes_back_with_a_model_of_the_same_configuration(name, 
         graticule.to_timm(opened, like=theirs)
 
 
-def _changed(model, change):
-    change(model)
-    return model
-
-
-def _tied(model):
+def tie(model):
     model.layers[1].mlp.fc1.weight = model.layers[0].mlp.fc1.weight
 
 
-def _quantized(model):
+def quantize(model):
     import torchao
 
     torchao.quantize_(model, torchao.quantization.Int8WeightOnlyConfig())
 
 
-#: Models that are refused: name, change, part of the error.
+def of(name, **options):
+    return partial(build, name, {**SMALL, **options})
+
+
+VIT = partial(build, "ViTModel", SMALL)
+NOT_PLAIN = "must have floating-point values, neither quantized nor missing,"
+#: Models that are refused, and part of the error.
 REFUSED = [
+    # changed models
     (
-        lambda m: setattr(m.layers[0], "forward", lambda x: x),
-        "`layers.0.forward` of ViTModel must be that of its class",
+        changed(VIT, attribute("layers.0.forward", lambda x: x)),
+        "`layers.0.forward` of ViTModel must be that of its",
     ),
-    (_tied, "`layers.1.mlp.fc1.weight` of ViTModel must be a parameter of its own, not a tied one,"),
-    (lambda m: setattr(m.layernorm, "eps", 1e-3), "`layernorm.eps` of ViTModel must be 1e-12, as in its config,"),
-    (lambda m: setattr(m.layers[0].attention, "scaling", 2.0), "must be 0.25, as in its config,"),
-    (lambda m: setattr(m.config, "intermediate_size", 64), "must be 64, as in its config,"),
-    (lambda m: setattr(m.config, "num_hidden_layers", 3), "`layers.2` of ViTModel must be ViTLayer, as in its config,"),
-    (lambda m: setattr(m.layers[0], "mlp", nn.Identity()), "`layers.0.mlp` of ViTModel must be ViTMLP, as in its"),
-    (lambda m: m.layers[0].mlp.fc1.register_parameter("bias", None), "must exist, by its config, to be converted"),
-    (lambda m: m.layers[0].mlp.to("meta"), "must have floating-point values, neither quantized nor missing,"),
-    (_quantized, "must have floating-point values, neither quantized nor missing,"),
+    (changed(VIT, tie), "`layers.1.mlp.fc1.weight` of ViTModel must be a parameter of its own, not a tied one,"),
+    (changed(VIT, attribute("layernorm.eps", 1e-3)), "`layernorm.eps` of ViTModel must be 1e-12, as in its config,"),
+    (changed(VIT, attribute("layers.0.attention.scaling", 2.0)), "must be 0.25, as in its config,"),
+    (changed(VIT, attribute("config.intermediate_size", 64)), "must be 64, as in its config,"),
     (
-        lambda m: setattr(m.config, "quantization_config", {"bits": 4}),
-        "`config.quantization_config` of ViTModel must be",
+        changed(VIT, attribute("config.num_hidden_layers", 3)),
+        "`layers.2` of ViTModel must be ViTLayer, as in",
     ),
-    (lambda m: setattr(m.config, "hidden_dropout_prob", 0.5), "must be 0.5, as in its config"),
+    (changed(VIT, attribute("layers.0.mlp", nn.Identity())), "`layers.0.mlp` of ViTModel must be ViTMLP, as in its"),
+    (changed(VIT, lambda m: m.layers[0].mlp.fc1.register_parameter("bias", None)), "must exist, by its config, to be"),
+    (changed(VIT, lambda m: m.layers[0].mlp.to("meta")), NOT_PLAIN),
+    (changed(VIT, quantize), NOT_PLAIN),
+    (
+        changed(VIT, attribute("config.quantization_config", {"bits": 4})),
+        "`config.quantization_config` of V",
+    ),
+    (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "must be 0.5, as in its config"),
+    # configurations without a counterpart
+    (of("ViTModel", hidden_act="mish"), "`config.hidden_act` of ViTModel must be one of gelu_pytorch_tanh, "),
+    (of("ViTModel", hidden_dropout_prob=0.5), "`config.hidden_dropout_prob` of ViTModel must be 0 "),
+    (of("ViTModel", pooler_act="relu"), "`config.pooler_act` of ViTModel must be 'tanh' "),
+    (of("DINOv3ViTModel", key_bias=True, query_bias=False), "`key_bias` of DINOv3ViTModel must be as"),
+    (of("DINOv3ViTModel", mlp_bias=False), "`config.mlp_bias` of DINOv3ViTModel must be True "),
+    (of("Dinov2Model", drop_path_rate=0.1), "`drop_path` of Dinov2Model must grow linearly from 0 "),
+    (
+        partial(build, "SwinModel", {**WINDOWS, "hidden_act": "relu"}),
+        "`config.hidden_act` of SwinModel must be 'gelu'",
+    ),
+    (partial(build, "SegformerModel", {}), "or of transformers' BeitForImageClassification, "),
 ]
 
 
-def test_changed_models_are_refused_in_one_sentence():
-    for change, message in REFUSED:
-        with pytest.raises(ValueError) as refusal:
-            graticule.convert(_changed(build("ViTModel", SMALL), change))
-        assert message in str(refusal.value) and "\n" not in str(refusal.value), message
-
-
-#: Configurations without a counterpart: class, configuration, part of the error.
-UNKNOWN = [
-    ("ViTModel", {**SMALL, "hidden_act": "mish"}, "`config.hidden_act` of ViTModel must be one of gelu_pytorch_tanh, "),
-    ("ViTModel", {**SMALL, "hidden_dropout_prob": 0.5}, "`config.hidden_dropout_prob` of ViTModel must be 0 "),
-    ("ViTModel", {**SMALL, "pooler_act": "relu"}, "`config.pooler_act` of ViTModel must be 'tanh' "),
-    ("DINOv3ViTModel", {**SMALL, "key_bias": True, "query_bias": False}, "`key_bias` of DINOv3ViTModel must be as"),
-    ("DINOv3ViTModel", {**SMALL, "mlp_bias": False}, "`config.mlp_bias` of DINOv3ViTModel must be True "),
-    ("Dinov2Model", {**SMALL, "drop_path_rate": 0.1}, "`drop_path` of Dinov2Model must grow linearly from 0 "),
-    ("SwinModel", {**WINDOWS, "hidden_act": "relu"}, "`config.hidden_act` of SwinModel must be 'gelu' "),
-    ("SegformerModel", {}, "or of transformers' BeitForImageClassification, "),
-]
-
-
-def test_models_without_a_counterpart_are_refused_with_the_part():
-    for name, config, message in UNKNOWN:
-        with pytest.raises(ValueError) as refusal:
-            graticule.convert(build(name, config))
-        assert message in str(refusal.value), name
+@in_turn(("build_model", "message"), REFUSED)
+def test_models_without_a_counterpart_are_refused_in_one_sentence(build_model, message):
+    with pytest.raises(ValueError) as refusal:
+        graticule.convert(build_model())
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 #: Models of films, and names of the number of frames and of the size in their configurations.

@@ -1,7 +1,8 @@
 """Small models of timm for tests, with random tensors, in float64."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import timm
@@ -51,6 +52,23 @@ def randomize(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         parameter.copy_(torch.randn_like(parameter) * 0.3 + 0.1)
     return model
+
+
+def changed(build: Callable[[], Any], change: Callable[[Any], object]) -> Callable[[], Any]:
+    """Return a function that builds a model and changes it."""
+
+    def build_changed() -> Any:
+        model = build()
+        change(model)
+        return model
+
+    return build_changed
+
+
+def attribute(path: str, value: object) -> Callable[[Any], None]:
+    """Return a change of an attribute of a model."""
+    owner, _, leaf = path.rpartition(".")
+    return lambda model: setattr(attrgetter(owner)(model) if owner else model, leaf, value)
 
 
 def difference(ours: Any, theirs: Any, *size: int) -> float:

@@ -27,6 +27,8 @@ import released_films
 import released_posmlp
 import timm
 import torch
+from released_dense import Tensors
+from released_films import Arguments
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -44,8 +46,6 @@ _OTHERS += ("sincos2d_timm_float64", "timm_schedule_prefix")
 RECORDED = [
     path for path in sorted((Path(__file__).parent / "golden").glob("*.safetensors")) if path.stem not in _OTHERS
 ]
-Tensors = dict[str, Tensor]
-Arguments = dict[str, Any]
 
 
 class UnknownClassError(Exception):

@@ -26,7 +26,7 @@ BILINEAR = "learnable(resampler='bilinear(antialias=False)')"
 
 
 def inputs(tensors: Tensors) -> list[Tensor]:
-    """Return the maps of a case, from the finest to the coarsest."""
+    """Return the inputs of a case in their order: images of several sizes, or maps from the finest to the coarsest."""
     return [tensors[name] for name in sorted(tensors) if name.startswith("input_")]
 
 

@@ -9,21 +9,15 @@ from typing import Any
 
 import torch
 import transformers
+from released_dense import Tensors, inputs
 from timm.models.naflexvit import NaFlexVit
-from torch import Tensor
 
 import graticule
 from graticule import Grid
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.build import build_position
 
-Tensors = dict[str, Tensor]
 Arguments = dict[str, Any]
-
-
-def images(tensors: Tensors) -> list[Tensor]:
-    """Return the images of a case of several sizes, in their order."""
-    return [tensors[name] for name in sorted(tensors) if name.startswith("input_")]
 
 
 def build(encoding: str, weights: Tensors, names: Mapping[str, str], **given: Any) -> VisionTransformer:
@@ -31,8 +25,8 @@ def build(encoding: str, weights: Tensors, names: Mapping[str, str], **given: An
     model = VisionTransformer(partial(build_position, encoding=encoding), depth=2, num_heads=2, mlp_ratio=2.0, **given)
     renamed = {}
     for name, value in weights.items():
-        for theirs, own in names.items():
-            name = re.sub(theirs, own, name)
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
         renamed[name] = value
     model.double().eval().load_state_dict(renamed, strict=True)
     return model
@@ -142,7 +136,7 @@ def monai_sincos(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tenso
 
 def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute timm's NaFlexVit: a learned table by conversion, other positions by our ViT with its weights."""
-    pictures = images(tensors)
+    pictures = inputs(tensors)
     if kwargs["pos_embed"] == "learned":
         theirs = NaFlexVit(**kwargs).double().eval()
         theirs.load_state_dict(weights)
@@ -171,7 +165,7 @@ def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute transformers' Siglip2VisionModel, converted."""
     theirs = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
     theirs.load_state_dict(weights)
-    return {"output": graticule.convert(theirs)(images(tensors))}
+    return {"output": graticule.convert(theirs)(inputs(tensors))}
 
 
 #: (reference, class) -> function that computes the outputs of its cases from their arguments, weights and tensors.

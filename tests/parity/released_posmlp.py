@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from released_dense import Tensors
 from torch import Tensor
 
 from graticule.backbones.gmlp import GMlp
@@ -27,7 +28,6 @@ from graticule.registry.specs import Spec
 
 SOURCE = "Zhicaiwww/PosMLP"
 BLOCK = "levels.0.encoder.0."
-Tensors = dict[str, Tensor]
 #: Arguments of the code's units, gates and blocks, and those of its pyramid.
 KNOWN = {"win_size", "gamma", "generalized", "symmetric", "quadratic", "pos_only", "use_softmax", "absolute_bias"}
 KNOWN |= {"dim", "chunks", "norm_eps", "mlp_ratio", "gate_unit", "layer_idx", "num_blocks"}

@@ -17,7 +17,6 @@ from graticule.checkpoints.read import (
     POSITION,
     dtype_name,
     kind,
-    read_grids,
     read_metadata,
     read_state,
     unusable,
@@ -26,7 +25,7 @@ from graticule.checkpoints.read import (
 )
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
-from graticule.position.places import by
+from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, Position
 from graticule.registry.checks import checked, printable
 from graticule.registry.registry import Registry
@@ -49,9 +48,9 @@ class PublishedNames(nn.Module):
         """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
         return published
 
-    def published_name(self, own: str) -> str:
+    def published_name(self, name: str) -> str:
         """Return the name of a parameter in published checkpoints."""
-        return own
+        return name
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the family's public code in our layout, any other one unchanged."""
@@ -235,8 +234,9 @@ def rename_published(
             taken = f"it is taken for a square and resampled to {own_grid[0]} x {own_grid[1]}"
             _warn(f"{published[target]} does not say what grid it is for: {taken}.")
         elif fitted is not None and fitted is not value and own_grid is not None:
-            before = by(grid) if grid else str(tuple(value.shape))
+            grid = grid or _infer_grid(name, value, fitted, Grid(*own_grid))
             same = value.numel() == fitted.numel() if grid is None else tuple(grid) == tuple(own_grid)
+            before = by(grid) if grid else str(tuple(value.shape))
             resampled.update([] if same else [f"from {before} to {by(own_grid)} patches"])
         values[target] = parameter.detach() if fitted is None else fitted
     if resampled:
@@ -246,6 +246,16 @@ def rename_published(
         if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
             values.setdefault(f"position.{name}", buffer)
     state_dict.update({prefix + name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
+
+
+def _infer_grid(name: str, value: Tensor, fitted: Tensor, grid: Grid) -> Shape | None:
+    """Return the sides of the grid of a table from its number of rows, if that tells them; `grid` is the model's."""
+    more, inferred = math.prod(value.shape[:-1]) - math.prod(fitted.shape[:-1]), None
+    if name.endswith("pos_embed"):
+        inferred = grid.alike(grid.patches + more)
+    elif name.endswith("relative_position_bias_table") and value.ndim == fitted.ndim:
+        inferred = grid.alike_table(math.prod(grid.table) + more)
+    return None if inferred is None else inferred.shape
 
 
 def _warn(message: str) -> None:
@@ -285,11 +295,11 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
         return [text]
     plain = []
     for spec in specs:
-        known = {name: option.default for name, option in registry.options(spec.name).items()}
+        defaults = {name: option.default for name, option in registry.options(spec.name).items()}.items()
         options = {
             name: value
             for name, value in spec.options.items()
-            if name not in _LEFT_OUT and (name not in known or known[name] != value)
+            if name not in _LEFT_OUT and (name, value) not in defaults
         }
         plain.append(str(Spec(spec.name, options)))
     return sorted(plain)
@@ -319,7 +329,7 @@ def renamed_state_dict(model: PublishedNames) -> dict[str, Tensor]:
     rename = model.published_name
     state: Any = model.state_dict()
     published = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())
-    grids = {rename(names.get(name, name)): shape for name, shape in read_grids(state).items()}
+    grids = {rename(names.get(name, name)): shape for name, shape in read_metadata(state)[GRIDS].items()}
     published.__dict__["_metadata"] = {**state._metadata, "": {**state._metadata[""], GRIDS: grids}}
     return published
 

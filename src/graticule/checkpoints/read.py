@@ -26,7 +26,7 @@ GRIDS, POSITION = "grids", "position"
 #: Exceptions of the readers for a file that is damaged or of another kind.
 _UNREADABLE = (
     *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
-    *(struct.error, TypeError, AssertionError),
+    *(struct.error, TypeError, AssertionError, pickle.UnpicklingError, MemoryError),
 )
 #: Bytes of a file that fits into memory, so that if it does not, it states a wrong length.
 _SMALL = 1 << 28
@@ -51,13 +51,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             # DeiT's and LaPE's code store the options of the run in checkpoints, as an argparse.Namespace: plain data
             with torch.serialization.safe_globals([argparse.Namespace]):
                 contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (*_UNREADABLE, pickle.UnpicklingError, MemoryError) as error:
+    except _UNREADABLE as error:
         if isinstance(error, MemoryError) and path.stat().st_size > _SMALL:
             raise
-        if unsafe := _unsafe_names(path):
+        unsafe: set[str] = set()  # objects other than plain data, as far as they can be listed without code
+        with suppress(*_UNREADABLE):
+            unsafe = {*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - {"argparse.Namespace"}
+        if unsafe:
             raise ValueError(
-                f"{path} holds Python objects that could run code when read ({', '.join(unsafe[:3])}), so it was not "
-                "read; ask for its weights alone, best as .safetensors."
+                f"{path} holds Python objects that could run code when read ({', '.join(sorted(unsafe)[:3])}), so it "
+                "was not read; ask for its weights alone, best as .safetensors."
             ) from None
         raise ValueError(
             f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated; copy it again."
@@ -104,14 +107,6 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     return with_metadata(tensors, valid_metadata(recorded))
 
 
-def _unsafe_names(path: Path) -> list[str]:
-    """List the objects other than plain data that a checkpoint would import, as far as can be read without doing so."""
-    try:
-        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - {"argparse.Namespace"})
-    except (*_UNREADABLE, pickle.UnpicklingError, MemoryError):
-        return []
-
-
 def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the state dict in `source`, a checkpoint file or its contents, with its names unchanged.
 
@@ -153,11 +148,6 @@ def dtype_name(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def read_grids(state: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Read (H, W) of the grid of each table of a state dict from its metadata, as far as it is recorded there."""
-    return read_metadata(state)[GRIDS]
-
-
 def read_metadata(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Read the well-formed entries of the metadata of a state dict."""
     metadata = getattr(state, "_metadata", None)
@@ -165,16 +155,18 @@ def read_metadata(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def valid_metadata(metadata: object) -> dict[str, Any]:
-    """Return the well-formed entries of the metadata of a checkpoint, whose author may be unknown."""
+    """Return the well-formed entries of the metadata of a checkpoint, whose author may be unknown.
+
+    They are (H, W) of the grid of each table, as far as it is recorded, and the encoding and the joining.
+    """
     entries = metadata if isinstance(metadata, Mapping) else {}
-    grids, words = entries.get(GRIDS), entries.get(POSITION)
+    grids, words = (entry if isinstance(entry := entries.get(name), Mapping) else {} for name in (GRIDS, POSITION))
     valid: dict[str, Any] = {GRIDS: {}}
-    for name, shape in grids.items() if isinstance(grids, Mapping) else ():
+    for name, shape in grids.items():
         is_shape = isinstance(shape, list | tuple) and shape and all(type(side) is int and side > 0 for side in shape)
         if isinstance(name, str) and is_shape:
             valid[GRIDS][name] = tuple(shape)
-    named = isinstance(words, Mapping) and set(words) == {"encoding", "joining"}
-    if isinstance(words, Mapping) and named and all(isinstance(word, str) for word in words.values()):
+    if set(words) == {"encoding", "joining"} and all(isinstance(word, str) for word in words.values()):
         valid[POSITION] = dict(words)
     return valid
 

@@ -14,38 +14,40 @@ from graticule.checkpoints.load import load_all, rename_published
 from graticule.checkpoints.read import read_state
 from graticule.registry.checks import checked
 
-#: Published names and ours, tried in this order; {features} is the name prefix of the feature maps in the model. The
-#: family of a backbone then renames the parameters of the backbone itself.
-_NAMES = (
-    (r"^(?:backbone|encoder)\.(?:head|head_dist|fc_norm)\..*", None),
-    (r"^backbone\.((?:level_embed|spm|interactions|up)\b.*)", r"{features}reader.\1"),
-    (r"^(?:backbone|encoder)\.(.*)", r"{features}backbone.\1"),
-    (r"^neck\.lateral_convs\.(\d+)\.(?:conv)\.(.*)", r"{features}necks.0.fpn.inner_blocks.\1.0.\2"),
-    (r"^neck\.lateral_convs\.(\d+)\.(?:bn)\.(.*)", r"{features}necks.0.fpn.inner_blocks.\1.1.\2"),
-    (r"^neck\.fpn_convs\.(\d+)\.(?:conv)\.(.*)", r"{features}necks.0.fpn.layer_blocks.\1.0.\2"),
-    (r"^neck\.fpn_convs\.(\d+)\.(?:bn)\.(.*)", r"{features}necks.0.fpn.layer_blocks.\1.1.\2"),
-    (r"^bbox_head\.cls_convs\.(\d+)\.conv\.(.*)", r"model.head.classification_head.conv.\1.0.\2"),
-    (r"^bbox_head\.reg_convs\.(\d+)\.conv\.(.*)", r"model.head.regression_head.conv.\1.0.\2"),
-    (r"^bbox_head\.retina_cls\.(.*)", r"model.head.classification_head.cls_logits.\1"),
-    (r"^bbox_head\.retina_reg\.(.*)", r"model.head.regression_head.bbox_reg.\1"),
-    (r"^decode_head\.(.*)", r"decoder.\1"),
-    (r"^auxiliary_head\.(.*)", r"auxiliary.\1"),
+#: Starts of published names -> ours, tried in this order; {features} is the name prefix of the feature maps in the
+#: model. The family of a backbone then renames the parameters of the backbone itself; None marks those never used.
+_NAMES = {
+    r"(?:backbone|encoder)\.(?:head|head_dist|fc_norm)\.": None,
+    r"backbone\.(?=(?:level_embed|spm|interactions|up)\b)": "{features}reader.",
+    r"(?:backbone|encoder)\.": "{features}backbone.",
+    r"neck\.lateral_convs\.(\d+)\.conv\.": r"{features}necks.0.fpn.inner_blocks.\1.0.",
+    r"neck\.lateral_convs\.(\d+)\.bn\.": r"{features}necks.0.fpn.inner_blocks.\1.1.",
+    r"neck\.fpn_convs\.(\d+)\.conv\.": r"{features}necks.0.fpn.layer_blocks.\1.0.",
+    r"neck\.fpn_convs\.(\d+)\.bn\.": r"{features}necks.0.fpn.layer_blocks.\1.1.",
+    r"bbox_head\.cls_convs\.(\d+)\.conv\.": r"model.head.classification_head.conv.\1.0.",
+    r"bbox_head\.reg_convs\.(\d+)\.conv\.": r"model.head.regression_head.conv.\1.0.",
+    r"bbox_head\.retina_cls\.": "model.head.classification_head.cls_logits.",
+    r"bbox_head\.retina_reg\.": "model.head.regression_head.bbox_reg.",
+    r"rpn_head\.rpn_conv\.": "model.rpn.head.conv.0.0.",
+    r"rpn_head\.rpn_cls\.": "model.rpn.head.cls_logits.",
+    r"rpn_head\.rpn_reg\.": "model.rpn.head.bbox_pred.",
+    r"roi_head\.bbox_head\.shared_fcs\.0\.": "model.roi_heads.box_head.fc6.",
+    r"roi_head\.bbox_head\.shared_fcs\.1\.": "model.roi_heads.box_head.fc7.",
+    r"roi_head\.bbox_head\.fc_cls\.": "model.roi_heads.box_predictor.cls_score.",
+    r"roi_head\.bbox_head\.fc_reg\.": "model.roi_heads.box_predictor.bbox_pred.",
+    r"roi_head\.mask_head\.convs\.(\d+)\.conv\.": r"model.roi_heads.mask_head.\1.0.",
+    r"roi_head\.mask_head\.upsample\.": "model.roi_heads.mask_predictor.conv5_mask.",
+    r"roi_head\.mask_head\.conv_logits\.": "model.roi_heads.mask_predictor.mask_fcn_logits.",
+    r"decode_head\.": "decoder.",
+    r"auxiliary_head\.": "auxiliary.",
+}
+#: mmdetection's background is the last class, torchvision's the first. mmdetection regresses boxes and masks of objects
+#: only; torchvision also has rows for the background, on which no result depends. This many become zeros.
+_BACKGROUND_LAST, _BACKGROUND_ROWS = (
+    "roi_head.bbox_head.fc_cls.",
+    {"roi_head.bbox_head.fc_reg.": 4, "roi_head.mask_head.conv_logits.": 1},
 )
 _TABLE = re.compile(r"backbone\.pos_embed\d?$")
-#: mmdetection's names, ours, and the change of the rows of classes: the number of zero rows that are prepended, or
-#: 'last first' (see `_region_heads`).
-_REGIONS: tuple[tuple[str, str, int | str | None], ...] = (
-    (r"rpn_head\.rpn_conv\.", "model.rpn.head.conv.0.0.", None),
-    (r"rpn_head\.rpn_cls\.", "model.rpn.head.cls_logits.", None),
-    (r"rpn_head\.rpn_reg\.", "model.rpn.head.bbox_pred.", None),
-    (r"roi_head\.bbox_head\.shared_fcs\.0\.", "model.roi_heads.box_head.fc6.", None),
-    (r"roi_head\.bbox_head\.shared_fcs\.1\.", "model.roi_heads.box_head.fc7.", None),
-    (r"roi_head\.bbox_head\.fc_cls\.", "model.roi_heads.box_predictor.cls_score.", "last first"),
-    (r"roi_head\.bbox_head\.fc_reg\.", "model.roi_heads.box_predictor.bbox_pred.", 4),
-    (r"roi_head\.mask_head\.convs\.(\d+)\.conv\.", r"model.roi_heads.mask_head.\1.0.", None),
-    (r"roi_head\.mask_head\.upsample\.", "model.roi_heads.mask_predictor.conv5_mask.", None),
-    (r"roi_head\.mask_head\.conv_logits\.", "model.roi_heads.mask_predictor.mask_fcn_logits.", 1),
-)
 
 
 @checked
@@ -75,45 +77,46 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
     return load_all(model, state, source if isinstance(source, str | Path) else "`source`")
 
 
-def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed(published: Mapping[str, Tensor], features: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a published state dict under our names, except those of the backbone, which its family renames.
 
     Args:
         published: the state dict.
         features: prefix of the names of the feature maps in the model.
-        own: the state dict of the model.
+        state: the state dict of the model.
     """
-    values = _region_heads(published)
+    values = dict(published)
     for name in [name for name in values if re.search(r"\.gamma[12]$", name)]:
         scale, block = values.pop(name), name.rpartition(".")[0]
-        if f"{features}backbone.blocks.0.ls1.gamma" in own:
+        if f"{features}backbone.blocks.0.ls1.gamma" in state:
             values[f"{block}.ls{name[-1]}.gamma"] = scale
             continue
         layer = f"{block}.attn.proj" if name.endswith("1") else f"{block}.mlp.fc2"
         values[f"{layer}.weight"] = values[f"{layer}.weight"] * scale[:, None]
         values[f"{layer}.bias"] = values[f"{layer}.bias"] * scale
-    adapter = f"{features}reader.level_embed" in own
-    levels = sum(name.startswith(f"{features}necks.0.fpn.inner_blocks") and name.endswith(".0.weight") for name in own)
-    state = {}
+    adapter = f"{features}reader.level_embed" in state
+    blocks = f"{features}necks.0.fpn.inner_blocks"
+    levels = sum(name.startswith(blocks) and name.endswith(".0.weight") for name in state)
+    values_renamed = {}
     for name, value in values.items():
         target = _own_name(name, adapter, levels, features)
-        if target is None or (target not in own and _unused(target, features)):
+        if target is None or (target not in state and _unused(target, features)):
             continue
-        if _TABLE.search(target) and f"{features}backbone.cls_token" not in own:
+        if _TABLE.search(target) and f"{features}backbone.cls_token" not in state:
             value = _without_class_row(value)
-        state[target] = value
-    return state
+        values_renamed[target] = _with_background(name, value)
+    return values_renamed
 
 
 def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | None:
     """Return our name for a published parameter; None for one that is never used."""
-    if adapter and (match := re.match(r"^backbone\.norm([1-4])\.(.*)", name)):
-        return f"{features}reader.norms.{int(match[1]) - 1}.{match[2]}"
-    if (match := re.match(r"^neck\.fpn_convs\.(\d+)\.conv\.(.*)", name)) and int(match[1]) >= levels:
-        return f"{features}necks.0.more.convs.{int(match[1]) - levels}.{match[2]}"
-    for pattern, ours in _NAMES:
-        if re.match(pattern, name):
-            return None if ours is None else re.sub(pattern, ours.replace("{features}", features), name)
+    if adapter and (match := re.match(r"backbone\.norm([1-4])\.", name)):
+        return f"{features}reader.norms.{int(match[1]) - 1}.{name[match.end() :]}"
+    if (match := re.match(r"neck\.fpn_convs\.(\d+)\.conv\.", name)) and int(match[1]) >= levels:
+        return f"{features}necks.0.more.convs.{int(match[1]) - levels}.{name[match.end() :]}"
+    for pattern, start in _NAMES.items():
+        if match := re.match(pattern, name):
+            return start and match.expand(start.replace("{features}", features)) + name[match.end() :]
     return name
 
 
@@ -123,7 +126,7 @@ def _unused(name: str, features: str) -> bool:
     These are the final norm, class tokens, the finest level of an adapter and the auxiliary decoder.
     """
     parts = r"backbone\.(?:norm|cls_token|dist_token)|reader\.(?:spm\.fc1|up|norms\.0)"
-    return name.startswith("auxiliary.") or re.match(rf"^{re.escape(features)}(?:{parts})\b", name) is not None
+    return name.startswith("auxiliary.") or re.match(rf"{re.escape(features)}(?:{parts})\b", name) is not None
 
 
 def _without_class_row(table: Tensor) -> Tensor:
@@ -133,21 +136,9 @@ def _without_class_row(table: Tensor) -> Tensor:
     return table[:, 1:] if table.ndim == 3 and not square and math.isqrt(rows - 1) ** 2 == rows - 1 else table
 
 
-def _region_heads(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict of mmdetection with its region heads under torchvision's names; others are unchanged.
-
-    mmdetection's background is the last class, torchvision's the first. mmdetection regresses boxes and masks of
-    objects only; torchvision also has rows for the background, on which no result depends. They become zeros.
-    """
-    state = {}
-    for name, value in published.items():
-        for pattern, ours, rows in _REGIONS:
-            if match := re.match(pattern, name):
-                name = match.expand(ours) + name[match.end() :]
-                if isinstance(rows, int):
-                    value = torch.cat([value.new_zeros(rows, *value.shape[1:]), value])
-                elif rows is not None:
-                    value = torch.cat([value[-1:], value[:-1]])
-                break
-        state[name] = value
-    return state
+def _with_background(name: str, value: Tensor) -> Tensor:
+    """Return a tensor of mmdetection with the rows of the background as torchvision has them."""
+    if name.startswith(_BACKGROUND_LAST):
+        return torch.cat([value[-1:], value[:-1]])
+    rows = next((rows for start, rows in _BACKGROUND_ROWS.items() if name.startswith(start)), 0)
+    return torch.cat([value.new_zeros(rows, *value.shape[1:]), value]) if rows else value

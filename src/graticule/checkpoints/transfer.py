@@ -15,7 +15,7 @@ from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import position_of
-from graticule.checkpoints.read import dtype_name, kind, read_grids, read_state, unusable
+from graticule.checkpoints.read import GRIDS, dtype_name, kind, read_metadata, read_state, unusable
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.folded import Folded
@@ -83,21 +83,20 @@ def _combine(rows: Sequence[Transferred], others: Sequence[Transferred] = ()) ->
     for row in (*rows, *others):
         for module in _modules(row.name):
             kinds.setdefault(module, set()).add((row.status, row.detail))
-    lines: dict[tuple[str, ...], list[tuple[int, str, int]]] = {}
+    numbers: dict[tuple[str, str, str], set[int]] = {}
+    values: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         name = next((module for module in _modules(row.name) if len(kinds[module]) == 1), row.name)
-        number = _NUMBER.search(name)
-        pattern = _NUMBER.sub("*", name, 1)
-        lines.setdefault((pattern, row.status, row.detail), []).append(
-            (int(number[0]) if number else -1, name, row.values)
-        )
+        group = _NUMBER.sub("*", name, 1), row.status, row.detail
+        numbers.setdefault(group, set()).update(int(number) for number in _NUMBER.findall(name)[:1])
+        values[group] += row.values
     combined = []
-    for (pattern, status, detail), parts in lines.items():
-        numbers = sorted({number for number, _, _ in parts})
-        successive = numbers[-1] - numbers[0] == len(numbers) - 1 > 0
-        label = f"{numbers[0]}-{numbers[-1]}" if successive else ",".join(map(str, numbers))
-        name = parts[0][1] if numbers == [-1] else pattern.replace("*", label, 1)
-        combined.append(Transferred(name, status, detail, sum(values for _, _, values in parts)))
+    for group, of_modules in numbers.items():
+        first, last = min(of_modules, default=0), max(of_modules, default=0)
+        successive = last - first == len(of_modules) - 1 > 0
+        label = f"{first}-{last}" if successive else ",".join(map(str, sorted(of_modules)))
+        name = group[0].replace("*", label, 1) if of_modules else group[0]
+        combined.append(Transferred(name, *group[1:], values[group]))
     return combined
 
 
@@ -154,7 +153,7 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
     published = read_state(source)
-    grids = read_grids(published)
+    grids = read_metadata(published)[GRIDS]
     values = model.own_layout(published)
     released = dict(zip(values, published, strict=False))  # our name -> name in the checkpoint
     if len(values) != len(published):  # computed tensors were added
@@ -202,20 +201,16 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
     A checkpoint may have one table where the model has one per layer, and vice versa.
     """
     position = model.position
-    stages = len(position.stages) if isinstance(position, PyramidPosition) else 1
+    several = isinstance(position, PyramidPosition) and len(position.stages) > 1
     published: dict[str, str] = {}
     for name, _ in position.named_parameters():
-        table = _TABLE.fullmatch(_place(f"position.{name}"))
-        if table and table[2] == "0":
+        if _layer(f"position.{name}") == "0":
             stage = name.split(".")[1]  # of several; PVT's code counts from one
-            table_names = ("pos_embed", "pos_embed0") if stages == 1 else (f"pos_embed{int(stage) + 1}",)
-            published |= dict.fromkeys(table_names, name)
+            tables = (f"pos_embed{int(stage) + 1}",) if several else ("pos_embed", "pos_embed0")
+            published |= dict.fromkeys(tables, name)
     published |= position.published_names()
-    names = {}
-    for key in keys:
-        name = model.own_name(key)
-        names[f"position.{published[name]}" if name in published else name] = key
-    return names
+    names = {model.own_name(key): key for key in keys}
+    return {f"position.{published[name]}" if name in published else name: key for name, key in names.items()}
 
 
 def _place(name: str) -> str:
@@ -236,19 +231,17 @@ def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]
     origins = {name: name for name in set(model_names).intersection(names)}
     left = [name for name in model_names if name not in origins]
     wanted = Counter(map(_place, left))
-    places: dict[str, list[str]] = {}
-    tables: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}  # by the place of a tensor that is left, and by the start of that of any table
     for name in names:
         if name not in origins:
-            places.setdefault(_place(name), []).append(name)
+            sources.setdefault(_place(name), []).append(name)
         if table := _TABLE.fullmatch(_place(name)):
-            tables.setdefault(table[1], []).append(name)
+            sources.setdefault(table[1], []).append(name)
     for name in left:
         place = _place(name)
-        table = _TABLE.fullmatch(place)
-        candidates = places.get(place, []) if wanted[place] == 1 else []
-        if len(candidates) != 1 and table:
-            candidates = tables.get(table[1], [])
+        candidates = sources.get(place, []) if wanted[place] == 1 else []
+        if len(candidates) != 1 and (table := _TABLE.fullmatch(place)):
+            candidates = sources.get(table[1], [])
         if len(candidates) == 1:
             (origins[name],) = candidates
     return origins
@@ -257,8 +250,8 @@ def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]
 def _classifier_names(model: Any) -> set[str]:
     """Return the names of the classifiers' parameters and buffers."""
     head = model.get_classifier()
-    classifiers = {id(module) for module in (head if isinstance(head, tuple) else (head,))}
-    modules = {name for name, module in model.named_modules() if id(module) in classifiers}
+    heads = head if isinstance(head, tuple) else (head,)
+    modules = {name for name, module in model.named_modules() if any(module is head for head in heads)}
     return {name for name in model.state_dict() if name.rpartition(".")[0] in modules}
 
 
@@ -273,18 +266,15 @@ def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfit
 def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint from which no weight of the model's blocks was loaded."""
     weights = {
-        name: value
+        name: tuple(value.shape)
         for name, value in model.state_dict().items()
         if value.ndim > 1 and _BLOCK.search(name) and not name.startswith("position.")
     }
     if weights.keys() & state.keys():
         return
-    shapes = [
-        f"{name} is {tuple(values[name].shape)} where the model has {tuple(value.shape)}"
-        for name, value in weights.items()
-        if name in values
-    ]
-    why = shapes[0] if shapes else f"it has none of them, {next(iter(weights), 'blocks')} for one"
+    why = f"it has none of them, {next(iter(weights), 'blocks')} for one"
+    if name := next((name for name in weights if name in values), ""):
+        why = f"{name} is {tuple(values[name].shape)} where the model has {weights[name]}"
     what = "the checkpoint" if isinstance(source, Mapping) else str(source)
     raise ValueError(f"{what} does not fit {type(model).__name__}: no weight of its blocks does; {why}.")
 

@@ -30,7 +30,7 @@ def resize_timm(model: Any, img_size: Any, **others: Any) -> None:
         vars(model).clear()
         vars(model).update(vars(resized))
         return
-    if not isinstance(model, Hiera | HieraDet) or img_size is None or any(one is not None for one in others.values()):
+    if not isinstance(model, Hiera | HieraDet) or img_size is None or any(size is not None for size in others.values()):
         raise ValueError(
             f"`model` must be of this library, have timm's `set_input_size`, or be converted first, got "
             f"{type(model).__name__}. A model that accepts images of any size needs no resizing; of Hiera, only "
@@ -82,8 +82,8 @@ def _by_table(model: Any, img_size: Any, **others: Any) -> nn.Module:
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"`{name}` must be left out with {kind}, which `convert` does not take, got {value}.")
-    own = getattr(getattr(model, "config", None), "image_size", None)
-    if own is None or img_size is None or len(size) != 2:
+    present = getattr(getattr(model, "config", None), "image_size", None)
+    if present is None or img_size is None or len(size) != 2:
         raise ValueError(
             f"`img_size` must be (height, width), of a model with an image_size in its configuration, got {img_size} "
             f"for {kind}."
@@ -93,7 +93,7 @@ def _by_table(model: Any, img_size: Any, **others: Any) -> nn.Module:
     config = deepcopy(model.config)
     images = torch.randn(1, there.channels, *size, generator=torch.Generator().manual_seed(0)).to(model.dtype)
     try:
-        config.image_size = size[0] if isinstance(own, int) and size[0] == size[1] else list(size)
+        config.image_size = size[0] if isinstance(present, int) and size[0] == size[1] else list(size)
         with torch.random.fork_rng(devices=[]):
             resized: Any = rebuild(model, config)
         for name, value in resized.state_dict().items():
@@ -104,7 +104,8 @@ def _by_table(model: Any, img_size: Any, **others: Any) -> nn.Module:
             resized.get_parameter(name).requires_grad_(value.requires_grad)
         resized.to(model.device, model.dtype)
         with evaluating(model), evaluating(resized):
-            before, after = (next(iter(call(one, images.to(model.device)).values())) for one in (model, resized))
+            inputs = images.to(model.device)
+            before, after = (next(iter(call(part, inputs).values())) for part in (model, resized))
     except Exception as error:  # any error of another library
         raise ValueError(f"`img_size` {by(size)} is refused by {kind}: {error_line(error)}") from error
     if not torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())):

@@ -67,11 +67,13 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     """
     transformers = import_transformers(config)
     described = read_typed(config, _FolderDescription)
-    given = described.architectures[0] if described.architectures else "no architecture"
-    kind = class_of(transformers, _ENCODERS.get(given, given))
-    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel) or not _takes_images(kind):
+    name = described.architectures[0] if described.architectures else "no architecture"
+    kind = class_of(transformers, _ENCODERS.get(name, name))
+    of_images = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    # a class that converts, or whose main input is images
+    if not of_images or not (f"transformers.{kind.__name__}" in CONVERSIONS or kind.main_input_name == "pixel_values"):
         raise ValueError(
-            f"{config} must be of one of transformers' classes of models of images, got {printable(given)}; code of a "
+            f"{config} must be of one of transformers' classes of models of images, got {printable(name)}; code of a "
             "repository is never run."
         )
     if described.quantization_config is not None:
@@ -80,11 +82,6 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(transformers, preprocessor))
     return model
-
-
-def _takes_images(kind: Any) -> bool:
-    """Return whether a class of transformers converts, or its main input is images."""
-    return f"transformers.{kind.__name__}" in CONVERSIONS or kind.main_input_name == "pixel_values"
 
 
 def converted_or_itself(model: nn.Module, source: object) -> nn.Module:
@@ -138,20 +135,19 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
             count = sum(parameter.numel() for parameter in empty.parameters())
             if count > sum(file.stat().st_size for file in files):
                 raise ValueError(f"its config has {count:,} weights, more than the file has bytes.")
-            model, found = kind.from_pretrained(folder, **options)
-            if found["missing_keys"] and all("pooler." in key for key in found["missing_keys"]):
-                model, found = kind.from_pretrained(folder, add_pooling_layer=False, **options)
+            model, problems = kind.from_pretrained(folder, **options)
+            if problems["missing_keys"] and all("pooler." in key for key in problems["missing_keys"]):
+                model, problems = kind.from_pretrained(folder, add_pooling_layer=False, **options)
         except Exception as error:  # it has many kinds for a damaged file
             reason = printable(" ".join(str(error).split())[:200])
             raise ValueError(f"{folder} cannot be opened as {name}: {reason}") from error
-    for problem, keys in (("lacks", "missing_keys"), ("has in another shape than by its config", "mismatched_keys")):
-        names = sorted(key if isinstance(key, str) else key[0] for key in found[keys])
-        if names:
-            raise ValueError(f"{folder} must have all weights of {name}, but {problem} {printable(names[0])}.")
-    for one in files:
-        with safe_open(one, "pt") as file:  # transformers casts the whole numbers of a quantized tensor
-            for key in file.keys():  # noqa: SIM118
-                if (dtype := file.get_slice(key).get_dtype()) in ("I8", "U8"):
+    for verb, keys in (("lacks", "missing_keys"), ("has in another shape than by its config", "mismatched_keys")):
+        if names := sorted(key if isinstance(key, str) else key[0] for key in problems[keys]):
+            raise ValueError(f"{folder} must have all weights of {name}, but {verb} {printable(names[0])}.")
+    for file in files:
+        with safe_open(file, "pt") as tensors:  # transformers casts the whole numbers of a quantized tensor
+            for key in tensors.keys():  # noqa: SIM118
+                if (dtype := tensors.get_slice(key).get_dtype()) in ("I8", "U8"):
                     raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
     return model
 
@@ -173,40 +169,39 @@ def _silent(transformers: Any) -> Iterator[None]:
 
 def _preparation(transformers: Any, file: Path) -> Preparation:
     """Return the preprocessing of images in timm's words; what these cannot say is a warning."""
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        given = transformers.AutoImageProcessor.from_pretrained(
-            file.parent, local_files_only=True, trust_remote_code=False
-        )
+        processor = transformers.AutoImageProcessor.from_pretrained(file.parent, **options)
         # x / 255 is normalized to the value that rescaling by the factor and normalizing give
-        scale = 255 * (given.rescale_factor if given.do_rescale else 1)
-        mean, std = (given.image_mean, given.image_std) if given.do_normalize else ([0.0] * 3, [1.0] * 3)
-        shortest, crop = given.size.shortest_edge, given.crop_size if given.do_center_crop else None
-        resized = (given.size.height, given.size.width) if shortest is None else (shortest, shortest)
+        scale = 255 * (processor.rescale_factor if processor.do_rescale else 1)
+        normalized = processor.do_normalize
+        mean, std = (processor.image_mean, processor.image_std) if normalized else ([0.0] * 3, [1.0] * 3)
+        shortest, crop = processor.size.shortest_edge, processor.crop_size if processor.do_center_crop else None
+        resized = (processor.size.height, processor.size.width) if shortest is None else (shortest, shortest)
         size = resized if crop is None else (crop.height, crop.width)
         words: dict[str, Any] = {
             "mean": [value / scale for value in mean],
             "std": [value / scale for value in std],
-            "interpolation": _INTERPOLATIONS[given.resample],
+            "interpolation": _INTERPOLATIONS[processor.resample],
             "crop_pct": _share(size[0], resized[0]),
             "crop_mode": "squash" if shortest is None else "center",
         }
-        found: Preparation = check_value(Preparation, words, str(file))
+        preparation: Preparation = check_value(Preparation, words, str(file))
         for height, width in _COMPARED:
-            pixels = torch.randint(
-                256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-            )
-            image = to_pil_image(pixels)
+            generator = torch.Generator().manual_seed(0)
+            image = to_pil_image(torch.randint(256, (3, height, width), dtype=torch.uint8, generator=generator))
             ours = create_transform(size, **words)(image)
-            theirs = given(image, return_tensors="pt")["pixel_values"][0]
+            expected = processor(image, return_tensors="pt")["pixel_values"][0]
             # bytes are rounded after each of two resized axes here, and at most once there
-            if ours.shape != theirs.shape or (ours - theirs).abs().max() > 2 / 255 / min(found.std or [1.0]):
-                kind = type(given).__name__
-                raise ValueError(f"`{kind}` must resize, crop and normalize, got another change of images.")
+            tolerance = 2 / 255 / min(preparation.std or [1.0])
+            if ours.shape != expected.shape or (ours - expected).abs().max() > tolerance:
+                name = type(processor).__name__
+                raise ValueError(f"`{name}` must resize, crop and normalize, got another change of images.")
     except Exception as error:  # it has many kinds for a damaged file
         reason = printable(" ".join(str(error).split())[:200]).removesuffix(".")
         warnings.warn(f"the preprocessing of {file} is not known: {reason}; give your own.", stacklevel=2)
         return Preparation()
-    return found
+    return preparation
 
 
 def _share(cropped: int, resized: int) -> float:

@@ -91,15 +91,13 @@ def argument_defaults(backbone: type) -> Mapping[str, Any]:
     """Return the arguments of a class and their defaults, including those that it passes to its base class."""
     parameters = parameters_of(backbone)
     first = next(iter(parameters.values()))[0]
-    # the class itself gives its base class what that requires
-    known = {
-        name: parameter
+    defaults = {
+        name: None if parameter.default is parameter.empty else parameter.default
         for name, (function, parameter) in parameters.items()
+        # the class itself gives its base class what that requires
         if function is first or parameter.default is not parameter.empty
     }
-    return MappingProxyType(
-        {name: None if parameter.default is parameter.empty else parameter.default for name, parameter in known.items()}
-    )
+    return MappingProxyType(defaults)
 
 
 PREFIX = "graticule_"

@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -14,6 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 from torch import nn
 
 from graticule.checkpoints.read import save_weights
@@ -29,9 +32,6 @@ _SECONDS = 3.0
 @contextmanager
 def quick_hub() -> Iterator[None]:
     """Let downloads use the cache of the hub, or fail, immediately if the hub cannot be reached."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     if constants.HF_HUB_OFFLINE or can_connect(constants.ENDPOINT):
         yield
         return
@@ -57,11 +57,9 @@ def can_connect(address: str) -> bool:
     connections: list[bool] = []
 
     def connect() -> None:
-        try:
+        with suppress(OSError):
             socket.create_connection((url.hostname or "", port), timeout=_SECONDS).close()
-        except OSError:
-            return
-        connections.append(True)
+            connections.append(True)
 
     thread = Thread(target=connect, daemon=True)  # a look-up of a host name has no timeout
     thread.start()
@@ -115,9 +113,7 @@ def push_folder(
 ) -> str:
     """Upload a folder that `save_pretrained` wrote, and return the address of the commit."""
     check_repo_id(repo_id)
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=token, library_name="graticule")
+    api = huggingface_hub.HfApi(token=token, library_name="graticule")
     made = api.create_repo(repo_id, private=private, exist_ok=True)
     done = api.upload_folder(
         repo_id=made.repo_id, folder_path=str(folder), revision=revision, commit_message="Add model"
@@ -144,25 +140,22 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
             index = find(INDEX)
         except FileNotFoundError:
             raise error from None
-    for name in _shard_names(index):
-        find(name)
+    for file in shards(index):
+        find(file.name)
     return config, index
 
 
 def shards(weights: Path) -> list[Path]:
-    """Return the files of weights: the one that is given, or those that an index names."""
-    return [weights.parent / name for name in _shard_names(weights)] if weights.name == INDEX else [weights]
-
-
-def _shard_names(index: Path) -> list[str]:
-    """Return the names of the files that an index names, which are in its folder."""
-    names = list(dict.fromkeys(read_typed(index, _Index).weight_map.values()))
+    """Return the files of weights: the one that is given, or those that an index names, which are in its folder."""
+    if weights.name != INDEX:
+        return [weights]
+    names = dict.fromkeys(read_typed(weights, _Index).weight_map.values())
     for name in names:
         if not _SHARD.fullmatch(name):
             raise ValueError(
-                f"{index} must name files in its folder that end in .safetensors, got {printable(name)!r}."
+                f"{weights} must name files in its folder that end in .safetensors, got {printable(name)!r}."
             )
-    return names
+    return [weights.parent / name for name in names]
 
 
 def find_beside(source: str | Path, names: Iterable[str], hub: Mapping[str, Any]) -> None:
@@ -188,12 +181,9 @@ def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
         raise FileNotFoundError(
             f"`source` must be a folder, or OWNER/NAME on the hub, got {repo_id!r}, which does not exist."
         )
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
-
     try:
         with nullcontext() if hub.get("local_files_only") else quick_hub():
-            return Path(hf_hub_download(repo_id, name, library_name="graticule", **hub))
+            return Path(huggingface_hub.hf_hub_download(repo_id, name, library_name="graticule", **hub))
     except (LocalEntryNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"{repo_id} is not a folder, and could not be downloaded from the hub: {str(error).splitlines()[0]}"
@@ -233,7 +223,7 @@ class Card:
     data: str = ""
     results: Sequence[tuple[str, str]] = ()
     measured: str = ""
-    figures: Sequence[tuple[str, str]] = field(default=())
+    figures: Sequence[tuple[str, str]] = ()
 
 
 def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Card) -> str:
@@ -265,13 +255,13 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
 
 def _use(plugins: Sequence[str], in_timm: bool) -> str:
     """Return the section on opening the model."""
-    named = [f'"{name}"' for name in plugins]
-    argument = "" if not named else f", plugin={named[0] if len(named) == 1 else '[' + ', '.join(named) + ']'}"
+    listed = ", ".join(f'"{name}"' for name in plugins)
+    argument = "" if not plugins else f", plugin={listed if len(plugins) == 1 else f'[{listed}]'}"
     text = "\n## Use\n\n    import graticule\n\n"
     text += f'    model = graticule.from_pretrained("OWNER/NAME"{argument})  # or a folder\n'
     if in_timm:
         text += "\nor by timm:\n\n    import graticule.backbones, timm  # registers the models\n\n"
-        text += "".join(f"    graticule.load_plugin({name})\n" for name in named) + ("\n" if named else "")
+        text += "".join(f'    graticule.load_plugin("{name}")\n' for name in plugins) + "\n" * bool(plugins)
         text += '    model = timm.create_model("hf-hub:OWNER/NAME", pretrained=True)'
         text += '  # "local-dir:FOLDER" for a folder\n'
         text += "    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"

@@ -116,44 +116,36 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
 
 def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     """Return the model of transformers, without the weights, in the sizes of ours."""
-    theirs: Any = source.skeleton
-    config = deepcopy(theirs.config)
-    changed: dict[str, Any] = {}
+    skeleton: Any = source.skeleton
+    kind, config = type(skeleton).__name__, deepcopy(skeleton.config)
     image, patch = sizes_of(config)
-    if len(image) > 2:
-        if patch != model.patch_size:
-            raise ValueError(
-                f"`model` must have patches of {by(patch)} to be a {type(theirs).__name__}, got {by(model.patch_size)}."
-            )
-        changed["num_frames" if hasattr(config, "num_frames") else "frames_per_clip"] = model.img_size[0]
-        changed |= dict.fromkeys(
-            (name for name in ("crop_size", "image_size") if hasattr(config, name)), _plain(model.img_size[1:])
-        )
-        changed = changed if image != model.img_size else {}
-    elif hasattr(config, "image_size") and image != model.img_size:
-        changed["image_size"] = _plain(model.img_size)
-    if len(image) == 2 and patch != model.patch_size:
-        changed["patch_size"] = _plain(model.patch_size)
+    if len(image) > 2 and patch != model.patch_size:
+        raise ValueError(f"`model` must have patches of {by(patch)} to be a {kind}, got {by(model.patch_size)}.")
     patches = math.prod(size // patch for size, patch in zip(model.img_size, model.patch_size, strict=True))
-    for name in ("num_patches", "num_position_embeddings"):
-        if getattr(config, name, patches) != patches:
-            changed[name] = patches
-    if getattr(config, channels_of(config)) != model.in_chans:
-        changed[channels_of(config)] = model.in_chans
-    if hasattr(theirs, "classifier") and config.num_labels != model.num_classes:
-        changed["num_labels"] = model.num_classes
+    sizes = dict.fromkeys(("num_patches", "num_position_embeddings"), patches)
+    sizes[channels_of(config)] = model.in_chans
+    if hasattr(skeleton, "classifier"):
+        sizes["num_labels"] = model.num_classes
+    changed: dict[str, Any] = {name: size for name, size in sizes.items() if getattr(config, name, size) != size}
+    if image != model.img_size:
+        sides: dict[str, Any] = {"image_size": _plain(model.img_size[-2:])}
+        if len(image) > 2:
+            sides["crop_size"] = sides["image_size"]
+            sides |= dict.fromkeys(("num_frames", "frames_per_clip"), model.img_size[0])
+        changed |= {name: side for name, side in sides.items() if hasattr(config, name)}
+    if patch != model.patch_size:
+        changed["patch_size"] = _plain(model.patch_size)
     if not changed:
         return source.empty(device)
     square = len(set(model.img_size[-2:])) == 1 or model.img_size == to_2tuple(getattr(config, "image_size", 0))
     if not square and (len(image) > 2 or any(name.endswith("pos_embed") for name in model.state_dict())):
         raise ValueError(
-            f"`model` must have square images to be a {type(theirs).__name__}, which computes others wrongly, got "
-            f"{by(model.img_size)}."
+            f"`model` must have square images to be a {kind}, which computes others wrongly, got {by(model.img_size)}."
         )
     for name, value in changed.items():
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
-        there: nn.Module = rebuild(theirs, config)
+        there: nn.Module = rebuild(skeleton, config)
     return there
 
 

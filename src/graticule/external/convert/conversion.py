@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
-from graticule.checkpoints.read import read_metadata, with_metadata
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.external.convert.parts import Conversion, read
@@ -85,13 +84,14 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     if like is None:
         return source
     sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}
-    one, other = (
-        {} if each.created is None else {"name": each.created["name"], **each.created["arguments"]}
-        for each in (converted, model)
+    expected, arguments = (
+        {} if backbone.created is None else {"name": backbone.created["name"], **backbone.created["arguments"]}
+        for backbone in (converted, model)
     )
-    differing = sorted(key for key in {*one, *other} - sizes if one.get(key) != other.get(key))
-    if not other or differing:
-        what = f"another {', '.join(differing)}" if other else "no known arguments"
+    names = {*expected, *arguments} - sizes
+    differing = sorted(name for name in names if expected.get(name) != arguments.get(name))
+    if not arguments or differing:
+        what = f"another {', '.join(differing)}" if arguments else "no known arguments"
         raise ValueError(
             f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
             f"has {what}."
@@ -106,13 +106,19 @@ def computed_names(model: Backbone) -> set[str]:
     return {f"position.{name}" for name in names} & model.state_dict().keys()
 
 
-def in_our_shape(value: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
-    """Return a tensor with another shape in our model, whose axes are stored in this order there."""
-    if value.numel() != shape.numel():
-        return value
-    if not order:
-        return value.reshape(shape)
-    return value.reshape([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(len(order))])
+def parts_of(names: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Return views of our tensors, or of rows of one, whose rows are those of each tensor of the other library."""
+    joined, rank, parts = Counter(names.values()), Counter[tuple[str, ...]](), {}
+    for name, targets in names.items():
+        count = joined[targets]
+        parts[name] = [state[target] if count == 1 else state[target].chunk(count)[rank[targets]] for target in targets]
+        rank[targets] += 1
+    return parts
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Return one tensor with the rows of all."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
@@ -120,29 +126,23 @@ def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
     state, present = model.state_dict(), there.state_dict()
     # a classifier may have been added or removed
     names = {**source.names, **{new: (model.own_name(new),) for new in present.keys() - source.names.keys()}}
-    names = {theirs: split for theirs, split in names.items() if theirs in present and state.keys() >= set(split)}
-    lost = state.keys() - {own for split in names.values() for own in split} - computed_names(model)
-    lost |= {theirs for theirs, _ in there.named_parameters()} - names.keys()
+    names = {name: targets for name, targets in names.items() if name in present and state.keys() >= set(targets)}
+    lost = state.keys() - {target for targets in names.values() for target in targets} - computed_names(model)
+    lost |= {name for name, _ in there.named_parameters()} - names.keys()
     if lost:
-        found = ", ".join(sorted(lost)[:4])
         raise ValueError(
-            f"`model` must have the tensors that {source.library}'s has, and no others, got {found} in one of them."
+            f"`model` must have the tensors that {source.library}'s has, and no others, got "
+            f"{', '.join(sorted(lost)[:4])} in one of them."
         )
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    joined = Counter(names.values())
-    rows = dict.fromkeys(joined, 0)
-    for theirs, split in names.items():
-        if not split:
-            value: Tensor = source.skeleton.get_parameter(theirs)
-        elif len(split) > 1:
-            value = torch.cat([state[own] for own in split])
-        elif joined[split] > 1:
-            start, rows[split] = rows[split], rows[split] + len(present[theirs])
-            value = state[split[0]][start : rows[split]]
+    for name, parts in parts_of(names, state).items():
+        if parts:
+            value = join(parts)
+            value = value.permute(source.reshaped.get(name) or tuple(range(value.ndim)))
+            _put(there, name, value, trained.get(names[name][0], False))
         else:
-            value = state[split[0]]
-            value = value.permute(source.reshaped.get(theirs) or tuple(range(value.ndim)))
-        _put(there, theirs, value, trained.get(split[0], False) if split else value.requires_grad)
+            parameter = source.skeleton.get_parameter(name)
+            _put(there, name, parameter, parameter.requires_grad)
     return there.train(model.training)
 
 
@@ -198,19 +198,18 @@ def convert(
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)
         names = _names(model, ours, conversion)
-        values = _values(model, ours, names, conversion.reshaped)
-        ours.load_state_dict(with_metadata(values, read_metadata(ours.state_dict())))
-    _copy_settings(model, ours, names, conversion.preprocessing)
+        _copy_values(model, parts_of(names, ours.state_dict()), conversion.reshaped)
+    _copy_settings(model, ours, names)
     ours.converted_from = Source.of(model, names, conversion.reshaped)
     if encoding is None and joining is None:
         return ours
     encoding = conversion.encoding if encoding is None else encoding
-    return change_position(ours, encoding, joining or conversion.joining, images)
+    return change_position(ours, encoding, joining or "default", images)
 
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
     """Build the backbone on the device and with the dtype of the model."""
-    words: dict[str, Any] = {"encoding": conversion.encoding, "joining": conversion.joining}
+    words: dict[str, Any] = {"encoding": conversion.encoding, "joining": "default"}
     build: Any = conversion.backbone
     ours: Backbone = build(partial(build_position, **words), **conversion.arguments)
     name = conversion.backbone.__name__
@@ -221,7 +220,7 @@ def _build(model: nn.Module, conversion: Conversion) -> Backbone:
 
 
 #: A tensor of one of three projections, which may be one tensor here.
-_PART = re.compile(r"(.+\.qkv)\.([qkv])_proj\.(weight|bias)")
+_PROJECTION = re.compile(r"(.+\.qkv)\.([qkv])_proj\.(weight|bias)")
 
 
 def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str, tuple[str, ...]]:
@@ -229,27 +228,27 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
 
     Tensors whose rows are joined have the same name here, and follow each other in the order of their rows.
     """
-    published = {theirs: f"position.{own}" for theirs, own in ours.position.published_names().items()}
-    places = ours.state_dict()
+    published = {name: f"position.{target}" for name, target in ours.position.published_names().items()}
+    state = ours.state_dict()
     names: dict[str, tuple[str, ...]] = {}
     ranks: dict[str, int] = {}  # of tensors that are joined
-    for theirs in model.state_dict():
-        given = conversion.names.get(theirs, theirs)
-        split = []
-        for name in (given,) if isinstance(given, str) else given:
-            own = published.get(name, ours.own_name(name))
-            own = published.get(own, own)
-            if own not in places and (part := _PART.fullmatch(own)):
-                layer, which, leaf = part.groups()
-                own = f"{layer}.{leaf}" if f"{layer}.{leaf}" in places else f"{layer}.{which}_bias"
-                ranks[theirs] = "qkv".index(which)
-            split.append(own)
-        names[theirs] = tuple(split)
-    names = {theirs: names[theirs] for theirs in sorted(names, key=lambda theirs: ranks.get(theirs, 0))}
-    taken = Counter(own for split in names.values() for own in split)
-    lost = [theirs for theirs, split in names.items() if not places.keys() >= set(split)]
-    twice = [theirs for theirs, split in names.items() if theirs not in ranks and any(taken[own] > 1 for own in split)]
-    empty = sorted(places.keys() - taken - computed_names(ours))
+    for name in model.state_dict():
+        described = conversion.names.get(name, name)
+        targets = []
+        for part in (described,) if isinstance(described, str) else described:
+            target = published.get(part, ours.own_name(part))
+            target = published.get(target, target)
+            if target not in state and (projection := _PROJECTION.fullmatch(target)):
+                layer, which, leaf = projection.groups()
+                target = f"{layer}.{leaf}" if f"{layer}.{leaf}" in state else f"{layer}.{which}_bias"
+                ranks[name] = "qkv".index(which)
+            targets.append(target)
+        names[name] = tuple(targets)
+    names = {name: names[name] for name in sorted(names, key=lambda name: ranks.get(name, 0))}
+    taken = Counter(target for targets in names.values() for target in targets)
+    lost = [name for name, targets in names.items() if not state.keys() >= set(targets)]
+    twice = [name for name, targets in names.items() if name not in ranks and any(taken[key] > 1 for key in targets)]
+    empty = sorted(state.keys() - taken - computed_names(ours))
     kind = type(model).__name__
     if lost:
         raise ValueError(f"`model` must have no tensor without a counterpart here, got {kind} with {_some(lost)}.")
@@ -260,54 +259,48 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
     return names
 
 
-def _values(
-    model: nn.Module,
-    ours: Backbone,
-    names: Mapping[str, tuple[str, ...]],
-    reshaped: Mapping[str, tuple[int, ...]],
-) -> dict[str, Tensor]:
-    """Return the tensors of the model under our names and in our shapes."""
-    there, here = model.state_dict(), ours.state_dict()
-    joined = Counter(names.values())
-    found: dict[str, list[Tensor]] = {}
-    for theirs, split in names.items():
-        if not split:
+def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]], reshaped: Mapping[str, tuple[int, ...]]) -> None:
+    """Copy the tensors of the model to our parts."""
+    for name, value in model.state_dict().items():
+        if not parts[name]:
             continue
-        value, expected = there[theirs], here[split[0]].shape
-        if theirs in reshaped:
-            value = in_our_shape(value, expected, reshaped[theirs])
-        rows = [len(here[own]) for own in split] if len(split) > 1 else [len(value)]
-        if len(split) > 1 or joined[split] > 1:
-            expected = torch.Size([sum(rows) if len(split) > 1 else expected[0] // joined[split], *expected[1:]])
-        if value.shape != expected:
+        shape = join(parts[name]).shape
+        if name in reshaped and value.numel() == shape.numel():
+            order = reshaped[name] or tuple(range(len(shape)))  # of our axes there
+            value = value.reshape([shape[axis] for axis in order])
+            value = value.permute([order.index(axis) for axis in range(len(order))])
+        if value.shape != shape:
             kind = type(model).__name__
-            raise ValueError(
-                f"`{theirs}` of {kind} must be {tuple(expected)} to be converted, got {tuple(value.shape)}."
-            )
-        for own, part in zip(split, value.split(rows), strict=True):
-            found.setdefault(own, []).append(part)
-    values = {own: parts[0] if len(parts) == 1 else torch.cat(parts) for own, parts in found.items()}
-    return {name: here[name] for name in computed_names(ours)} | values
+            raise ValueError(f"`{name}` of {kind} must be {tuple(shape)} to be converted, got {tuple(value.shape)}.")
+        several = len(parts[name]) > 1
+        rows = value.split([len(part) for part in parts[name]]) if several else [value]
+        for part, part_rows in zip(parts[name], rows, strict=True):
+            part.copy_(part_rows)
 
 
-def _copy_settings(
-    model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], preprocessing: Mapping[str, Any] | None
-) -> None:
+def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
     """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
     ours.train(model.training)
-    own = dict(ours.named_parameters())
-    for theirs, parameter in model.named_parameters():
-        for name in names[theirs]:
-            own[name].requires_grad_(parameter.requires_grad)
+    for name, parameter in model.named_parameters():
+        for target in names[name]:
+            ours.get_parameter(target).requires_grad_(parameter.requires_grad)
     untyped: Any = ours
     for mode in ("grad_checkpointing", "distilled_training"):
         if hasattr(model, mode) and hasattr(ours, mode):
             setattr(ours, mode, getattr(model, mode))
-    configuration = deepcopy(getattr(model, "pretrained_cfg", None) if preprocessing is None else dict(preprocessing))
+    configuration = deepcopy(getattr(model, "pretrained_cfg", None))
+    if hasattr(model, "config"):  # of transformers
+        configuration = _label_names(model.config)
     if isinstance(configuration, dict):
         # the size of the converted model, from which timm resolves the transforms
         configuration["input_size"] = (ours.in_chans, *ours.img_size)
         untyped.pretrained_cfg = untyped.default_cfg = configuration
+
+
+def _label_names(config: Any) -> dict[str, Any]:
+    """Return the names of the classes, if a configuration of transformers states them, as timm's do."""
+    labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
+    return {"label_names": labels} if any(label != f"LABEL_{index}" for index, label in enumerate(labels)) else {}
 
 
 def _some(names: list[str]) -> str:

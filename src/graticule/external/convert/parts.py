@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
-from timm.layers import GluMlp, LayerNorm, LayerScale, Mlp, RmsNorm, SwiGLU
+from timm.layers import GluMlp, LayerNorm, Mlp, RmsNorm, SwiGLU
 from timm.layers.activations import GELU
 from torch import nn
 
@@ -30,22 +30,18 @@ class Conversion:
     backbone: the class of our model.
     arguments: those of its constructor except `position`, as plain values, which can be written to a file.
     encoding: the encoding of the model, as text.
-    joining: the joining of the model, as text.
     names: name of a tensor in the model -> its name in timm's layout or ours, for those that `own_name` of the
         backbone and `published_names` of the position do not give; several names if the rows of the tensor are split
         among several tensors here; none if it has no effect on the tokens of an image, as a mask token.
     reshaped: names of tensors of the model that have another shape here -> the order in which the axes of ours are
         stored there; empty if the values are in the same order.
-    preprocessing: entries of timm's configuration, such as `label_names`; None if the model has such a configuration.
     """
 
     backbone: type[Backbone]
     arguments: Mapping[str, Any]
     encoding: str
-    joining: str = "default"
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     reshaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] | None = None
 
 
 #: The function that reads the models of a class. A subclass computes something else, so it has its own entry.
@@ -68,8 +64,8 @@ def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Function], F
 
 def _reader(model: nn.Module) -> Reader | None:
     kind = type(model)
-    theirs = kind.__module__.startswith("transformers.models.")
-    return CONVERSIONS.get(f"transformers.{kind.__name__}" if theirs else kind)
+    by_name = kind.__module__.startswith("transformers.models.")
+    return CONVERSIONS.get(f"transformers.{kind.__name__}" if by_name else kind)
 
 
 def can_convert(model: nn.Module) -> bool:
@@ -86,8 +82,8 @@ def read(model: nn.Module) -> Conversion:
         )
     reader, kind = _reader(model), type(model)
     if reader is None:
-        timms = ", ".join(sorted(one.__name__ for one in CONVERSIONS if isinstance(one, type)))
-        others = ", ".join(sorted(one.rpartition(".")[2] for one in CONVERSIONS if isinstance(one, str)))
+        timms = ", ".join(sorted(known.__name__ for known in CONVERSIONS if isinstance(known, type)))
+        others = ", ".join(sorted(known.rpartition(".")[2] for known in CONVERSIONS if isinstance(known, str)))
         raise ValueError(
             f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
             f"{kind.__module__}; graticule.attach gives a transformer of any library a position."
@@ -131,10 +127,22 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
 
 def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:
     """Check that an attribute of a module, given as a path, is exactly of one of these classes."""
-    found = model.get_submodule(attribute)
-    if type(found) not in kinds:
+    part = model.get_submodule(attribute)
+    if type(part) not in kinds:
         names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
-        raise refuse(model, attribute, found, f"must be {names}")
+        raise refuse(model, attribute, part, f"must be {names}")
+
+
+def check_values(part: nn.Module, **values: Any) -> None:
+    """Check that those attributes of a module that it has are of these values."""
+    for attribute, value in values.items():
+        if getattr(part, attribute, value) != value:
+            raise refuse(part, attribute, getattr(part, attribute), f"must be {value!r}")
+
+
+def sum_of(*encodings: object) -> str:
+    """Return the sum of encodings as text; those that are None, False or empty are left out."""
+    return " + ".join(str(encoding) for encoding in encodings if encoding) or "none"
 
 
 _LAYER_NORMS, _RMS_NORMS = (nn.LayerNorm, LayerNorm), (nn.RMSNorm, RmsNorm)
@@ -152,13 +160,13 @@ def norm_text(owner: nn.Module, attribute: str) -> str | None:
 
 def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
     """Return the name of the norm that is common to those attributes of a module that are norms; None if none is."""
-    found: str | None = None
+    first: str | None = None
     for attribute in attributes:
         text = norm_text(owner, attribute)
-        if found is not None and text not in (None, found):
-            raise refuse(owner, attribute, text, f"must be {found} as the other norms")
-        found = found or text
-    return found
+        if first is not None and text not in (None, first):
+            raise refuse(owner, attribute, text, f"must be {first} as the other norms")
+        first = first or text
+    return first
 
 
 def act_text(owner: nn.Module, attribute: str) -> str:
@@ -197,8 +205,7 @@ def read_mlp(block: nn.Module) -> dict[str, Any]:
     kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
     if type(mlp) not in kinds:
         raise refuse(block, "mlp", mlp, "must be Mlp, SwiGLU or GluMlp")
-    if isinstance(mlp, GluMlp) and mlp.gate_last:
-        raise refuse(mlp, "gate_last", True, "must be False")
+    check_values(mlp, gate_last=False)
     first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
     if not isinstance(first, nn.Linear):
         raise refuse(mlp, "fc1", first, "must be Linear")
@@ -223,10 +230,7 @@ def read_mlp(block: nn.Module) -> dict[str, Any]:
 def read_attention(block: nn.Module) -> dict[str, Any]:
     """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms."""
     attn: Any = block.get_submodule("attn")
-    if getattr(attn, "gate", None) is not None:
-        raise refuse(attn, "gate", attn.gate, "must be None")
-    if getattr(attn, "num_kv_groups", 1) != 1:
-        raise refuse(attn, "num_kv_groups", attn.num_kv_groups, "must be 1 (as many heads of keys as of queries)")
+    check_values(attn, gate=None, num_kv_groups=1)  # as many heads of keys as of queries
     if getattr(attn, "k_bias", None) is not None and torch.any(attn.k_bias != 0):
         raise refuse(attn, "k_bias", "a bias", "must be zero")
     width, default = attn.proj.in_features, (attn.proj.in_features // attn.num_heads) ** -0.5
@@ -259,14 +263,16 @@ def _read_projection(attn: Any) -> dict[str, Any]:
 
 def layer_scale(block: Any) -> tuple[float, float]:
     """Return the initial values of LayerScale for attention and MLP; 0 if there is none."""
-    values = []
-    for scale, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
-        module = getattr(block, scale, None)
-        if getattr(block, gamma, None) is not None:
-            values.append(float(block.init_values) or 1.0)
-        else:
-            values.append(float(module.init_values) or 1.0 if isinstance(module, LayerScale) else 0.0)
-    return values[0], values[1]
+    scales = [
+        initial_scale(getattr(block, name, None)) if getattr(block, gamma, None) is None else initial_scale(block)
+        for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2"))
+    ]
+    return scales[0], scales[1]
+
+
+def initial_scale(scale: Any) -> float:
+    """Return the initial value of a LayerScale, or of a block that has its own; 0 if it is another module."""
+    return float(scale.init_values or 1.0) if hasattr(scale, "init_values") else 0.0
 
 
 def rate_of(owner: nn.Module, attribute: str) -> float:
@@ -282,15 +288,15 @@ def drop_path(module: nn.Module) -> float:
 
 def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
     """Return the LayerNorm of a model as text, with its eps; in and below the modules `fixed` it must be PyTorch's."""
-    found: float | None = None
+    eps: float | None = None
     for name, module in model.named_modules():
         if not isinstance(module, nn.LayerNorm):
             continue
-        expected = 1e-5 if any(name == one or name.startswith(f"{one}.") for one in fixed) else found
+        expected = 1e-5 if any(f"{name}.".startswith(f"{start}.") for start in fixed) else eps
         if expected is not None and module.eps != expected:
             raise refuse(model, f"{name}.eps", module.eps, f"must be {expected}")
-        found = module.eps if expected is None else found
-    return f"layernorm(eps={1e-5 if found is None else found!r})"
+        eps = module.eps if expected is None else eps
+    return f"layernorm(eps={1e-5 if eps is None else eps!r})"
 
 
 def check_gelu(model: nn.Module) -> None:

@@ -34,47 +34,40 @@ from torch import nn
 from graticule import backbones
 from graticule.backbones.sam import SamVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.external.convert.parts import (
-    Conversion,
-    check_gelu,
-    check_kind,
-    layer_norm_text,
-    norm_text,
-    rate_of,
-    ratio_of,
-    refuse,
-    register_conversion,
-    trunk_arguments,
-)
-from graticule.external.convert.vit import post_norm, pre_norm, read_blocks, read_trunk, table, vit_arguments
+from graticule.external.convert import parts
+from graticule.external.convert.parts import Conversion, check_kind, check_values, refuse, sum_of
+from graticule.external.convert.vit import read_trunk, table, vit_arguments, with_norms
 from graticule.registry.specs import Spec
 
 #: Resampler that timm uses for tables at other sizes: linear between knots in a geometric series.
 RESAMPLER = "geometric(mode='linear')"
 
 
-@register_conversion(Beit)
+@parts.register_conversion(Beit)
 def read_beit(model: Any) -> Conversion:
     """Describe timm's BEiT: a table for each layer, one for all, or both, with rows for the class token."""
-    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, {beit.Block: pre_norm(beit.Attention)}))
-    encodings = [] if model.pos_embed is None else [table(model)]
-    own = [block.attn.relative_position_bias_table is not None for block in model.blocks]
-    if any(own) and not all(own):
-        raise refuse(model, "blocks", own, "must all have a table, or none,")
+    kinds = {beit.Block: with_norms("pre_norm", beit.Attention)}
+    arguments = vit_arguments(model, read_trunk(model), kinds)
+    tables = [block.attn.relative_position_bias_table is not None for block in model.blocks]
+    if any(tables) and not all(tables):
+        raise refuse(model, "blocks", tables, "must all have a table, or none,")
     options = {"prefix_rows": True, "resampler": RESAMPLER}
-    encodings += [str(Spec("relative_bias", options))] * all(own)
-    encodings += [str(Spec("shared_relative_bias", options))] * (model.rel_pos_bias is not None)
-    return Conversion(VisionTransformer, arguments, " + ".join(encodings) or "none")
+    biases = {"relative_bias": all(tables), "shared_relative_bias": model.rel_pos_bias is not None}
+    encoding = sum_of(table(model), *(Spec(name, options) for name, has_bias in biases.items() if has_bias))
+    return Conversion(VisionTransformer, arguments, encoding)
 
 
-@register_conversion(VisionTransformerRelPos)
+@parts.register_conversion(VisionTransformerRelPos)
 def read_relpos(model: Any) -> Conversion:
     """Describe timm's `vit_relpos`: a bias for each layer, or one for all, from a table or a small network.
 
     The network's dropout in training is omitted.
     """
-    kinds = {RelPosBlock: pre_norm(RelPosAttention), ResPostRelPosBlock: post_norm(RelPosAttention)}
-    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, kinds))
+    kinds = {
+        RelPosBlock: with_norms("pre_norm", RelPosAttention),
+        ResPostRelPosBlock: with_norms("post_norm", RelPosAttention),
+    }
+    arguments = vit_arguments(model, read_trunk(model), kinds)
     if model.shared_rel_pos is not None:
         check_kind(model, "shared_rel_pos", RelPosMlp, RelPosBias)
         if any(block.attn.rel_pos is not None for block in model.blocks):
@@ -82,13 +75,13 @@ def read_relpos(model: Any) -> Conversion:
         if getattr(model.shared_rel_pos, "mode", "cr") != "cr":
             raise refuse(model.shared_rel_pos, "mode", model.shared_rel_pos.mode, "must be 'cr' if shared")
         return Conversion(VisionTransformer, arguments, f"shared_{_read_bias(model.shared_rel_pos)}")
-    found = []
+    specs = []
     for index, block in enumerate(model.blocks):
         check_kind(model, f"blocks.{index}.attn.rel_pos", RelPosMlp, RelPosBias)
-        found.append(_read_bias(block.attn.rel_pos))
-    if len(set(found)) > 1:
-        raise refuse(model, "blocks", [str(spec) for spec in found], "must have the same kind of bias")
-    return Conversion(VisionTransformer, arguments, str(found[0]))
+        specs.append(_read_bias(block.attn.rel_pos))
+    if len(set(specs)) > 1:
+        raise refuse(model, "blocks", [str(spec) for spec in specs], "must have the same kind of bias")
+    return Conversion(VisionTransformer, arguments, str(specs[0]))
 
 
 def _read_bias(bias: Any) -> Spec:
@@ -99,22 +92,18 @@ def _read_bias(bias: Any) -> Spec:
     hidden = bias.mlp.fc1.out_features
     if bias.mode == "cr":
         return Spec("mlp_bias", {"hidden": hidden})
-    if any(bias.pretrained_window_size):
-        raise refuse(bias, "pretrained_window_size", bias.pretrained_window_size, "must be (0, 0)")
+    check_values(bias, pretrained_window_size=(0, 0))
     return Spec("continuous_bias", {"hidden": hidden})
 
 
-@register_conversion(Eva)
+@parts.register_conversion(Eva)
 def read_eva(model: Any) -> Conversion:
     """Describe timm's `Eva`."""
     attentions = (EvaAttention, AttentionRope)
-    kinds = {EvaBlock: pre_norm(*attentions), EvaBlockPostNorm: post_norm(*attentions)}
-    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, kinds))
+    kinds = {EvaBlock: with_norms("pre_norm", *attentions), EvaBlockPostNorm: with_norms("post_norm", *attentions)}
+    arguments = vit_arguments(model, read_trunk(model), kinds)
     arguments["pool_include_prefix"] = model.attn_pool is not None  # it pools all tokens
-    encodings = [] if model.pos_embed is None else [table(model)]
-    if model.rope is not None:
-        encodings.append(str(read_rotary(model)))
-    return Conversion(VisionTransformer, arguments, " + ".join(encodings) or "none")
+    return Conversion(VisionTransformer, arguments, sum_of(table(model), model.rope and read_rotary(model)))
 
 
 def read_rotary(model: Any) -> Spec:
@@ -122,10 +111,7 @@ def read_rotary(model: Any) -> Spec:
     rope = model.rope
     half = bool(getattr(model.blocks[0].attn, "rotate_half", False))
     for block in model.blocks:
-        if block.attn.num_prefix_tokens != model.num_prefix_tokens:
-            raise refuse(
-                block.attn, "num_prefix_tokens", block.attn.num_prefix_tokens, f"must be {model.num_prefix_tokens}"
-            )
+        check_values(block.attn, num_prefix_tokens=model.num_prefix_tokens)
         if bool(getattr(block.attn, "rotate_half", False)) != half:
             raise refuse(block.attn, "rotate_half", not half, "must be as in the first block")
     noise = {
@@ -169,15 +155,14 @@ def _read_dinov3(rope: Any) -> dict[str, Any]:
     return {"base": float(rope.temperature), "turns": True, **options}
 
 
-@register_conversion(VisionTransformerSAM)
+@parts.register_conversion(VisionTransformerSAM)
 def read_sam(model: Any) -> Conversion:
     """Describe timm's encoder of Segment Anything."""
     check_kind(model, "patch_embed", PatchEmbed)
     check_kind(model, "head", ClassifierHead)
     check_kind(model, "patch_drop", nn.Identity)
     check_kind(model, "neck", nn.Sequential, LayerNorm2d)
-    if model.rope_global is not None:
-        raise refuse(model, "rope_global", model.rope_global, "must be None")
+    check_values(model, rope_global=None)
     norms = [module for module in model.neck.modules() if isinstance(module, LayerNorm2d)]
     if any(norm.eps != 1e-6 for norm in norms):
         raise refuse(model, "neck (eps)", norms[0].eps, "must be 1e-06")
@@ -188,83 +173,81 @@ def read_sam(model: Any) -> Conversion:
     if len(relative) > 1:
         raise refuse(model, "blocks (use_rel_pos)", relative, "must be the same")
     patches = model.patch_embed
-    pre = norm_text(model, "norm_pre")
+    pre = parts.norm_text(model, "norm_pre")
     trunk = {
-        **trunk_arguments(model, patches),
+        **parts.trunk_arguments(model, patches),
         "global_pool": model.head.global_pool.pool_type,
         "pre_norm": pre is not None,
         "norm_layer": pre,
-        "drop_rate": rate_of(model, "head.drop"),
-        "pos_drop_rate": rate_of(model, "pos_drop"),
+        "drop_rate": parts.rate_of(model, "head.drop"),
+        "pos_drop_rate": parts.rate_of(model, "pos_drop"),
         "window_size": next(iter(windows), 1),
         "global_layers": tuple(layer for layer, block in enumerate(model.blocks) if not block.window_size),
         "neck_dim": model.neck[0].out_channels if isinstance(model.neck, nn.Sequential) else None,
     }
-    arguments = vit_arguments(
-        model, trunk, read_blocks(model, {vision_transformer_sam.Block: pre_norm(vision_transformer_sam.Attention)})
-    )
-    encodings = ["learnable"] * (model.pos_embed is not None) + ["decomposed"] * any(relative)
-    encoding = " + ".join(encodings) or "none"
+    kinds = {vision_transformer_sam.Block: with_norms("pre_norm", vision_transformer_sam.Attention)}
+    arguments = vit_arguments(model, trunk, kinds)
+    encoding = sum_of(model.pos_embed is not None and "learnable", any(relative) and "decomposed")
     return Conversion(SamVisionTransformer, arguments, encoding, reshaped={"pos_embed": ()})
 
 
-@register_conversion(MlpMixer)
+@parts.register_conversion(MlpMixer)
 def read_mixer(model: Any) -> Conversion:
     """Describe timm's MLP-Mixer, ResMLP or gMLP, by the class of its blocks."""
     check_kind(model, "stem", PatchEmbed)
-    check_gelu(model)
+    parts.check_gelu(model)
     block: Any = model.blocks[0]
+    family = type(block)
+    kinds: dict[type[nn.Module], dict[str, type[nn.Module]]] = {
+        SpatialGatingBlock: {".mlp_channels": GatedMlp, ".mlp_channels.gate": SpatialGatingUnit},
+        MixerBlock: {".mlp_channels": Mlp, ".mlp_tokens": Mlp},
+        ResBlock: {".mlp_channels": Mlp, ".norm1": Affine, ".norm2": Affine},
+    }
+    if family not in kinds:
+        raise refuse(model, "blocks.0", block, "must be MixerBlock, ResBlock or SpatialGatingBlock")
     for index, _ in enumerate(model.blocks):
-        check_kind(model, f"blocks.{index}", type(block))
-        check_kind(model, f"blocks.{index}.mlp_channels", GatedMlp if type(block) is SpatialGatingBlock else Mlp)
+        for part, kind in {"": family, **kinds[family]}.items():
+            check_kind(model, f"blocks.{index}{part}", kind)
     arguments: dict[str, Any] = {
-        **trunk_arguments(model, model.stem),
+        **parts.trunk_arguments(model, model.stem),
         "global_pool": model.global_pool,
         "num_blocks": len(model.blocks),
-        "mlp_ratio": ratio_of(block.mlp_channels.fc1.out_features, model.embed_dim),
+        "mlp_ratio": parts.ratio_of(block.mlp_channels.fc1.out_features, model.embed_dim),
         "groups": 1,
     }
     stem_norm = not isinstance(model.stem.norm, nn.Identity)
-    if type(block) is SpatialGatingBlock:
-        for index, _ in enumerate(model.blocks):
-            check_kind(model, f"blocks.{index}.mlp_channels.gate", SpatialGatingUnit)
+    if family is SpatialGatingBlock:
         gates = [f"blocks.{index}.mlp_channels.gate.norm" for index, _ in enumerate(model.blocks)]
-        arguments["norm_layer"] = layer_norm_text(model, gates)
+        arguments["norm_layer"] = parts.layer_norm_text(model, gates)
         return Conversion(backbones.GMlp, {**arguments, "stem_norm": stem_norm, "gate_norm": True}, "sgu")
     if stem_norm:
         raise refuse(model, "stem.norm", model.stem.norm, "must be left out")
-    if type(block) is MixerBlock:
-        for index, _ in enumerate(model.blocks):
-            check_kind(model, f"blocks.{index}.mlp_tokens", Mlp)
-        arguments["norm_layer"] = layer_norm_text(model)
-        tokens: Any = block.mlp_tokens
-        ratio = ratio_of(tokens.fc1.out_features, model.embed_dim)
+    if family is MixerBlock:
+        arguments["norm_layer"] = parts.layer_norm_text(model)
+        ratio = parts.ratio_of(block.mlp_tokens.fc1.out_features, model.embed_dim)
         return Conversion(backbones.Mixer, arguments, f"token_mlp(ratio={ratio!r})")
-    if type(block) is ResBlock:
-        for name in ("norm", *(f"blocks.{i}.norm{n}" for i, _ in enumerate(model.blocks) for n in (1, 2))):
-            check_kind(model, name, Affine)
-        return Conversion(backbones.ResMlp, {**arguments, "layer_scale": 1.0}, "sgu")
-    raise refuse(model, "blocks.0", block, "must be MixerBlock, ResBlock or SpatialGatingBlock")
+    check_kind(model, "norm", Affine)
+    return Conversion(backbones.ResMlp, {**arguments, "layer_scale": 1.0}, "sgu")
 
 
-@register_conversion(ConVit)
+@parts.register_conversion(ConVit)
 def read_convit(model: Any) -> Conversion:
     """Describe timm's ConViT; its class token joins after the layers with gates."""
     check_kind(model, "patch_embed", PatchEmbed)
     gated = min(model.local_up_to_layer, len(model.blocks))
     for index, _ in enumerate(model.blocks):
         check_kind(model, f"blocks.{index}.attn", GPSA if index < gated else MHSA)
-    check_gelu(model)
+    parts.check_gelu(model)
     first = model.blocks[0]
     projection = first.attn.qk if gated else first.attn.qkv
     arguments = {
-        **trunk_arguments(model, model.patch_embed),
+        **parts.trunk_arguments(model, model.patch_embed),
         "global_pool": model.global_pool,
         "depth": len(model.blocks),
         "num_heads": first.attn.num_heads,
-        "mlp_ratio": ratio_of(first.mlp.fc1.out_features, model.embed_dim),
+        "mlp_ratio": parts.ratio_of(first.mlp.fc1.out_features, model.embed_dim),
         "qkv_bias": projection.bias is not None,
-        "norm_layer": layer_norm_text(model),
+        "norm_layer": parts.layer_norm_text(model),
     }
-    parts = ["learnable"] * bool(model.use_pos_embed) + [f"gpsa(layers={gated}, bias=True)"] * bool(gated)
-    return Conversion(backbones.ConVit, arguments, " + ".join(parts) or "none")
+    encoding = sum_of(model.use_pos_embed and "learnable", gated and f"gpsa(layers={gated}, bias=True)")
+    return Conversion(backbones.ConVit, arguments, encoding)

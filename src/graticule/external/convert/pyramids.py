@@ -10,20 +10,13 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.twins import GlobalSubSampleAttn, LocallyGroupedAttn, Twins
 
 from graticule import backbones
-from graticule.external.convert.parts import (
-    Conversion,
-    check_gelu,
-    check_kind,
-    layer_norm_text,
-    ratio_of,
-    refuse,
-    register_conversion,
-)
+from graticule.external.convert import parts
+from graticule.external.convert.parts import Conversion, check_kind, ratio_of, refuse
 from graticule.external.convert.plain import RESAMPLER
 from graticule.registry.specs import Spec
 
 
-@register_conversion(SwinTransformer, SwinTransformerV2)
+@parts.register_conversion(SwinTransformer, SwinTransformerV2)
 def read_swin(model: Any) -> Conversion:
     """Describe timm's Swin, or Swin V2.
 
@@ -46,8 +39,8 @@ def read_swin(model: Any) -> Conversion:
                 model, f"layers.{index}.blocks.0.attn.qkv", width, f"must have {block.dim} channels of queries"
             )
         _check_shifts(model, index)
-    check_gelu(model)
-    attention = first[0].attn
+    parts.check_gelu(model)
+    attentions = [block.attn for block in first]
     arguments = {
         "img_size": tuple(model.patch_embed.img_size),
         "patch_size": height,
@@ -56,17 +49,17 @@ def read_swin(model: Any) -> Conversion:
         "global_pool": model.global_pool,
         "embed_dim": dim,
         "depths": tuple(len(stage.blocks) for stage in stages),
-        "num_heads": tuple(block.attn.num_heads for block in first),
+        "num_heads": tuple(attn.num_heads for attn in attentions),
         "window_size": tuple(tuple(block.window_size) for block in first),
         "mlp_ratio": ratio_of(first[0].mlp.fc1.out_features, dim),
-        "qkv_bias": (attention.q_bias if second else attention.qkv.bias) is not None,
-        "norm_layer": layer_norm_text(model),
+        "qkv_bias": (attentions[0].q_bias if second else attentions[0].qkv.bias) is not None,
+        "norm_layer": parts.layer_norm_text(model),
     }
     if not second:
         return Conversion(backbones.SwinTransformer, arguments, str(Spec("relative_bias", {"resampler": RESAMPLER})))
-    trained = [block.attn.pretrained_window_size if any(block.attn.pretrained_window_size) else None for block in first]
     arguments["pretrained_window_sizes"] = tuple(
-        tuple(block.attn.window_size if one is None else one) for block, one in zip(first, trained, strict=True)
+        tuple(attn.pretrained_window_size if any(attn.pretrained_window_size) else attn.window_size)
+        for attn in attentions
     )
     return Conversion(backbones.SwinTransformerV2, arguments, "continuous_bias")
 
@@ -83,7 +76,7 @@ def _check_shifts(model: Any, stage: int) -> None:
             raise refuse(model, name, tuple(block.shift_size), f"must be {expected}")
 
 
-@register_conversion(Twins)
+@parts.register_conversion(Twins)
 def read_twins(model: Any) -> Conversion:
     """Describe timm's Twins: PCPVT is PVT with PEGs and global average pooling."""
     stages = list(model.blocks)
@@ -94,7 +87,7 @@ def read_twins(model: Any) -> Conversion:
             check_kind(model, f"blocks.{stage}.{index}.attn", LocallyGroupedAttn if local else GlobalSubSampleAttn)
     if len(windows) > 1:
         raise refuse(model, "blocks.0.0.attn.ws", tuple(sorted(windows)), "must be the same in all stages")
-    check_gelu(model)
+    parts.check_gelu(model)
     fixed = [
         name for name, _ in model.named_modules() if name.endswith(".attn.norm") or name.startswith("patch_embeds.")
     ]
@@ -111,7 +104,7 @@ def read_twins(model: Any) -> Conversion:
             ratio_of(blocks[0].mlp.fc1.out_features, dim) for blocks, dim in zip(stages, model.embed_dims, strict=True)
         ),
         "sr_ratios": tuple(_reduction(blocks) for blocks in stages),
-        "norm_layer": layer_norm_text(model, fixed),
+        "norm_layer": parts.layer_norm_text(model, fixed),
     }
     if not windows:
         return Conversion(backbones.PyramidVisionTransformer, arguments, "peg")

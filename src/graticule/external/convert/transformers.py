@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule import backbones
 from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
-from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion
+from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion, sum_of
 from graticule.external.convert.vit import read_rates
 from graticule.layers.parts import ACTIVATIONS
 from graticule.registry.specs import Spec
@@ -121,27 +121,18 @@ def check_as_built(model: Any) -> None:
         built = rebuild(model, model.config)
     parts, expected = dict(model.named_modules()), dict(built.named_modules())
     for name in {**expected, **parts}:
-        own, other = parts.get(name), expected.get(name)
-        if type(own) is not type(other):
-            raise refuse(model, name, own, f"must be {type(other).__name__}, as in its config,")
-        settings = _settings(own)
-        for key, value in _settings(other).items():
-            if settings.get(key) != value:
-                place = f"{name}.{key}".lstrip(".")
-                raise refuse(model, place, settings.get(key), f"must be {value!r}, as in its config,")
-        for key, value in vars(other).items():  # a table that is no parameter
-            if isinstance(value, Tensor) and not value.is_meta and not torch.equal(value, vars(own)[key]):
-                raise refuse(model, f"{name}.{key}", "other values", "must have the values that its class computes,")
+        part, other = parts.get(name), expected.get(name)
+        if type(part) is not type(other):
+            raise refuse(model, name, part, f"must be {type(other).__name__}, as in its config,")
+        for key, value in vars(other).items():
+            place, actual = f"{name}.{key}".lstrip("."), vars(part).get(key)
+            is_setting = isinstance(value, bool | int | float | str | tuple) and not key.startswith("_")
+            if is_setting and key not in _FREE and actual != value:
+                raise refuse(model, place, actual, f"must be {value!r}, as in its config,")
+            # a table that is no parameter
+            if isinstance(value, Tensor) and not value.is_meta and not torch.equal(value, vars(part)[key]):
+                raise refuse(model, place, "other values", "must have the values that its class computes,")
     _check_tensors(model, built)
-
-
-def _settings(module: nn.Module | None) -> dict[str, Any]:
-    """Return the numbers, names and flags of a module."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str | tuple) and not name.startswith("_") and name not in _FREE
-    }
 
 
 def _check_tensors(model: nn.Module, built: nn.Module) -> None:
@@ -206,10 +197,11 @@ def read_vit(model: Any) -> Conversion:
     if any("gate_proj" in name for name in state):  # the second layer of a gated MLP, the only one of others
         others["mlp.fc1"] = "mlp.fc1_x"
     names = names_of(model, others)
-    tensors = {name: state[theirs] for theirs, name in names.items() if isinstance(name, str)}
+    tensors = {name: state[there] for there, name in names.items() if isinstance(name, str)}
     dim = tensors["blocks.0.norm1.weight"].shape[0]
     image, patch = sizes_of(config)
     qwen, pixtral = "qwen" in config.model_type, config.model_type == "pixtral"
+    scale = getattr(config, "layerscale_value", None) or getattr(config, "layer_scale_init_value", None) or 0
     norm = "rmsnorm(eps=1e-05)" if pixtral else f"layernorm(eps={1e-06 if qwen else config.layer_norm_eps})"
     arguments: dict[str, Any] = {
         "img_size": image,
@@ -226,7 +218,7 @@ def read_vit(model: Any) -> Conversion:
         "final_norm": "norm.weight" in tensors or "fc_norm.weight" in tensors,
         "norm_layer": norm,
         "global_pool": _pool(model, tensors),
-        "init_values": _layer_scale(config) if "blocks.0.ls1.gamma" in tensors else None,
+        "init_values": (float(scale),) * 2 if "blocks.0.ls1.gamma" in tensors else None,
         "drop_path_rate": drop_path(model),
         **({"patch_bias": False, "patch_frames": config.temporal_patch_size} if qwen else {}),
         **_read_attention(model, tensors),
@@ -242,16 +234,13 @@ def read_vit(model: Any) -> Conversion:
         del arguments["patch_bias"]
     patches = math.prod(side // step for side, step in zip(image, patch, strict=True))
     prefix = arguments.get("class_token", True) + arguments.get("reg_tokens", 1)
-    reshaped: dict[str, tuple[int, ...]] = {theirs: () for theirs, name in names.items() if name in _RESHAPED}
+    orders: dict[Any, tuple[int, ...]] = {"cls_token": (), "pos_embed": ()}  # which have more axes in timm
     if config.model_type == "siglip2_vision_model":  # a linear layer on patches of (height, width, channels)
-        reshaped |= {theirs: (0, 2, 3, 1) for theirs, name in names.items() if name == "patch_embed.proj.weight"}
+        orders["patch_embed.proj.weight"] = (0, 2, 3, 1)
+    reshaped = {there: orders[name] for there, name in names.items() if name in orders}
     backbone = DistilledVisionTransformer if teacher else VisionTransformer
     encoding = _read_encoding(model, tensors, patches, prefix)
-    return Conversion(backbone, arguments, encoding, names=names, reshaped=reshaped, preprocessing=label_names(config))
-
-
-#: Tensors that have more axes in timm.
-_RESHAPED = ("cls_token", "pos_embed")
+    return Conversion(backbone, arguments, encoding, names=names, reshaped=reshaped)
 
 
 def channels_of(config: Any) -> str:
@@ -288,13 +277,8 @@ def _pool(model: Any, tensors: dict[str, Tensor]) -> str:
         return "token" if "norm_pre.weight" in tensors else "avg"  # CLIP, BEiT
     if kind == "IJepaForImageClassification":
         return "avg"
-    beit = model.config.model_type == "beit" and getattr(model, "pooler", None) is not None
-    return "token" if "head.weight" in tensors or beit or kind in _OF_CLASS_TOKEN else ""
-
-
-def _layer_scale(config: Any) -> tuple[float, float]:
-    value = getattr(config, "layerscale_value", None) or config.layer_scale_init_value
-    return float(value), float(value)
+    pooled = model.config.model_type == "beit" and getattr(model, "pooler", None) is not None
+    return "token" if "head.weight" in tensors or pooled or kind in _OF_CLASS_TOKEN else ""
 
 
 def drop_path(model: Any) -> float:
@@ -342,8 +326,8 @@ def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
 def act_text(model: Any) -> str:
     """Return timm's name of the activation of a model."""
     name = model.config.hidden_act
-    tanh = dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_new"), "gelu_tanh")
-    known = {**tanh, **{one: one for one in ACTIVATIONS if one != "gelu_tanh"}}
+    known = dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_new"), "gelu_tanh")
+    known |= {activation: activation for activation in ACTIVATIONS if activation != "gelu_tanh"}
     if name not in known:
         raise refuse(model, "config.hidden_act", name, f"must be one of {', '.join(known)}")
     return known[name]
@@ -389,13 +373,7 @@ def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix:
     for tensor, name in (("blocks.0.attn", "relative_bias"), ("rel_pos_bias", "shared_relative_bias")):
         if f"{tensor}.relative_position_bias_table" in tensors:
             specs.append(Spec(name, options))
-    return " + ".join(map(str, specs)) or "none"
-
-
-def label_names(config: Any) -> dict[str, Any]:
-    """Return the names of the classes, if the configuration states them, as timm's configuration does."""
-    labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
-    return {"label_names": labels} if any(label != f"LABEL_{index}" for index, label in enumerate(labels)) else {}
+    return sum_of(*specs)
 
 
 @register_conversion(
@@ -432,7 +410,6 @@ def read_swin(model: Any) -> Conversion:
         "drop_path_rate": drop_path(model),
         "norm_layer": layer_norm_text(model),
     }
-    table = [str(Spec("learnable", {"resampler": CUBIC}))] * config.use_absolute_embeddings
     second = config.model_type == "swinv2"
     if second:
         trained = tuple(config.pretrained_window_sizes)
@@ -440,9 +417,11 @@ def read_swin(model: Any) -> Conversion:
     return Conversion(
         backbones.SwinTransformerV2 if second else backbones.SwinTransformer,
         arguments,
-        " + ".join([*table, "continuous_bias" if second else "relative_bias"]),
+        sum_of(
+            config.use_absolute_embeddings and Spec("learnable", {"resampler": CUBIC}),
+            "continuous_bias" if second else "relative_bias",
+        ),
         names=names,
-        preprocessing=label_names(config),
     )
 
 
@@ -450,9 +429,7 @@ def read_swin(model: Any) -> Conversion:
 def read_sam(model: Any) -> Conversion:
     """Describe the image encoder of Segment Anything of transformers, whose output is a map here and tokens there."""
     check_as_built(model)
-    config, state = model.config, model.state_dict()
-    names = names_of(model)
-    hidden = next(len(value) for theirs, value in state.items() if names[theirs] == "blocks.0.mlp.fc1.weight")
+    config, names = model.config, names_of(model)
     arguments = {
         "img_size": to_2tuple(config.image_size),
         "patch_size": to_2tuple(config.patch_size),
@@ -462,7 +439,7 @@ def read_sam(model: Any) -> Conversion:
         "embed_dim": config.hidden_size,
         "depth": config.num_hidden_layers,
         "num_heads": config.num_attention_heads,
-        "mlp_ratio": ratio_of(hidden, config.hidden_size),
+        "mlp_ratio": ratio_of(model.vision_encoder.layers[0].mlp.lin1.out_features, config.hidden_size),
         "qkv_bias": config.qkv_bias,
         "act_layer": act_text(model),
         "attn_drop_rate": float(config.attention_dropout),
@@ -475,13 +452,10 @@ def read_sam(model: Any) -> Conversion:
         ),
         "neck_dim": config.output_channels,
     }
-    encoding = ["learnable"] * config.use_abs_pos + ["decomposed"] * config.use_rel_pos
-    reshaped: dict[str, tuple[int, ...]] = {theirs: () for theirs, name in names.items() if name == "pos_embed"}
     return Conversion(
         backbones.SamVisionTransformer,
         arguments,
-        " + ".join(encoding) or "none",
+        sum_of(config.use_abs_pos and "learnable", config.use_rel_pos and "decomposed"),
         names=names,
-        reshaped=reshaped,
-        preprocessing={},
+        reshaped={there: () for there, name in names.items() if name == "pos_embed"},
     )
