@@ -39,31 +39,27 @@ class AttentionSummary:
 
 def attention_summary(view: ModelView, images: Tensor) -> AttentionSummary:
     """Summarize the attention weights of a few images (B, C, height, width), computed one image at a time."""
-    found: list[Array] = []
-    first: list[AttentionMap] = []
-    for one in images:
-        maps = view.attention(one[None])
-        first = first or maps
-        found.append(_numbers(maps))
-    distance, entropy, prefix = np.stack(found, -1)  # (layers, heads, images) each
+    images_maps = [view.attention(image[None]) for image in images]
+    distance, entropy, prefix = np.stack([_numbers(maps) for maps in images_maps], -1)  # (layers, heads, images) each
+    first = images_maps[0]
     return AttentionSummary(
-        layers=tuple(one.layer for one in first),
+        layers=tuple(layer.layer for layer in first),
         distance=distance.mean(-1),
         distance_error=standard_error(distance),
         entropy=entropy.mean(-1),
         prefix=prefix.mean(-1),
-        uniform=np.array([one.uniform_distance for one in first]),
-        uniform_entropy=np.log([one.keys.tokens for one in first]),
+        uniform=np.array([layer.uniform_distance for layer in first]),
+        uniform_entropy=np.log([layer.keys.tokens for layer in first]),
     )
 
 
 def _numbers(maps: Sequence[AttentionMap]) -> Array:
     """Return distance, entropy and share on prefix tokens of each layer and head of an image, (3, layers, heads)."""
-    found = np.full((3, len(maps), max(one.num_heads for one in maps)), np.nan)
-    for layer, one in enumerate(maps):
-        for kind, values in enumerate((one.distances(), one.entropies(), one.prefix_shares())):
-            found[kind, layer, : one.num_heads] = values.mean(0)  # over windows
-    return found
+    numbers = np.full((3, len(maps), max(layer.num_heads for layer in maps)), np.nan)
+    for index, layer in enumerate(maps):
+        for kind, values in enumerate((layer.distances(), layer.entropies(), layer.prefix_shares())):
+            numbers[kind, index, : layer.num_heads] = values.mean(0)  # over windows
+    return numbers
 
 
 @checked

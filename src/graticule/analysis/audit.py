@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.analysis.attention import AttentionSummary, attention_summary
-from graticule.analysis.effect import Effect, FeatureComparison
+from graticule.analysis.effect import Effect, FeatureComparison, standard_error
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
@@ -96,7 +96,7 @@ def time_in_turns(variants: Mapping[str, Callable[[Tensor], object]], images: Te
             variants[name](images)
             _wait(images.device)
             seconds[name].append(time.perf_counter() - start)
-    return Turns(len(images), {name: np.array(each) for name, each in seconds.items()})
+    return Turns(len(images), {name: np.array(rounds) for name, rounds in seconds.items()})
 
 
 def _wait(device: torch.device) -> None:
@@ -188,41 +188,34 @@ def audit(
     size = view.img_size
     if size not in images:
         raise ValueError(f"`images` must have those of the model's size, {by(size)}, got others only.")
-    given = images[size]
-    if len(given) < max(folds, 2):
-        raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(given)}.")
-    check_images(given, films=True)
+    sized = images[size]
+    if len(sized) < max(folds, 2):
+        raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(sized)}.")
+    check_images(sized, films=True)
     others: dict[Size, ModelView] = {other: view.resized_to(other) for other in images if other != size}
     grids = view.grids(size)
     unavailable: dict[str, str] = {}
     changed = _changed_views(view, unavailable)
     timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
-    further = (len(size) + 2) * min(len(given), _TRANSLATION) + min(len(given), _ATTENTION) + timed_images
+    further = (len(size) + 2) * min(len(sized), _TRANSLATION) + min(len(sized), _ATTENTION) + timed_images
     passes = 2 + len(changed) + 2  # the model twice, the changed views, and the two edits
-    bar = AuditBar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
-    batches = [slice(start, start + batch_size) for start in range(0, len(given), batch_size)]
+    bar = AuditBar(passes * len(sized) + further, {other: len(sized) for other in others}, size, progress)
+    batches = [slice(start, start + batch_size) for start in range(0, len(sized), batch_size)]
 
     shares = LayerShares(view)
-    content, sums = _probe_sums(view, given, batches, folds, unavailable, bar, shares)
-    probes = [one.probe() for one in sums]
-    spreads = [one.spread() for one in sums]
+    content, sums = _probe_sums(view, sized, batches, folds, unavailable, bar, shares)
+    spreads = [layer.spread() for layer in sums]
     edits = {
-        "probe's directions removed": [one.eraser() for one in sums],
-        "control's directions removed": [one.eraser(control=True) for one in sums],
+        "probe's directions removed": [layer.eraser() for layer in sums],
+        "control's directions removed": [layer.eraser(control=True) for layer in sums],
     }
     comparisons = {name: FeatureComparison(name, spreads) for name in (*changed, *edits)}
     at_sizes = {other: FeatureComparison(by(other), spreads) for other in others}
     further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
-    right: list[Tensor] = []
-    same = FeatureComparison("", spreads)  # the model with itself
     for batch in batches:
-        part = given[batch]
+        part = sized[batch]
         known = None if labels is None else labels[batch]
         before = bar.run("the model", view, part)
-        if known is not None and before.logits is not None:
-            right.append((before.logits.argmax(-1).cpu() == known.cpu()).double())
-        elif known is not None:
-            same.add(before, before, known)
         for name, other_view in changed.items():
             comparisons[name].add(before, bar.run(name, other_view, part), known)
         for name, erasers in edits.items():
@@ -237,29 +230,30 @@ def audit(
     def attempt(name: str, passes: int, work: Callable[[], T]) -> T | None:
         return bar.step(name, passes, lambda: _attempt(name, unavailable, work))
 
-    few, some = given[:_TRANSLATION], given[:_ATTENTION]
+    few, some = sized[:_TRANSLATION], sized[:_ATTENTION]
     translation = attempt("translation", (len(size) + 2) * len(few), lambda: translation_error(model, few))
     attention = attempt("attention", len(some), lambda: attention_summary(view, some))
-    times = attempt("time", timed_images, lambda: _times(view, given)) if timed else None
+    times = attempt("time", timed_images, lambda: _times(view, sized)) if timed else None
     if bar.bar is not None:
         bar.bar.close()
     share = shares.share()
-    share.others.update({other: one.share() for other, one in further_shares.items()})
-    correct = torch.cat(right).numpy() if right else same.effect().right if same.parts else None
+    share.others.update({other: further_shares[other].share() for other in others})
+    effects = [comparison.effect() for comparison in comparisons.values()]
+    correct = effects[-1].right_before
     return Audit(
         img_size=size,
-        images=len(given),
+        images=len(sized),
         grids=tuple(grids),
-        parameters=sum(one.numel() for one in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         position=_position_parameters(model),
         unknown=view.unknown_parameters if isinstance(view, TracedModel) else [],
         share=share,
         probe_content=None if content is None else content.probe(),
-        probes=probes,
-        effects=[comparison.effect() for comparison in comparisons.values()],
+        probes=[layer.probe() for layer in sums],
+        effects=effects,
         sizes={other: comparison.effect() for other, comparison in at_sizes.items()},
-        neighbors=bool(same.parts),
-        accuracy=None if correct is None else (100 * correct.mean(), 100 * correct.std(ddof=1) / len(correct) ** 0.5),
+        neighbors=correct is not None and effects[-1].same is None,
+        accuracy=None if correct is None else (100 * float(correct.mean()), 100 * float(standard_error(correct))),
         times=times or [],
         translation=translation,
         attention=attention,
@@ -290,12 +284,12 @@ def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, Mo
     def tried(change: Callable[[], ModelView]) -> ModelView:
         changed = change()
         changed.grids(changed.img_size)
-        one = next(view.model.parameters())
-        changed.run(one.new_zeros(1, image_channels(view.model), *view.img_size))
+        weight = next(view.model.parameters())
+        changed.run(weight.new_zeros(1, image_channels(view.model), *view.img_size))
         return changed
 
-    found = {name: _attempt(name, unavailable, partial(tried, change)) for name, change in changes.items()}
-    return {name: changed for name, changed in found.items() if changed is not None}
+    views = {name: _attempt(name, unavailable, partial(tried, change)) for name, change in changes.items()}
+    return {name: changed for name, changed in views.items() if changed is not None}
 
 
 def _probe_sums(
@@ -319,8 +313,8 @@ def _probe_sums(
             unavailable["probe of the patches"] = str(error)
         layers = bar.run("probe", view, images[batch]).layers
         sums = sums or [PositionSums(Grid(*grid.shape), x.shape[-1], folds) for x, grid in layers]
-        for one, (tokens, grid) in zip(sums, layers, strict=True):
-            one.add(grid.split(tokens)[1])
+        for layer, (tokens, grid) in zip(sums, layers, strict=True):
+            layer.add(grid.split(tokens)[1])
         shares.add(images[batch], layers)
     return content, sums
 
@@ -351,37 +345,39 @@ _TRANSLATION_NAMES = ("inside", "border=at_border", "all_patches", "prefix", "lo
 _PROBE_NAMES = ("mean", "error", "control_mean", "control_error", "r2", "control", "examples", "channels")
 
 
-def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
+def audit_json(result: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return all numbers of an audit as plain values; `about` describes the audit."""
     return {
         **about,
-        "img_size": list(found.img_size),
-        "images": found.images,
-        "grids": [[*grid.shape, grid.prefix] for grid in found.grids],
-        "parameters": found.parameters,
-        "position_parameters": found.position,
-        "unknown_parameters": found.unknown,
-        "seconds": [
-            {"batch": one.batch, **_plain(one.seconds)} for one in found.times
-        ],
-        "accuracy_of_neighbors": found.neighbors,
-        "accuracy": None if found.accuracy is None else dict(zip(("top1", "error"), found.accuracy, strict=True)),
-        "share": _plain(found.share.record()),
-        "probe_of_patches": _record(found.probe_content, *_PROBE_NAMES),
-        "probes": [_record(one, *_PROBE_NAMES) for one in found.probes],
-        "effects": [_effect_record(one) for one in found.effects],
-        "sizes": [_effect_record(one) for one in found.sizes.values()],
-        "translation": _record(found.translation, *_TRANSLATION_NAMES),
-        "attention": _record(found.attention, *(one.name for one in dataclasses.fields(AttentionSummary))),
-        "maps": [_map_record(one) for one in found.maps],
-        "unavailable": found.unavailable,
-    }  # fmt: skip
+        "img_size": list(result.img_size),
+        "images": result.images,
+        "grids": [[*grid.shape, grid.prefix] for grid in result.grids],
+        "parameters": result.parameters,
+        "position_parameters": result.position,
+        "unknown_parameters": result.unknown,
+        "seconds": [{"batch": turns.batch, **_plain(turns.seconds)} for turns in result.times],
+        "accuracy_of_neighbors": result.neighbors,
+        "accuracy": _named(("top1", "error"), result.accuracy),
+        "share": _plain(result.share.record()),
+        "probe_of_patches": _record(result.probe_content, *_PROBE_NAMES),
+        "probes": [_record(probe, *_PROBE_NAMES) for probe in result.probes],
+        "effects": [_effect_record(effect) for effect in result.effects],
+        "sizes": [_effect_record(effect) for effect in result.sizes.values()],
+        "translation": _record(result.translation, *_TRANSLATION_NAMES),
+        "attention": _record(result.attention, *(field.name for field in dataclasses.fields(AttentionSummary))),
+        "maps": [_map_record(maps) for maps in result.maps],
+        "unavailable": result.unavailable,
+    }
 
 
-def _record(one: object, *names: str) -> dict[str, Any] | None:
+def _named(names: Sequence[str], values: Sequence[float] | None) -> dict[str, float] | None:
+    return None if values is None else dict(zip(names, values, strict=True))
+
+
+def _record(result: object, *names: str) -> dict[str, Any] | None:
     """Return attributes as plain values, 'name' or 'name=attribute'; None of None."""
     pairs = [(name.partition("=")[0], name.rpartition("=")[2]) for name in names]
-    return None if one is None else {name: _plain(getattr(one, attribute)) for name, attribute in pairs}
+    return None if result is None else {name: _plain(getattr(result, attribute)) for name, attribute in pairs}
 
 
 def _map_record(maps: StageMaps) -> dict[str, Any]:
@@ -394,27 +390,24 @@ def _map_record(maps: StageMaps) -> dict[str, Any]:
     return {name: record for name, record in records.items() if record is not None}
 
 
-def _effect_record(one: Effect) -> dict[str, Any]:
-    accuracy = None if one.accuracy is None else dict(zip(("difference", "error"), one.accuracy, strict=True))
+def _effect_record(effect: Effect) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "change": _plain(one.mean_change),
-        "change_error": _plain(one.change_error),
-        "cosine": _plain(one.cosine.mean(1)),
-        "same_top1": None if one.same is None else float(one.same.mean()),
-        "accuracy": accuracy,
-        "p_value": one.p_value,
+        "name": effect.name,
+        "change": _plain(effect.mean_change),
+        "change_error": _plain(effect.change_error),
+        "cosine": _plain(effect.cosine.mean(1)),
+        "same_top1": None if effect.same is None else float(effect.same.mean()),
+        "accuracy": _named(("difference", "error"), effect.accuracy),
+        "p_value": effect.p_value,
     }
 
 
 def _plain(value: object) -> Any:
     """Return numbers and arrays as plain values; NaN and infinities become None."""
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, np.ndarray):
-        return [_plain(one) for one in value]
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | tuple | list):
+        return [_plain(part) for part in value]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value

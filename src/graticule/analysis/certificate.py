@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ class DebiasCertificate(PrintedTable):
         rows: list[tuple[str, ...]] = [("measure", "before", "after", "chance")]
         for name, (before, after), scale, chance in pairs:
             decimals = 1 if scale == 100 else 2
-            rows.append((name, *(one.text(None, scale, decimals) for one in (before, after)), chance))
+            rows.append((name, before.text(None, scale, decimals), after.text(None, scale, decimals), chance))
         if self.content is not None:
             rows.append(("content kept (%)", "100", self.content.text(), ""))
         return rows
@@ -96,8 +96,8 @@ class DebiasCertificate(PrintedTable):
 
         def plain(value: Any) -> Any:
             if isinstance(value, Estimate):
-                return {name: float(one) for name, one in value._asdict().items()}
-            return [plain(one) for one in value] if isinstance(value, tuple) else value
+                return {name: float(limit) for name, limit in value._asdict().items()}
+            return [plain(part) for part in value] if isinstance(value, tuple) else value
 
         return json.dumps({name: plain(value) for name, value in vars(self).items()}, indent=1)
 
@@ -119,17 +119,17 @@ class PlaceReader:
         parts: list[list[Tensor]] = []
         with evaluating(self.model):
             for batch in images.split(self.batch_size):
-                given = batch.to(weight.device, weight.dtype)
+                x = batch.to(weight.device, weight.dtype)
                 try:
-                    features = unpooled(self.model, given)
+                    features = unpooled(self.model, x)
                 except (AssertionError, RuntimeError) as error:  # raised by models for a wrong size
-                    said = str(error).strip().partition("\n")[0]
+                    reason = str(error).strip().partition("\n")[0]
                     raise ValueError(
-                        f"`images` must have a size that the model takes, got {self.size[0]} x {self.size[1]}: {said}"
+                        f"`images` must have a size that the model takes, got {self.size[0]} x {self.size[1]}: {reason}"
                     ) from error
-                found = [split_features(features, self.grids[0])[1], *layer_patches(self.model, given, self.layers)]
-                parts.append([one.float().cpu() for one in found])
-        return [torch.cat(one) for one in zip(*parts, strict=True)]
+                patches = [split_features(features, self.grids[0])[1], *layer_patches(self.model, x, self.layers)]
+                parts.append([layer.float().cpu() for layer in patches])
+        return [torch.cat(batches) for batches in zip(*parts, strict=True)]
 
 
 @checked
@@ -153,46 +153,45 @@ def certify(
     read = PlaceReader(debiased.backbone, size, [], grid, batch_size)
     removal = dict(debiased.removals.items()).get(FEATURES)
 
-    def both(given: Tensor) -> tuple[Tensor, Tensor]:
-        found = read(given)[0]
+    def read_both(images: Tensor) -> tuple[Tensor, Tensor]:
+        patches = read(images)[0]
         if removal is None:
-            return found, found
+            return patches, patches
         device = next(debiased.parameters()).device
         with torch.no_grad():
-            return found, removal(found.to(device), grid).float().cpu()
+            return patches, removal(patches.to(device), grid).float().cpu()
 
-    before, after = both(images)
-    shares = [ShareSums(grid).add(one) for one in (before, after)]
-    totals = [one.shares()["total"] for one in shares]
-    matches: list[list[Tensor]] = [[], []]
+    def estimate_both(measure: Callable[..., Array], *arguments: Any) -> tuple[Estimate, Estimate]:
+        first, second = (mean_estimate(measure(patches, *arguments)) for patches in (before, after))
+        return first, second
+
+    before, after = read_both(images)
+    matches: list[tuple[Tensor, ...]] = []
     chances = []
     for changed, place in _copies(images, grid):
         limit = max(_TOLERANCE * max(grid.shape), _NEAREST)
         near = torch.cdist(place, _places(grid)) <= limit
         chances.append(float(near.double().mean()))
-        for found, whole, copied in zip(matches, (before, after), both(changed), strict=True):
-            found.append(_matched(copied, whole, near))
-    first, second = (torch.stack(one).mean(0).numpy() for one in matches)
-    known = None
-    if labels is not None:
-        known = tuple(mean_estimate(_by_neighbors(one, labels)) for one in (before, after))
-    method, components = debiased.method, None
+        pairs = zip(read_both(changed), (before, after), strict=True)
+        matches.append(tuple(_matched(copied, patches, near) for copied, patches in pairs))
+    first, second = (torch.stack(copies).mean(0).numpy() for copies in zip(*matches, strict=True))
+    components = None
     if isinstance(removal, Eraser):
         components = removal.read.shape[1]
     elif isinstance(removal, Subtraction):
         components = _rank(removal.table, grid)
     return DebiasCertificate(
-        method=method,
+        method=debiased.method,
         components=components,
         images=len(images),
-        share=(Estimate(*totals[0]), Estimate(*totals[1])),
-        place=(mean_estimate(_located(before, grid)), mean_estimate(_located(after, grid))),
+        share=(ShareSums(grid).add(before).shares()["total"], ShareSums(grid).add(after).shares()["total"]),
+        place=estimate_both(_located, grid),
         place_chance=-1 / _count((len(images) - 1) * grid.patches),
         match=(mean_estimate(first), mean_estimate(second)),
         match_change=mean_estimate(second - first),
         match_chance=float(np.mean(chances)),
         content=_ratio(_content(before), _content(after)) if isinstance(removal, Eraser) else None,
-        labels=None if known is None else (known[0], known[1]),
+        labels=None if labels is None else estimate_both(_by_neighbors, labels),
     )
 
 
@@ -236,7 +235,7 @@ def _copies(images: Tensor, grid: Grid) -> list[tuple[Tensor, Tensor]]:
     sides = torch.tensor(grid.shape, dtype=torch.float64)
     places = _places(grid)
     step = [side // 4 for side in grid.shape]
-    pixels = [move * whole // side for move, whole, side in zip(step, (height, width), grid.shape, strict=True)]
+    pixels = [move * length // side for move, length, side in zip(step, (height, width), grid.shape, strict=True)]
     copies = [(images.roll(pixels, (-2, -1)), (places - torch.tensor(step)) % sides)]
     inner = round(height * _CROP), round(width * _CROP)
     shares = torch.tensor([inner[0] / height, inner[1] / width], dtype=torch.float64)
@@ -248,9 +247,9 @@ def _copies(images: Tensor, grid: Grid) -> list[tuple[Tensor, Tensor]]:
     return copies
 
 
-def _matched(copies: Tensor, whole: Tensor, near: Tensor) -> Tensor:
+def _matched(copies: Tensor, patches: Tensor, near: Tensor) -> Tensor:
     """Return the share of the patches of each copy whose nearest patch in its image is one of `near`, (n,)."""
-    similarity = F.normalize(copies, dim=-1) @ F.normalize(whole, dim=-1).mT
+    similarity = F.normalize(copies, dim=-1) @ F.normalize(patches, dim=-1).mT
     return near[torch.arange(len(near)), similarity.argmax(-1)].double().mean(-1)
 
 
@@ -269,13 +268,13 @@ def _neighbors(patches: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     unit = F.normalize(patches[:, chosen], dim=-1)
     n, m = unit.shape[:2]
     flat = unit.flatten(0, 1)
-    found = []
-    for index, one in enumerate(unit):
-        similarity = one @ flat.T
+    neighbors = []
+    for index, image in enumerate(unit):
+        similarity = image @ flat.T
         similarity[:, index * m : (index + 1) * m] = -torch.inf
         nearest = similarity.topk(_count((n - 1) * m), 1).indices
-        found.append((nearest // m, nearest % m))
-    return chosen, found
+        neighbors.append((nearest // m, nearest % m))
+    return chosen, neighbors
 
 
 def _located(patches: Tensor, grid: Grid) -> Array:
@@ -299,8 +298,7 @@ def _by_neighbors(patches: Tensor, labels: Tensor) -> Array:
     known = labels[:, chosen].long()
     classes = int(known.max()) + 1
     right = []
-    for own, (image, patch) in zip(known, nearest, strict=True):
+    for truth, (image, patch) in zip(known, nearest, strict=True):
         votes = F.one_hot(known[image, patch].clamp_min(-1) + 1, classes + 1).sum(1)[:, 1:]
-        counted = own >= 0
-        right.append(float((votes.argmax(1) == own)[counted].double().mean()) if counted.any() else float("nan"))
+        right.append(float((votes.argmax(1) == truth)[truth >= 0].double().mean()))
     return np.array(right)

@@ -40,7 +40,7 @@ def position_correlations(
 
     with p the position as the layer sees it, (H * W, D), computed in float64 from the current parameters:
 
-    - 'inner': what the layer adds to its normalized tokens (LaPE);
+    - 'after_norm': what the layer adds to its normalized tokens (LaPE);
     - 'stream': LN_l(w), where w is the sum of the tables that entered the residual stream up to and including
       this layer, and LN_l the block's own `norm1`. By Eq. 6 attention sees
       :math:`\lambda_2 LN_l(w)`, :math:`\lambda_2 = \sigma_w / \sigma_{\tilde x + w}` (Eq. 7), which depends on
@@ -48,7 +48,7 @@ def position_correlations(
       it drops out. LN_l includes its weight and bias, as in the paper's released code; the paper splits the excess of
       beta off as a third term;
     - 'queries_keys': what a joining adds to the inputs of queries and keys alone;
-    - 'stream + inner' and so on, for a layer with several of them: their sum, with lambda_2 = 1, which would not drop
+    - 'stream + after_norm' and so on, for a layer with several of them: their sum, with lambda_2 = 1, which would not drop
       out here.
 
     If a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w passes through it. In a pyramid the
@@ -145,15 +145,13 @@ def _seen(
             stream = patches if stream is None else stream + patches
         if index == stage:
             here = at
-            seen = {}
-            if stream is not None:
-                seen["stream"] = block.norm1(stream)
-            if position.after_norm is not None:
-                seen["after_norm"] = _patches(position.after_norm, at)
-            if position.queries_keys is not None:
-                seen["queries_keys"] = _patches(position.queries_keys, at)
-            if position.inputs is not None:
-                queries = _added_to_queries(position.inputs, at, like.new_zeros(1, at.tokens, len(block.norm1.weight)))
+            seen = {} if stream is None else {"stream": block.norm1(stream)}
+            for name in ("after_norm", "queries_keys"):
+                if (table := getattr(position, name)) is not None:
+                    seen[name] = _patches(table, at)
+            if position.inputs is not None:  # the addition to the inputs of queries: their inputs for tokens of zeros
+                zeros = like.new_zeros(1, at.tokens, len(block.norm1.weight))
+                queries = _patches(position.inputs(zeros)[0][0], at)
                 if not torch.equal(queries, queries[:1].expand_as(queries)):  # the bias of a PEG is the same everywhere
                     seen["queries_keys"] = queries
             layers.append(seen)
@@ -162,18 +160,13 @@ def _seen(
     return here, layers
 
 
-def _added_to_queries(inputs: Callable[[Tensor], Any], grid: Grid, zeros: Tensor) -> Tensor:
-    """Return the addition to the inputs of queries, (H * W, D): the inputs for tokens `zeros`, (1, N, D)."""
-    return _patches(inputs(zeros)[0][0], grid)
-
-
 def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
     """Return `reach_range` of `count` untrained models; `model`, in float64, is a copy that may be changed."""
     model.position = getattr(model.position, "original", model.position)  # of a folded one
     encodings = [module for module in model.position.modules() if isinstance(module, AbsoluteEncoding)]
     tables: list[Any] = [part for module in encodings for part in module.modules() if hasattr(part, "reset_parameters")]
     norms = _norms(model)
-    found = []
+    ranges = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(count):
@@ -187,8 +180,8 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
             distance = torch.cdist(everywhere[places], everywhere).numpy()
             units = [F.normalize(_total(parts.values(), here), dim=-1, eps=0) for parts in seen if parts]
             reaches = np.array([mean_distance((unit[places] @ unit.T).numpy(), distance) for unit in units])
-            found.append(range_of(reaches, float(distance.mean())))
-    return np.array(found)
+            ranges.append(range_of(reaches, float(distance.mean())))
+    return np.array(ranges)
 
 
 def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
@@ -199,11 +192,11 @@ def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
             for leaf, parameter in module.named_parameters(recurse=False):
                 kind = re.sub(r"\d+", "*", f"{name}.{leaf}")
                 kinds.setdefault(kind, []).append((parameter, 1.0 if leaf == "weight" else 0.0))
-    found = []
+    norms = []
     for members in kinds.values():
         deviation = torch.cat([parameter.flatten() - start for parameter, start in members]).square().mean().sqrt()
-        found += [(parameter, start, deviation) for parameter, start in members]
-    return found
+        norms += [(parameter, start, deviation) for parameter, start in members]
+    return norms
 
 
 def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
@@ -222,9 +215,21 @@ def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable
             yield next(layers), stage, model.block(stage, index), enter
 
 
-def seen_in(model: nn.Module, grid: Grid, stage: int) -> Grid:
-    """Return the grid within which tokens of a stage see each other: the largest one if it differs between layers."""
-    return max((at.within for at, index, _, _ in layers_of(model, grid) if index == stage), key=lambda at: at.patches)
+def layers_of_stage(
+    model: nn.Module, img_size: int | tuple[int, ...] | None, stage: int
+) -> tuple[Grid, list[tuple[Any, LayerPosition]]]:
+    """Return the block and the position of each layer of a stage, with the grid within which its tokens see each other.
+
+    That is the largest one if it differs between layers; the others have no position.
+    """
+    positions, grid, _ = positions_of(model, img_size, stage)
+    layers = [
+        (at.within, block, position)
+        for (at, index, block, _), position in zip(layers_of(model, grid), positions, strict=True)
+        if index == stage
+    ]
+    largest = max((within for within, _, _ in layers), key=lambda within: within.patches)
+    return largest, [(block, position if within == largest else LayerPosition()) for within, block, position in layers]
 
 
 def _patches(table: Tensor, grid: Grid) -> Tensor:
@@ -278,11 +283,11 @@ def norm_coefficients(model: Any, images: Tensor) -> Coefficients:
         raise ValueError(f"`model` must be a backbone of one stage, got {type(model).__name__}.")
     with evaluating(model):
         first, *others = model.position(model.grid_of(images))
-    given = {name for name, value in first._asdict().items() if value is not None}
-    if given != {"added_to_stream"} or any(value is not None for layer in others for value in layer):
+    fields = {name for name, value in first._asdict().items() if value is not None}
+    if fields != {"added_to_stream"} or any(value is not None for layer in others for value in layer):
         raise ValueError(
             "`model` must add one table to the embedded tokens and have no other position information (joining "
-            f"'default' of an absolute encoding), got {', '.join(sorted(given)) or 'none'} in the first layer."
+            f"'default' of an absolute encoding), got {', '.join(sorted(fields)) or 'none'} in the first layer."
         )
     assert first.added_to_stream is not None
     with evaluating(model):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.analysis.certificate import PlaceReader, certify
 from graticule.analysis.share import ShareSums, additive_basis, check_images
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction
-from graticule.external.images import Size
+from graticule.external.images import Size, image_channels
 from graticule.external.traced_model import view_of
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
@@ -86,21 +86,24 @@ def debias(
     grid = Grid(*view.grids(size)[-1].shape)
     patch = size[0] // grid.height, size[1] // grid.width
     names = [FEATURES, *map(str, layers or ())]
-    held = torch.arange(0 if images is None else len(images)) % _HELD == _HELD - 1
+    left_out = torch.arange(0 if images is None else len(images)) % _HELD == _HELD - 1
     read = PlaceReader(model, size, [int(name) for name in names[1:]], grid, batch_size)
-    fitted = None if images is None else read(images[~held])
+    fitted = None if images is None else read(images[~left_out])
     blank = read(_content_free(model, size)) if method == "blank" else None
     removals: dict[str, nn.Module] = {}
     for index, name in enumerate(names):
-        given, free = (None if one is None else one[index] for one in (fitted, blank))
-        if components is None and given is not None and _none(given, read.grids[index]):
-            continue
-        made = _fit(method, given, read.grids[index], components, free)
-        if made is not None:
-            removals[name] = made.to(next(model.parameters()).device, torch.float32)
+        patches, free = (None if parts is None else parts[index] for parts in (fitted, blank))
+        if components is None and patches is not None:
+            low = ShareSums(read.grids[index]).add(patches).shares()["total"].low
+            if not low > 0:  # position explains no more of the variance than chance
+                continue
+        removal = _fit(method, patches, read.grids[index], components, free)
+        if removal is not None:
+            removals[name] = removal.to(next(model.parameters()).device, torch.float32)
     debiased = Debiased(model, patch, removals, method).train(model.training)
     if images is not None:
-        debiased.certificate = certify(debiased, images[held], None if labels is None else labels[held], batch_size)
+        classes = None if labels is None else labels[left_out]
+        debiased.certificate = certify(debiased, images[left_out], classes, batch_size)
     return debiased
 
 
@@ -131,8 +134,7 @@ def _check(
 
 def _content_free(model: nn.Module, size: Size) -> Tensor:
     """Return images without content, (n, C, height, width): colors, then noise of unit variance."""
-    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
-    channels = int(getattr(model, "in_chans", 0)) or (3 if first is None else first.in_channels)
+    channels = image_channels(model)
     corners = list(itertools.product((-_LEVEL, _LEVEL), repeat=min(channels, 3)))
     colors = torch.zeros(len(corners) + 1, channels)
     colors[1:, : len(corners[0])] = torch.tensor(corners)
@@ -146,12 +148,6 @@ def effect_of(patches: Tensor) -> Tensor:
     return mean - mean.mean(0)
 
 
-def _none(patches: Tensor, grid: Grid) -> bool:
-    """Return whether position explains no more of the variance than chance."""
-    low = ShareSums(grid).add(patches).shares()["total"][1]
-    return not low > 0
-
-
 def _folds(patches: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the images outside and inside of each fold, at least two each."""
     folds = min(_FOLDS, len(patches) // 2)
@@ -163,21 +159,19 @@ def _fit(
     method: Method, patches: Tensor | None, grid: Grid, components: int | None, blank: Tensor | None
 ) -> nn.Module | None:
     """Fit a removal; None if no number of components explains anything on images that were not fitted."""
-    if patches is None:
-        assert blank is not None
-        basis = _principal(blank)
-        count = _explaining(basis, blank) if components is None else components
-        return _eraser(blank.double().mean((0, 1)), basis, basis, count)
-    mean = patches.double().mean((0, 1))
     if method == "blank":
         assert blank is not None
         basis = _principal(blank)
-        count = _worth([_shares_along(basis, patches.double())]) if components is None else components
-        return _eraser(mean, basis, basis, count)
+        count = components
+        if count is None:
+            count = _explaining(basis, blank) if patches is None else _worth([_shares_along(basis, patches.double())])
+        return _eraser((blank if patches is None else patches).double().mean((0, 1)), basis, basis, count)
+    assert patches is not None
     rank = components if method == "mean" and components is not None else _table_rank(method, patches, grid)
     if method != "leace":
-        keep = rank is not None
-        return Subtraction(_smooth(effect_of(patches), grid, rank or 0).unflatten(0, grid.shape)) if keep else None
+        if rank is None:
+            return None
+        return Subtraction(_smooth(effect_of(patches), grid, rank).unflatten(0, grid.shape))
     white, color = _whitening(patches)
     whitened = patches.double() @ white
     if components is None:
@@ -186,7 +180,7 @@ def _fit(
         bases = [(_directions(fitted, grid, rank), other) for fitted, other in _folds(whitened)]
         components = _worth([_shares_along(basis, other) for basis, other in bases])
     basis = _directions(whitened, grid, rank or 0)
-    return _eraser(mean, white @ basis, color @ basis, components)
+    return _eraser(patches.double().mean((0, 1)), white @ basis, color @ basis, components)
 
 
 def _eraser(mean: Tensor, read: Tensor, write: Tensor, count: int) -> Eraser | None:
@@ -218,8 +212,8 @@ def _table_rank(method: Method, patches: Tensor, grid: Grid) -> int | None:
         additive = basis @ (basis.T @ effect)
         gain = (additive * (2 * truth - additive)).sum()
         u, s, v = torch.linalg.svd(effect - additive, full_matrices=False)  # orthogonal to the additive part
-        each = s * (2 * ((u.T @ truth) * v).sum(1) - s)
-        gains.append(gain + F.pad(each.cumsum(0), (1, 0)))
+        more = s * (2 * ((u.T @ truth) * v).sum(1) - s)
+        gains.append(gain + F.pad(more.cumsum(0), (1, 0)))
     mean = torch.stack(gains).mean(0)
     best = 0 if method == "rows_columns" else int(mean.argmax())
     return best if mean[best] > 0 else None
@@ -239,8 +233,7 @@ def _shares_along(basis: Tensor, patches: Tensor) -> tuple[Tensor, Tensor, Tenso
         return position, x.var((0, 1), correction=0) - position
 
     position, content = variances(patches @ basis)
-    whole = torch.stack([one.sum() for one in variances(patches)])
-    return position, content, whole
+    return position, content, torch.stack([variance.sum() for variance in variances(patches)])
 
 
 def _worth(shares: Sequence[tuple[Tensor, Tensor, Tensor]]) -> int:
@@ -249,11 +242,11 @@ def _worth(shares: Sequence[tuple[Tensor, Tensor, Tensor]]) -> int:
     So a direction is worth removing where it holds a larger share of all position than of all content.
     """
     few = min(len(position) for position, _, _ in shares)
-    position, content = (torch.stack([one[index][:few] for one in shares]).sum(0) for index in (0, 1))
-    whole = torch.stack([one[2] for one in shares]).sum(0)
-    if whole[0] <= 0:
+    position, content = (torch.stack([fold[index][:few] for fold in shares]).sum(0) for index in (0, 1))
+    total = torch.stack([fold[2] for fold in shares]).sum(0)
+    if total[0] <= 0:
         return 0
-    return int(F.pad((position / whole[0] - content / whole[1]).cumsum(0), (1, 0)).argmax())
+    return int(F.pad((position / total[0] - content / total[1]).cumsum(0), (1, 0)).argmax())
 
 
 def _explaining(basis: Tensor, blank: Tensor) -> int:
@@ -265,9 +258,9 @@ def _explaining(basis: Tensor, blank: Tensor) -> int:
     for fitted, other in _folds(blank):
         first, second = effect_of(fitted) @ basis, effect_of(other) @ basis
         gains.append(F.pad((first * (2 * second - first)).sum(0).cumsum(0), (1, 0)))
-    each = torch.stack(gains)
-    best = int(each.mean(0).argmax())
-    lost = each[:, best : best + 1] - each
+    folds = torch.stack(gains)
+    best = int(folds.mean(0).argmax())
+    lost = folds[:, best : best + 1] - folds
     return int((lost.mean(0) <= lost.std(0) / len(gains) ** 0.5).nonzero()[0])
 
 

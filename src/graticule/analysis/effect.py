@@ -91,35 +91,29 @@ class FeatureComparison:
             squares = (new - old).square().sum(-1).mean(-1)
             changes.append((squares / max(spread, torch.finfo(torch.float64).tiny)).sqrt())
             cosines.append(F.cosine_similarity(new, old, dim=-1).mean(-1))
-        found = {"change": torch.stack(changes, 1), "cosine": torch.stack(cosines, 1)}
+        parts = {"change": torch.stack(changes, 1), "cosine": torch.stack(cosines, 1)}
         if before.logits is not None and after.logits is not None:
             first, second = before.logits.argmax(-1), after.logits.argmax(-1)
-            found["same"] = (first == second).double()
+            parts["same"] = (first == second).double()
             if labels is not None:
-                there = labels.to(first.device)
-                found["right"], found["right_before"] = (second == there).double(), (first == there).double()
+                classes = labels.to(first.device)
+                parts["right"], parts["right_before"] = (second == classes).double(), (first == classes).double()
         elif labels is not None:
-            found["gallery"], found["queries"] = (_pooled(*one.layers[-1]) for one in (before, after))
-            found["labels"] = labels
-        for name, value in found.items():
-            self.parts.setdefault(name, []).append(value.cpu())
+            for name, (tokens, grid) in (("gallery", before.layers[-1]), ("queries", after.layers[-1])):
+                parts[name] = grid.split(tokens)[1].double().mean(1)
+            parts["labels"] = labels
+        for name, part in parts.items():
+            self.parts.setdefault(name, []).append(part.cpu())
 
     def effect(self) -> Effect:
         """Return the effect on all images."""
-        given = {name: torch.cat(parts) for name, parts in self.parts.items()}
-        if "gallery" in given:
-            gallery, queries, labels = (given.pop(name) for name in ("gallery", "queries", "labels"))
-            given["right"], given["right_before"] = (
-                neighbors_right(gallery, one, labels).double() for one in (queries, gallery)
-            )
-        whole = {name: value.numpy() for name, value in given.items()}
-        change, cosine = whole.pop("change"), whole.pop("cosine")
-        return Effect(self.name, change.T, cosine.T, **whole)
-
-
-def _pooled(tokens: Tensor, grid: Grid) -> Tensor:
-    """Return the mean of the patches of tokens (B, N, D), (B, D)."""
-    return grid.split(tokens)[1].double().mean(1)
+        values = {name: torch.cat(parts) for name, parts in self.parts.items()}
+        if "gallery" in values:
+            gallery, queries, labels = (values.pop(name) for name in ("gallery", "queries", "labels"))
+            values["right"] = neighbors_right(gallery, queries, labels).double()
+            values["right_before"] = neighbors_right(gallery, gallery, labels).double()
+        arrays = {name: value.numpy() for name, value in values.items()}
+        return Effect(self.name, arrays.pop("change").T, arrays.pop("cosine").T, **arrays)
 
 
 def neighbors_right(gallery: Tensor, queries: Tensor, labels: Tensor) -> Tensor:
@@ -154,7 +148,6 @@ def resize_images(images: Tensor, size: Size) -> Tensor:
 
 def standard_error(values: Array) -> Array:
     """Return the standard error of the mean over the last axis; NaN for one value."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        count = values.shape[-1]
-        error: Array = values.std(-1, ddof=1) / np.sqrt(count) if count > 1 else np.full(values.shape[:-1], np.nan)
+    count = values.shape[-1]
+    error: Array = values.std(-1, ddof=1) / np.sqrt(count) if count > 1 else np.full(values.shape[:-1], np.nan)
     return error

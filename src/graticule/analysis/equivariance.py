@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graticule.analysis.similarity import Array
+from graticule.analysis.similarity import Array, format_number
 from graticule.external.images import Size
 from graticule.external.traced_model import view_of
 from graticule.position.grid import Grid
@@ -91,7 +91,9 @@ class Translation(PrintedTable):
         rows: list[tuple[str, ...]] = [COLUMNS]
         for layer, grid in enumerate(self.grids):
             numbers = (self.inside[layer], self.at_border[layer], self.all_patches[layer], self.prefix[layer])
-            rows.append((str(layer), "x".join(map(str, grid.shape)), *map(_format, numbers)))
+            rows.append(
+                (str(layer), "x".join(map(str, grid.shape)), *(format_number(number, ".3f") for number in numbers))
+            )
         return rows
 
     @property
@@ -107,10 +109,9 @@ class Translation(PrintedTable):
 
     def save(self, path: str | Path) -> Path:
         """Write all numbers to `path` as .npz, completely or not at all; returns the path."""
-        longest = max(map(len, self.by_edge))
-        profiles = np.full((len(self.grids), longest), np.nan)
-        for layer in range(len(self.grids)):
-            profiles[layer, : len(self.by_edge[layer])] = self.profile(layer)
+        profiles = np.full((len(self.grids), max(map(len, self.by_edge))), np.nan)
+        for layer, sums in enumerate(self.by_edge):
+            profiles[layer, : len(sums)] = self.profile(layer)
         arrays = {
             "grids": np.array([[*grid.shape, grid.prefix] for grid in self.grids]),
             "border": self.at_border,
@@ -173,14 +174,13 @@ def translation_error(
     before, logits = first.layers, first.logits
     sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
     counts: list[Array] = [np.zeros_like(total) for total in sums]
-    prefix = np.zeros(len(before))
-    change, flips = 0.0, 0.0
+    prefix = np.array([0.0 if grid.prefix else np.nan for _, grid in before])
+    change = flips = 0.0 if logits is not None else float("nan")
     for shift in shifts:
         moved_by = [move % side for move, side in zip(shift, coarsest.shape, strict=True)]
         rolled = images.roll([move * side for move, side in zip(moved_by, view.coarsest_patch, strict=True)], dims)
         second = view.run(rolled)
-        after, moved = second.layers, second.logits
-        for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):
+        for layer, ((old, grid), (new, _)) in enumerate(zip(before, second.layers, strict=True)):
             sides = zip(moved_by, grid.shape, coarsest.shape, strict=True)
             step = tuple(move * side // coarse for move, side, coarse in sides)
             errors = (grid.to_map(new) - grid.to_map(old).roll(step, dims)).double().square().sum(1)
@@ -193,18 +193,16 @@ def translation_error(
             if grid.prefix:
                 still, now = grid.split(old)[0].flatten(1), grid.split(new)[0].flatten(1)
                 prefix[layer] += float((now - still).double().square().sum(1).mean() / _spread(still))
-        if logits is not None and moved is not None:
-            change += float((moved - logits).double().square().sum(1).mean() / _spread(logits))
-            flips += float((moved.argmax(1) != logits.argmax(1)).double().mean())
-    found = [np.nan if not grid.prefix else value for (_, grid), value in zip(before, prefix, strict=True)]
-    none = logits is None
+        if logits is not None and second.logits is not None:
+            change += float((second.logits - logits).double().square().sum(1).mean() / _spread(logits))
+            flips += float((second.logits.argmax(1) != logits.argmax(1)).double().mean())
     return Translation(
         grids=tuple(grid for _, grid in before),
         by_edge=tuple(sums),
         counts=tuple(counts),
-        prefix=np.sqrt(np.array(found) / len(shifts)),
-        logits=float("nan") if none else float(np.sqrt(change / len(shifts))),
-        flips=float("nan") if none else flips / len(shifts),
+        prefix=np.sqrt(prefix / len(shifts)),
+        logits=float(np.sqrt(change / len(shifts))),
+        flips=flips / len(shifts),
         shifts=tuple(shifts),
         images=len(images),
         border=border,
@@ -240,7 +238,3 @@ def _edges(grid: Grid, step: Shift) -> Tensor:
         here, there = (torch.minimum(p, side - 1 - p) for p in (place, (place - move) % side))
         nearest.append(torch.minimum(here, there))
     return torch.stack(torch.meshgrid(*nearest, indexing="ij")).amin(0)
-
-
-def _format(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.3f}"

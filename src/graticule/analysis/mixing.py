@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -90,8 +90,8 @@ class MixingMap(Mixing):
         if self.matrices is None:
             return float("nan"), 0
         values = np.linalg.eigvalsh((self.matrices + self.matrices.transpose(0, 2, 1)) / 2)
-        kept = values[values.min(-1) >= _FLAT]
-        return (float(np.sqrt(kept.prod(-1)).mean()) if len(kept) else float("nan")), len(kept)
+        curved = values[values.min(-1) >= _FLAT]
+        return (float(np.sqrt(curved.prod(-1)).mean()) if len(curved) else float("nan")), len(curved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +140,7 @@ def mixing_maps(
         ValueError: if the model does not mix tokens by position or has no such layer, or the query is outside of a
             layer's grid.
     """
-    return [
-        _map(layer, stage, grid, _inside(query, grid, stage), encoding, bias)
-        for layer, (stage, grid, encoding, bias) in _layers(model, img_size, layers)
-    ]
+    return [_map(layer, layer.query_at(query)) for layer in _layers(model, img_size, layers)]
 
 
 @torch.no_grad()
@@ -160,12 +157,17 @@ def mixing_parts(
     Args:
         model: this and all others are as in `mixing_maps`, with the same errors.
     """
-    found = []
-    for layer, (stage, grid, encoding, _) in _layers(model, img_size, layers):
-        if isinstance(encoding, MixingSum):
-            both = _array(encoding.first(grid)), _array(encoding.second(grid))
-            found.append(MixingParts(layer, stage, grid, _inside(query, grid, stage), *both))
-    return found
+    return [
+        MixingParts(
+            layer.layer,
+            layer.stage,
+            layer.grid,
+            layer.query_at(query),
+            *(_array(part(layer.grid)) for part in (layer.encoding.first, layer.encoding.second)),
+        )
+        for layer in _layers(model, img_size, layers)
+        if isinstance(layer.encoding, MixingSum)
+    ]
 
 
 @torch.no_grad()
@@ -177,67 +179,65 @@ def mixing_matrices(model: nn.Module, img_size: tuple[int, ...] | None = None) -
         model: as in `mixing_maps`, with the same errors.
         img_size: as in `mixing_maps`.
     """
-    found = []
-    for _, (_, grid, encoding, _) in _layers(model, img_size, None):
-        table = encoding.displacements(grid)
-        found.append((grid, _array(encoding(grid) if table is None else table.matrix())))
-    return found
+    matrices = []
+    for layer in _layers(model, img_size, None):
+        table = layer.encoding.displacements(layer.grid)
+        matrices.append((layer.grid, _array(layer.encoding(layer.grid) if table is None else table.matrix())))
+    return matrices
 
 
-def _layers(
-    model: nn.Module, img_size: tuple[int, ...] | None, layers: Sequence[int] | None
-) -> list[tuple[int, tuple[int, Grid, MixingEncoding, Tensor | None]]]:
-    """Return the number, stage, grid or window, encoding and bias of layers of a gated MLP, all by default."""
-    whole: Any = getattr(model, "position", None)
-    whole = whole.original if isinstance(whole, Folded) else whole
-    stages = _stages(whole)
-    if not any(stages):
+class _MixingLayer(NamedTuple):
+    """The number, stage, grid or window, encoding and bias of a layer of a gated MLP."""
+
+    layer: int
+    stage: int
+    grid: Grid
+    encoding: MixingEncoding
+    bias: Tensor | None
+
+    def query_at(self, query: tuple[int, int] | None) -> tuple[int, int]:
+        """Return the row and column of the query, the center by default."""
+        row, column = divmod(self.grid.center, self.grid.width) if query is None else query
+        if not (0 <= row < self.grid.height and 0 <= column < self.grid.width):
+            raise ValueError(
+                f"`query` must be a (row, column) inside the {self.grid.height} x {self.grid.width} tokens that stage "
+                f"{self.stage} mixes, got ({row}, {column})."
+            )
+        return row, column
+
+
+def _layers(model: nn.Module, img_size: tuple[int, ...] | None, layers: Sequence[int] | None) -> list[_MixingLayer]:
+    """Return layers of a gated MLP, all by default."""
+    position: Any = getattr(model, "position", None)
+    position = position.original if isinstance(position, Folded) else position
+    pyramid = isinstance(position, PyramidPosition)
+    stages = position.stages if pyramid else [position] if isinstance(position, Position) else []
+    parts = [[part for part in stage.modules() if isinstance(part, MixingPosition)] for stage in stages]
+    if not any(parts):
         raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP do, got {type(model).__name__}.")
     backbone: Any = model
-    first = backbone.grid_at(backbone.img_size if img_size is None else img_size)
-    grids = whole.grids(first) if isinstance(whole, PyramidPosition) else [first]
-    every: list[tuple[int, Grid, MixingEncoding, Tensor | None]] = []
-    for stage, (parts, at) in enumerate(zip(stages, grids, strict=True)):
-        found: dict[int, tuple[int, Grid, MixingEncoding, Tensor | None]] = {}
-        for position in parts:
-            given = position(at)
-            encodings = cast("Iterable[MixingEncoding]", position.encodings)
-            for layer, encoding in zip(position.joined, encodings, strict=True):
-                if isinstance(given[layer].mixing, TokenMlp):
+    grid = backbone.grid_at(backbone.img_size if img_size is None else img_size)
+    every: list[_MixingLayer] = []
+    for stage, (mixing, at) in enumerate(zip(parts, position.grids(grid) if pyramid else [grid], strict=True)):
+        first, encodings = len(every), {}
+        for part in mixing:
+            fields = part(at)
+            for layer, encoding in zip(part.joined, cast("Iterable[MixingEncoding]", part.encodings), strict=True):
+                if isinstance(fields[layer].mixing, TokenMlp):
                     raise ValueError("`model` must mix its tokens by weights, got one that mixes them by an MLP.")
-                gate = given[layer].spatial_bias
+                gate = fields[layer].spatial_bias
                 # the mean over the groups, if each has its own
-                gate = gate if gate is None or gate.ndim == 1 else gate.mean(0)
-                found[layer] = (stage, at.within, encoding, gate)
-        every += [found[layer] for layer in sorted(found)]
+                encodings[layer] = encoding, gate if gate is None or gate.ndim == 1 else gate.mean(0)
+        for index, layer in enumerate(sorted(encodings)):
+            every.append(_MixingLayer(first + index, stage, at.within, *encodings[layer]))
     for layer in layers or ():
         if not 0 <= layer < len(every):
             raise ValueError(f"`layers` must be from 0 to {len(every) - 1}, got {layer}.")
-    return [(layer, every[layer]) for layer in (range(len(every)) if layers is None else layers)]
+    return every if layers is None else [every[layer] for layer in layers]
 
 
-def _stages(position: object) -> list[list[MixingPosition]]:
-    """Return the mixing positions of each stage."""
-    if not isinstance(position, Position):
-        return []
-    stages = cast("Iterable[Any]", position.stages) if isinstance(position, PyramidPosition) else [position]
-    return [[part for part in stage.modules() if isinstance(part, MixingPosition)] for stage in stages]
-
-
-def _inside(query: tuple[int, int] | None, grid: Grid, stage: int) -> tuple[int, int]:
-    row, column = divmod(grid.center, grid.width) if query is None else query
-    if not (0 <= row < grid.height and 0 <= column < grid.width):
-        raise ValueError(
-            f"`query` must be a (row, column) inside the {grid.height} x {grid.width} tokens that stage {stage} "
-            f"mixes, got ({row}, {column})."
-        )
-    return row, column
-
-
-def _map(
-    layer: int, stage: int, grid: Grid, query: tuple[int, int], encoding: MixingEncoding, bias: Tensor | None
-) -> MixingMap:
-    row, column = query
+def _map(layer: _MixingLayer, query: tuple[int, int]) -> MixingMap:
+    (row, column), grid, encoding = query, layer.grid, layer.encoding
     table = encoding.displacements(grid)
     if table is None:
         logits = weights = encoding(grid)[:, row * grid.width + column].unflatten(-1, grid.shape).double()
@@ -247,16 +247,16 @@ def _map(
         weights = logits.flatten(1).softmax(-1).view_as(logits) if table.softmax else logits
     quadratic = encoding if isinstance(encoding, QuadraticMixing) else None
     return MixingMap(
-        layer,
-        stage,
+        layer.layer,
+        layer.stage,
         grid,
         query,
         _array(logits),
         _array(weights),
-        table is not None and table.softmax,
-        None if bias is None else _array(bias.view(grid.shape)),
-        None if quadratic is None else _array(quadratic.center),
-        None if quadratic is None else _array(quadratic.quadratic()),
+        softmax=table is not None and table.softmax,
+        bias=None if layer.bias is None else _array(layer.bias.view(grid.shape)),
+        centers=None if quadratic is None else _array(quadratic.center),
+        matrices=None if quadratic is None else _array(quadratic.quadratic()),
     )
 
 
@@ -272,10 +272,8 @@ def save_mixing(maps: Sequence[MixingMap], path: str | Path, parts: Sequence[Mix
     `layer0_relative` (groups, N, N) those of `parts`.
     """
     arrays = {}
-    for one in maps:
-        for name in ("weights", "logits", "bias", "centers", "matrices"):
-            if (value := getattr(one, name)) is not None:
-                arrays[f"layer{one.layer}_{name}"] = value
-    for both in parts:
-        arrays |= {f"layer{both.layer}_dense": both.dense, f"layer{both.layer}_relative": both.relative}
+    for layer in (*maps, *parts):
+        for name in ("weights", "logits", "bias", "centers", "matrices", "dense", "relative"):
+            if (array := getattr(layer, name, None)) is not None:
+                arrays[f"layer{layer.layer}_{name}"] = array
     return write_arrays(path, arrays)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.analysis.correlation import layers_of, position_correlations, positions_of, seen_in
+from graticule.analysis.correlation import layers_of_stage, position_correlations
 from graticule.analysis.similarity import Array, Correlations, cosine_similarity, mean_distance
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.debiased import Debiased
 from graticule.external.images import Size, image_size, window_of
-from graticule.external.structure import PositionSite, Structure
+from graticule.external.structure import Structure
 from graticule.external.traced_model import TracedModel
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
@@ -69,7 +70,7 @@ class BiasMaps(PrintedTable):
     def reach(self) -> Array:
         """The mean attention distance of a query if the bias alone decides, (maps, heads), in patches."""
         distance = self.grid.distances().double().numpy()
-        return np.array([[mean_distance(_softmax(head), distance) for head in one] for one in self.bias])
+        return np.array([[mean_distance(_softmax(head), distance) for head in heads] for heads in self.bias])
 
     @cached_property
     def uniform_distance(self) -> float:
@@ -125,30 +126,28 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, ...] | None = None, s
     Returns:
         The maps; None if no layer has one.
     """
-    positions, grid, _ = positions_of(model, img_size, stage)
-    found: dict[int, tuple[Tensor, list[int]]] = {}
-    constants: dict[int, Tensor | None] = {}  # of a bias that layers share
-    where = seen_in(model, grid, stage)
-    layer = 0
-    for (at, index, _, _), position in zip(layers_of(model, grid), positions, strict=True):
-        if index != stage:
-            continue
-        held = position.bias
-        if held is not None and at.within == where:
-            if id(held) not in constants:
-                constants[id(held)] = Bias.of(held).constant
-            bias = constants[id(held)]
-            if bias is not None and bias.shape[-2:] == (where.tokens, where.tokens):
-                found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
-        layer += 1
-    if not found:
-        return None
-    start = where.tokens - where.patches
-    each = np.stack([bias[:, start:, start:].cpu().double().numpy() for bias, _ in found.values()])
-    if isinstance(model, LanguageModel):
-        each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
-    each[np.isneginf(each)] = np.nan  # a mask
-    return BiasMaps(replace(where, prefix=0).plane, tuple(tuple(group) for _, group in found.values()), each)
+    grid, layers = layers_of_stage(model, img_size, stage)
+    # of a bias that layers share; layers that share a constant share the tensor
+    constants = {
+        id(position.bias): Bias.of(position.bias).constant for _, position in layers if position.bias is not None
+    }
+    biases = {layer: constants.get(id(position.bias)) for layer, (_, position) in enumerate(layers)}
+    pairs = (grid.tokens, grid.tokens)
+    known = {layer: bias for layer, bias in biases.items() if bias is not None and bias.shape[-2:] == pairs}
+    return _bias_maps(known, grid, causal=isinstance(model, LanguageModel)) if known else None
+
+
+def _bias_maps(biases: Mapping[int, Tensor], grid: Grid, causal: bool = False) -> BiasMaps:
+    """Return the maps of the biases (heads, N, N) of layers; layers that share a tensor share a map."""
+    groups: dict[int, list[int]] = {}
+    for layer, bias in biases.items():
+        groups.setdefault(id(bias), []).append(layer)
+    ahead = grid.tokens - grid.patches
+    maps = np.stack([biases[layers[0]][:, ahead:, ahead:].cpu().double().numpy() for layers in groups.values()])
+    if causal:
+        maps[..., ~np.tri(grid.patches, dtype=bool)] = np.nan
+    maps[np.isneginf(maps)] = np.nan  # a mask
+    return BiasMaps(replace(grid, prefix=0).plane, tuple(map(tuple, groups.values())), maps)
 
 
 def _softmax(logits: Array) -> Array:
@@ -177,26 +176,19 @@ def rotary_similarity(
     The arguments are those of `position_correlations`.
 
     Returns:
-        The similarities of every layer; NaN for a layer without rotation, with pooled queries or keys, or with windows
-        where others see the whole grid. None if there are no other layers.
+        The similarities of every layer; NaN for a layer without rotation, or with windows where others see the whole
+        grid. None if there are no other layers.
     """
-    positions, grid, _ = positions_of(model, img_size, stage)
-    layers: list[Array | None] = []
-    where, device = seen_in(model, grid, stage), next(model.parameters()).device
-    for (at, index, block, _), position in zip(layers_of(model, grid), positions, strict=True):
-        if index == stage:
-            rotary = position.rotary if at.within == where and not _pools(block, at) else None
-            if rotary is None:
-                layers.append(None)
-            else:
-                layers.append(similarity_of(rotary, where, cast("Any", block).attn.head_dim, device))
-    return correlations_of(layers, where)
-
-
-def _pools(block: nn.Module, grid: Grid) -> bool:
-    """Return whether the queries or keys of a layer are not the tokens of `grid`."""
-    seen_grids = getattr(getattr(block, "attn", None), "seen_grids", None)
-    return bool(seen_grids is not None and seen_grids(grid) != (grid, grid))
+    grid, layers = layers_of_stage(model, img_size, stage)
+    device = next(model.parameters()).device
+    rotations = [(position.rotary, block) for block, position in layers]
+    return correlations_of(
+        [
+            None if rotary is None else similarity_of(rotary, grid, block.attn.head_dim, device)
+            for rotary, block in rotations
+        ],
+        grid,
+    )
 
 
 def similarity_of(rotary: Any, grid: Grid, head_dim: int, device: torch.device | None = None) -> Array:
@@ -216,9 +208,8 @@ def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | No
         return None
     nothing = np.full((grid.patches, grid.patches), np.nan)
     similarity = np.stack([nothing if layer is None else layer for layer in layers])
-    return Correlations(
-        replace(grid, prefix=0).plane, similarity, tuple(None if one is None else "rotation" for one in layers)
-    )
+    sources = tuple(None if layer is None else "rotation" for layer in layers)
+    return Correlations(replace(grid, prefix=0).plane, similarity, sources)
 
 
 def _patch_vectors(x: Tensor, grid: Grid) -> Tensor:
@@ -227,77 +218,54 @@ def _patch_vectors(x: Tensor, grid: Grid) -> Tensor:
     return nn.functional.normalize(vectors, dim=-1)
 
 
-@torch.no_grad()
-def table_correlations(found: Structure) -> Correlations | None:
+def _table_of_structure(structure: Structure) -> Correlations | None:
     """Return the position correlations of a table that is added before the first block; None if there is none.
 
     Each layer of the first grid sees the table through the norm of its own input, as in `position_correlations`.
     """
-    tables = [site for site in found.of_kind("absolute table") if site.layer is None]
-    norms = [norm for norm, grid in zip(found.norms, found.grids, strict=True) if grid.shape == found.grid.shape]
-    if len(tables) != 1 or None in norms:
+    tables = [site for site in structure.of_kind("absolute table") if site.layer is None]
+    grid = Grid(*structure.grid.shape)
+    norms = [norm for norm, at in zip(structure.norms, structure.grids, strict=True) if at.shape == grid.shape]
+    if len(tables) != 1 or None in norms or len(tables[0].rows()) < grid.patches:
         return None
-    grid, (site,) = Grid(*found.grid.shape), tables
-    rows = site.rows()[-grid.patches :]
-    if len(rows) < grid.patches:
-        return None
-    w = rows.double().cpu()
-    known = [norm for norm in norms if norm is not None]
-    seen = [F.layer_norm(w, w.shape[-1:], _double(a), _double(b), eps) for a, b, eps in known]
-    similarity = np.stack([cosine_similarity(one.numpy()) for one in seen])
-    return Correlations(grid, similarity, ("stream",) * len(seen), cosine_similarity(w.numpy()))
+    w = tables[0].rows()[-grid.patches :].double().cpu()
+    similarity = []
+    for weight, bias, eps in filter(None, norms):
+        scale, shift = (None if value is None else value.detach().cpu().double() for value in (weight, bias))
+        similarity.append(cosine_similarity(F.layer_norm(w, w.shape[-1:], scale, shift, eps).numpy()))
+    return Correlations(grid, np.stack(similarity), ("stream",) * len(norms), cosine_similarity(w.numpy()))
 
 
-@torch.no_grad()
-def logit_biases(found: Structure) -> list[BiasMaps]:
+def _biases_of_structure(structure: Structure) -> list[BiasMaps]:
     """Return the biases of attention, one entry for each size of window and number of heads."""
-    each: dict[tuple[tuple[int, ...], int], dict[int, Array]] = {}
-    blocks = found.modules()
-    for site in found.of_kind("bias of displacements"):
+    groups: dict[tuple[Grid, int], dict[int, Tensor]] = {}
+    blocks = structure.modules()
+    for site in structure.of_kind("bias of displacements"):
         if site.layer is None or site.constant is None:
             continue
-        values = (
+        bias = (
             site.constant.reshape(-1, *site.constant.shape[-3:])[0] if site.constant.ndim > 2 else site.constant[None]
         )
-        grid, tokens = found.grids[site.layer], values.shape[-1]
-        ahead = found.ahead(tokens)
+        grid, tokens = structure.grids[site.layer], bias.shape[-1]
+        ahead = structure.ahead(tokens)
         shape = grid.shape if tokens == grid.tokens else window_of(blocks[site.layer]) or (math.isqrt(tokens),) * 2
-        if math.prod(shape) == tokens - ahead and values.shape[-2] == tokens:
-            maps = each.setdefault((shape, len(values)), {})
-            maps.setdefault(site.layer, values[:, ahead:, ahead:].double().cpu().numpy())
-    return [
-        BiasMaps(Grid(*shape), tuple((layer,) for layer in maps), np.stack(list(maps.values())))
-        for (shape, _), maps in each.items()
-    ]
+        if math.prod(shape) == tokens - ahead and bias.shape[-2] == tokens:
+            groups.setdefault((Grid(*shape, prefix=ahead), len(bias)), {}).setdefault(site.layer, bias)
+    return [_bias_maps(biases, grid) for (grid, _), biases in groups.items()]
 
 
-@torch.no_grad()
-def rotation_similarity(found: Structure) -> Correlations | None:
+def _rotation_of_structure(structure: Structure) -> Correlations | None:
     """Return the similarity under rotation of every layer, as `rotary_similarity` does; None without a rotation."""
-    if len({grid.shape for grid in found.grids}) > 1:
-        return None
-    grid = Grid(*found.grid.shape)
+    grid = Grid(*structure.grid.shape)
     layers: list[Array | None] = []
-    for layer in range(len(found.grids)):
-        sites = [site for site in found.of_kind("rotary") if site.layer == layer and site.constant is not None]
-        factors = [next((site for site in sites if site.sine is sine), None) for sine in (True, False)]
-        rows = [_heads(site, grid) for site in factors if site is not None]
-        if len(rows) != 2 or any(one is None for one in rows):
+    for layer, at in enumerate(structure.grids):
+        sites = [site for site in structure.of_kind("rotary") if site.layer == layer and site.constant is not None]
+        factors = {site.sine: site.heads().double().cpu()[:, -grid.patches :] for site in reversed(sites)}
+        if at.shape != grid.shape or len(factors) < 2 or any(x.shape[1] < grid.patches for x in factors.values()):
             return None
-        both = torch.cat([one for one in rows if one is not None], -1)
+        both = torch.cat([factors[True], factors[False]], -1)
         layers.append((both @ both.mT * 2 / both.shape[-1]).mean(0).numpy())
     return correlations_of(layers, grid)
-
-
-def _heads(site: PositionSite, grid: Grid) -> Tensor | None:
-    """Return the factors of a rotation for the patches, (h, H * W, d); None if there are fewer rows."""
-    assert site.constant is not None
-    values = site.constant.movedim(site.axes[0], -2).double().cpu()[..., -grid.patches :, :]
-    return values.reshape(-1, *values.shape[-2:]) if values.shape[-2] == grid.patches else None
-
-
-def _double(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.detach().cpu().double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,6 +282,7 @@ class StageMaps:
     biases: BiasMaps | None = None
 
 
+@torch.no_grad()
 def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int = 0) -> list[StageMaps]:
     """Compute all maps of position information of a model, one entry for each stage.
 
@@ -329,34 +298,25 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
             f"`model` must have no attached position for position maps, got {type(model).__name__}, which has one; "
             "translation_error measures any model, attention_maps shows attention."
         )
-    if not isinstance(model, TokenModel):
-        view = TracedModel(model, image_size(model) or img_size)
-        found = _of_structure((view.resized_to(img_size) if img_size else view).structure)
+    if isinstance(model, TokenModel):
+        stages = range(len(getattr(model, "depths", (1,))))
+        biases = [bias_maps(model, img_size, stage) for stage in stages]
+        rotary = [rotary_similarity(model, img_size, stage) for stage in stages]
+        tables = any(isinstance(module, AbsoluteEncoding) for module in model.modules())
+        drawn = tables or not any(maps is not None for maps in (*biases, *rotary))
+        seen = [position_correlations(model, img_size, stage, untrained) if drawn else None for stage in stages]
+        maps = [StageMaps(*parts) for parts in zip(seen, rotary, biases, strict=True)]
     else:
-        found = _of_backbone(model, img_size, untrained)
-    if not any(one.correlations or one.rotary or one.biases for one in found):
+        view = TracedModel(model, image_size(model) or img_size)
+        structure = (view.resized_to(img_size) if img_size else view).structure
+        biases = [*_biases_of_structure(structure)] or [None]
+        maps = [StageMaps(biases=group) for group in biases]
+        maps[0] = replace(
+            maps[0], correlations=_table_of_structure(structure), rotary=_rotation_of_structure(structure)
+        )
+    if not any(stage.correlations or stage.rotary or stage.biases for stage in maps):
         raise ValueError(
             f"`model` must have a table, a rotation or a bias of positions, got {type(model).__name__}, which has none "
             "that is known; translation_error measures any model, attention_maps shows attention."
         )
-    return found
-
-
-def _of_backbone(model: TokenModel, img_size: Size | None, untrained: int) -> list[StageMaps]:
-    stages = range(len(getattr(model, "depths", (1,))))
-    biases = [bias_maps(model, img_size, stage) for stage in stages]
-    rotary = [rotary_similarity(model, img_size, stage) for stage in stages]
-    tables = any(isinstance(module, AbsoluteEncoding) for module in model.modules())
-    drawn = tables or not any(one is not None for one in (*biases, *rotary))
-    return [
-        StageMaps(
-            position_correlations(model, img_size, stage, untrained) if drawn else None, rotary[stage], biases[stage]
-        )
-        for stage in stages
-    ]
-
-
-def _of_structure(found: Structure) -> list[StageMaps]:
-    biases = logit_biases(found)
-    first = StageMaps(table_correlations(found), rotation_similarity(found), biases[0] if biases else None)
-    return [first, *(StageMaps(biases=one) for one in biases[1:])]
+    return maps

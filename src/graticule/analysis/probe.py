@@ -43,7 +43,7 @@ class Probe:
     @cached_property
     def mean(self) -> Array:
         """R2 of row and column, mean over folds, (axes,)."""
-        return _mean(self.r2)
+        return self.r2.mean(0)
 
     @cached_property
     def error(self) -> Array:
@@ -53,7 +53,7 @@ class Probe:
     @cached_property
     def control_mean(self) -> Array:
         """R2 of the shuffled labels, mean over folds, (axes,)."""
-        return _mean(self.control)
+        return self.control.mean(0)
 
     @cached_property
     def control_error(self) -> Array:
@@ -91,12 +91,11 @@ class PositionSums:
     def add(self, features: Tensor) -> Self:
         """Add the features (B, H * W, D) of further images."""
         folds = len(self.count)
-        for given in features.detach().cpu().double():
+        for patches in features.detach().cpu().double():
             if self.shift is None:
-                self.shift = given.mean(0)
-            one = given - self.shift
+                self.shift = patches.mean(0)
             order = torch.randperm(self.grid.patches, generator=self.generator)
-            both = torch.cat([one, self.labels, self.labels[order]], 1)
+            both = torch.cat([patches - self.shift, self.labels, self.labels[order]], 1)
             fold = self.images % folds
             self.count[fold] += len(both)
             self.sums[fold] += both.sum(0)
@@ -149,10 +148,10 @@ class PositionSums:
         labels, axes = self.known, self.known // 2
         chosen = slice(-axes, None) if control else slice(-labels, -axes)
         label = covariance[:-labels, -labels:][:, chosen]  # (D, axes), covariance of the features with row and column
-        kept = covariance.diagonal()[-labels:][chosen] > _CONSTANT
-        read = _ridge(covariance, (RIDGES[0],) * labels)[:, chosen][:, kept]
-        label = label[:, kept]
-        write = label @ torch.linalg.pinv(read.T @ label, hermitian=True) if kept.any() else label
+        varied = covariance.diagonal()[-labels:][chosen] > _CONSTANT
+        read = _ridge(covariance, (RIDGES[0],) * labels)[:, chosen][:, varied]
+        label = label[:, varied]
+        write = label @ torch.linalg.pinv(read.T @ label, hermitian=True) if varied.any() else label
         return Eraser(mean[:-labels] if self.shift is None else mean[:-labels] + self.shift, read, write)
 
     def _moments(self, folds: Iterable[int]) -> tuple[Tensor, Tensor]:
@@ -179,14 +178,10 @@ def _ridge(covariance: Tensor, ridges: Sequence[float]) -> Tensor:
     correlation, moments = features / scale[:, None] / scale, label / scale[:, None]
     weights = torch.empty_like(label)
     for ridge in set(ridges):
-        chosen = [index for index, one in enumerate(ridges) if one == ridge]
+        chosen = [index for index, penalty in enumerate(ridges) if penalty == ridge]
         factor = torch.linalg.cholesky(correlation + ridge * torch.eye(len(scale), dtype=torch.float64))
         weights[:, chosen] = torch.cholesky_solve(moments[:, chosen], factor) / scale[:, None]
     return weights
-
-
-def _mean(values: Array) -> Array:
-    return values.mean(0)
 
 
 #: Penalties of the ridge regression that are tried, as shares of the mean square of the features.
@@ -205,19 +200,17 @@ def pooled_features(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) 
         model: in evaluation mode.
         batches: images (B, C, height, width) and labels (B,).
     """
-    found, labels = [], []
-    for images, given in batches:
-        held: Any = model
-        if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
-            out = held.forward_head(held.forward_features(images), pre_logits=True)
-        else:
-            out = held(images)
+    host: Any = model
+    headed = hasattr(model, "forward_features") and hasattr(model, "forward_head")
+    features, labels = [], []
+    for images, classes in batches:
+        out = host.forward_head(host.forward_features(images), pre_logits=True) if headed else host(images)
         out = out[0] if isinstance(out, tuple) else out
         if not isinstance(out, Tensor) or out.ndim not in (2, 3):
             raise ValueError(f"`model` must return a vector or tokens for each image, got {type(out).__name__}.")
-        found.append((out if out.ndim == 2 else out.mean(1)).double().cpu())
-        labels.append(given)
-    return torch.cat(found), torch.cat(labels)
+        features.append((out if out.ndim == 2 else out.mean(1)).double().cpu())
+        labels.append(classes)
+    return torch.cat(features), torch.cat(labels)
 
 
 @checked
@@ -255,9 +248,9 @@ def probe_classes(features: Tensor, labels: Tensor, probe: Literal["knn", "ridge
     right = torch.zeros(len(labels), dtype=torch.bool)
     targets = F.one_hot(labels.long()).double()
     for fold in range(_FOLDS):
-        held = torch.zeros(len(labels), dtype=torch.bool)
-        held[order[fold::_FOLDS]] = True
-        right[held] = _fit_ridge(features[~held], targets[~held], features[held]).argmax(1) == labels[held]
+        inside = torch.zeros(len(labels), dtype=torch.bool)
+        inside[order[fold::_FOLDS]] = True
+        right[inside] = _fit_ridge(features[~inside], targets[~inside], features[inside]).argmax(1) == labels[inside]
     return right
 
 

@@ -48,7 +48,7 @@ class Estimate(NamedTuple):
 
     def text(self, index: int | None = None, scale: float = 100, decimals: int = 1) -> str:
         """Return a value with its interval as text, in percent by default."""
-        value, low, high = (scale * float(one if index is None else one[index]) for one in self)
+        value, low, high = (scale * float(part if index is None else part[index]) for part in self)
         if np.isnan(value):
             return "-"
         return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
@@ -56,11 +56,8 @@ class Estimate(NamedTuple):
 
 def mean_estimate(values: Array) -> Estimate:
     """Return the mean of values of images (..., n), with intervals of Student's t; NaN for one image."""
-    count = values.shape[-1]
-    mean = values.mean(-1)
-    if count < 2:
-        return Estimate(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    margin = student.ppf(0.975, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
+    mean, count = values.mean(-1), values.shape[-1]
+    margin = student.ppf(0.975, count - 1) * values.std(-1, ddof=1) / np.sqrt(count) if count > 1 else np.nan
     return Estimate(mean, mean - margin, mean + margin)
 
 
@@ -112,22 +109,24 @@ class PositionShare(PrintedTable):
             ("layer", "position", "linear", "additive", "rest", "SSDC", "outliers", "largest norm")
         ]
         for index, name in enumerate(self.names):
-            shares = [one.text(index) for one in (self.total, self.linear, self.additive, self.rest)]
+            shares = [share.text(index) for share in (self.total, self.linear, self.additive, self.rest)]
             norms = f"{100 * self.outliers[index]:.2f}", f"{self.largest[index]:.1f}"
             rows.append((name, *shares, self.decay.text(index, 1, 2), *norms))
         return rows
 
     def record(self) -> dict[str, Any]:
         """Return all numbers as plain values, those of other sizes included."""
-        named = ("total", "linear", "additive", "rest", "decay")
         return {
             "img_size": list(self.img_size),
             "images": self.images,
             "layers": self.names,
-            **{name: {part: one.tolist() for part, one in getattr(self, name)._asdict().items()} for name in named},
+            **{
+                name: {part: values.tolist() for part, values in getattr(self, name)._asdict().items()}
+                for name in ("total", "linear", "additive", "rest", "decay")
+            },
             "outliers": self.outliers.tolist(),
             "largest": self.largest.tolist(),
-            "others": [one.record() for one in self.others.values()],
+            "others": [share.record() for share in self.others.values()],
         }
 
 
@@ -150,66 +149,57 @@ class ShareSums:
 
     def add(self, patches: Tensor) -> Self:
         """Add the patches (B, H * W, D) of further images."""
-        given = patches.detach().cpu()
-        given = given.to(torch.promote_types(given.dtype, torch.float32))
+        x = patches.detach().cpu()
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         if not self.images:
-            self.shift = given[0].mean(0)  # near the mean, so that no variance is a rounding error
-            self.positions = given.new_zeros(self.groups, *given.shape[1:])
-            self.means = given.new_zeros(self.groups, given.shape[-1])
-        self.decay.append(spatial_decay(given, self.grid))
-        self.norms.append(given.norm(dim=-1).flatten())
-        means = given.mean(1) - self.shift
-        centered = given - given.mean(1, keepdim=True)
-        projected = [basis.to(given).T @ centered for basis in self.bases.values()]
-        squares = torch.stack([_squares(one) for one in (centered, *projected, means[:, None])], 1)
-        group = (torch.arange(len(given)) + self.images) % self.groups
-        self.count.index_add_(0, group, torch.ones(len(given), dtype=torch.float64))
-        self.squares.index_add_(0, group, squares)
+            self.shift = x[0].mean(0)  # near the mean, so that no variance is a rounding error
+            self.positions = x.new_zeros(self.groups, *x.shape[1:])
+            self.means = x.new_zeros(self.groups, x.shape[-1])
+        self.decay.append(spatial_decay(x, self.grid))
+        self.norms.append(x.norm(dim=-1).flatten())
+        means = x.mean(1) - self.shift
+        centered = x - x.mean(1, keepdim=True)
+        projected = [basis.to(x).T @ centered for basis in self.bases.values()]
+        squares = [part.double().square().flatten(1).sum(1) for part in (centered, *projected, means[:, None])]
+        group = (torch.arange(len(x)) + self.images) % self.groups
+        self.count.index_add_(0, group, torch.ones(len(x), dtype=torch.float64))
+        self.squares.index_add_(0, group, torch.stack(squares, 1))
         self.positions.index_add_(0, group, centered)
         self.means.index_add_(0, group, means)
-        self.images += len(given)
+        self.images += len(x)
         return self
 
-    def shares(self) -> dict[str, tuple[float, float, float]]:
-        """Return value, low and high of the shares 'total', 'linear', 'additive' and 'rest'."""
+    def shares(self) -> dict[str, Estimate]:
+        """Return the shares 'total', 'linear', 'additive' and 'rest'."""
         used = self.count > 0
-        sums = self.positions[used].double()
+        count, squares, sums = self.count[used], self.squares[used], self.positions[used].double()
         parts = [sums, *(basis.T @ sums for basis in self.bases.values()), self.means[used].double()[:, None]]
         products = [part.flatten(1) @ part.flatten(1).T for part in parts]  # between groups
-        count, squares = self.count[used], self.squares[used]
-        whole = torch.ones(len(count), dtype=torch.bool)
-        value = self._ratios(whole, products, count, squares)
-        without = []
-        for group in range(len(count)):
-            kept = whole.clone()
-            kept[group] = False
-            without.append(self._ratios(kept, products, count, squares))
-        parts_left = np.stack(without)
-        spread = (len(count) - 1) / len(count) * ((parts_left - parts_left.mean(0)) ** 2).sum(0)
-        margin = student.ppf(0.975, len(count) - 1) * np.sqrt(spread)
-        names = ("total", "linear", "additive", "rest")
-        return {name: (v, v - m, v + m) for name, v, m in zip(names, value.tolist(), margin.tolist(), strict=True)}
+        groups, patches = torch.arange(len(count)), self.grid.patches
 
-    def _ratios(self, kept: Tensor, products: Sequence[Tensor], count: Tensor, squares: Tensor) -> Array:
-        """Return the four shares of the images of some groups."""
-        n, own = count[kept].sum(), squares[kept].sum(0)
-        both = torch.stack([product[kept][:, kept].sum() for product in products])
-        between = (both - own) / (n * (n - 1))  # E <z_i, z_j> over different images
-        patches = self.grid.patches
-        variance = own[0] / (n * patches) + own[3] / n - between[3]
-        total, linear, additive = (between[:3] / patches / variance).tolist()
-        return np.array([total, linear, additive, total - linear])
+        def ratios(chosen: Tensor) -> Array:
+            """Return the four shares of the images of some groups."""
+            n, same = count[chosen].sum(), squares[chosen].sum(0)
+            both = torch.stack([product[chosen][:, chosen].sum() for product in products])
+            between = (both - same) / (n * (n - 1))  # E <z_i, z_j> over different images
+            variance = same[0] / (n * patches) + same[3] / n - between[3]
+            total, linear, additive = (between[:3] / patches / variance).tolist()
+            return np.array([total, linear, additive, total - linear])
 
-
-def _squares(x: Tensor) -> Tensor:
-    return x.double().square().flatten(1).sum(1)
+        without = np.stack([ratios(groups != group) for group in groups])
+        spread = (len(groups) - 1) / len(groups) * ((without - without.mean(0)) ** 2).sum(0)
+        margin = student.ppf(0.975, len(groups) - 1) * np.sqrt(spread)
+        values = zip(
+            ("total", "linear", "additive", "rest"), ratios(groups >= 0).tolist(), margin.tolist(), strict=True
+        )
+        return {name: Estimate(value, value - error, value + error) for name, value, error in values}
 
 
 def linear_basis(grid: Grid) -> Tensor:
     """Return an orthonormal basis of the linear functions of the coordinates without a mean, (H * W, k)."""
     labels = labels_of(grid)
-    kept = labels[:, labels.abs().sum(0) > 0]
-    return kept / kept.norm(dim=0)
+    labels = labels[:, labels.abs().sum(0) > 0]
+    return labels / labels.norm(dim=0)
 
 
 def additive_basis(grid: Grid) -> Tensor:
@@ -218,15 +208,11 @@ def additive_basis(grid: Grid) -> Tensor:
     for axis, side in enumerate(grid.shape):
         shape = [1] * len(grid.shape)
         shape[axis] = side
-        values = _contrasts(side).mT.reshape(-1, *shape).expand(-1, *grid.shape).flatten(1)
+        centered = torch.eye(side, dtype=torch.float64) - 1 / side
+        basis = torch.linalg.svd(centered)[0][:, : side - 1]  # of the vectors that sum to zero
+        values = basis.mT.reshape(-1, *shape).expand(-1, *grid.shape).flatten(1)
         parts.append(values / (grid.patches / side) ** 0.5)
     return torch.cat(parts).mT
-
-
-def _contrasts(side: int) -> Tensor:
-    """Return an orthonormal basis of the vectors of length `side` that sum to zero, (side, side - 1)."""
-    centered = torch.eye(side, dtype=torch.float64) - 1 / side
-    return torch.linalg.svd(centered)[0][:, : side - 1]
 
 
 def spatial_decay(patches: Tensor, grid: Grid) -> Tensor:
@@ -245,13 +231,13 @@ def spatial_decay(patches: Tensor, grid: Grid) -> Tensor:
     pairs = torch.triu_indices(len(chosen), len(chosen), 1)
     nearness = -torch.cdist(places, places)[pairs[0], pairs[1]]
     nearness = nearness - nearness.mean()
-    found = []
-    for one in unit:
-        similarity = (one @ one.T)[pairs[0], pairs[1]]
+    correlations = []
+    for image in unit:
+        similarity = (image @ image.T)[pairs[0], pairs[1]]
         similarity = similarity - similarity.mean()
         scale = similarity.norm() * nearness.norm()
-        found.append((similarity @ nearness) / scale if scale > 1e-12 else similarity.new_tensor(torch.nan))
-    return torch.stack(found)
+        correlations.append((similarity @ nearness) / scale if scale > 1e-12 else similarity.new_tensor(torch.nan))
+    return torch.stack(correlations)
 
 
 class LayerShares:
@@ -272,26 +258,23 @@ class LayerShares:
         if not self.sums:
             grids = [Grid(*grid.shape) for _, grid in layers]
             self.sums = [ShareSums(grid) for grid in (*grids, grids[-1])[: len(patches)]]
-        for one, given in zip(self.sums, patches, strict=True):
-            one.add(given)
+        for sums, x in zip(self.sums, patches, strict=True):
+            sums.add(x)
         return self
 
     def share(self) -> PositionShare:
         """Return the shares."""
-        each = [one.shares() for one in self.sums]
-        shares: dict[str, Any] = {
-            name: Estimate(*(np.array([one[name][part] for one in each]) for part in range(3)))
-            for name in ("total", "linear", "additive", "rest")
-        }
-        norms = [torch.cat(one.norms).double() for one in self.sums]
+        layers = [sums.shares() for sums in self.sums]
+        shares: dict[str, Any] = {name: Estimate(*np.array([layer[name] for layer in layers]).T) for name in layers[0]}
+        norms = [torch.cat(sums.norms).double() for sums in self.sums]
         relative = [norm / norm.median().clamp_min(torch.finfo(torch.float64).tiny) for norm in norms]
         return PositionShare(
             img_size=self.view.img_size,
             images=self.sums[0].images,
             **shares,
-            decay=mean_estimate(np.stack([torch.cat(one.decay).numpy() for one in self.sums])),
-            outliers=np.array([float((one > _OUTLIER).double().mean()) for one in relative]),
-            largest=np.array([float(one.max()) for one in relative]),
+            decay=mean_estimate(np.stack([torch.cat(sums.decay).numpy() for sums in self.sums])),
+            outliers=np.array([float((norm > _OUTLIER).double().mean()) for norm in relative]),
+            largest=np.array([float(norm.max()) for norm in relative]),
             features=self.features,
         )
 
@@ -342,21 +325,21 @@ def position_share(
         (['0', '1', 'features'], True)
     """
     check_images(images, films=True)
-    own = tuple(images.shape[2:])
-    base = view_of(model, own)
-    others = [size for size in dict.fromkeys(sizes or ()) if size != own]
-    views = [base, *(base.resized_to(size) for size in others)]
+    size = tuple(images.shape[2:])
+    base = view_of(model, size)
+    others = [other for other in dict.fromkeys(sizes or ()) if other != size]
+    views = [base, *(base.resized_to(other) for other in others)]
     bar = None if progress is None else progress(total=len(views) * len(images), unit="img")
-    found = []
+    shares = []
     for view in views:
         sums = LayerShares(view)
         for batch in images.split(batch_size):
-            seen = batch if view is base else resize_images(batch, view.img_size)
-            sums.add(seen, view.run(seen).layers)
+            resized = batch if view is base else resize_images(batch, view.img_size)
+            sums.add(resized, view.run(resized).layers)
             if bar is not None:
                 bar.update(len(batch))
-        found.append(sums.share())
+        shares.append(sums.share())
     if bar is not None:
         bar.close()
-    found[0].others.update(zip(others, found[1:], strict=True))
-    return found[0]
+    shares[0].others.update(zip(others, shares[1:], strict=True))
+    return shares[0]

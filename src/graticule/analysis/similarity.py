@@ -71,10 +71,10 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
         return float("nan")
     offsets = grid.offsets().numpy()
     pairs = similarity[offsets.any(-1)]
-    neighbors = [similarity[(offsets == one).all(-1)] for one in np.eye(grid.ndim, dtype=int)]
+    neighbors = [similarity[(offsets == axis).all(-1)] for axis in np.eye(grid.ndim, dtype=int)]
     excess = [max(near.mean() - pairs.mean(), 0.0) for near in neighbors]
     errors = [max(pairs.std() / len(near) ** 0.5, 1e-9) for near in neighbors]  # smaller ones are of rounding
-    if all(one <= 4 * error for one, error in zip(excess, errors, strict=True)):
+    if all(value <= 4 * error for value, error in zip(excess, errors, strict=True)):
         return float("nan")
     return float(min(excess) / max(excess))
 
@@ -93,7 +93,7 @@ class Correlations(PrintedTable):
     Args:
         grid: the grid of the tokens; prefix tokens are left out of all arrays.
         similarity: (L, H * W, H * W), cosines; NaN for a layer that receives no position.
-        sources: the form in which each layer gets position: 'stream' (residual stream), 'inner', 'queries_keys',
+        sources: the form in which each layer gets position: 'stream' (residual stream), 'after_norm', 'queries_keys',
             several joined by ' + ', or None.
         initial: (H * W, H * W), cosines of the table w itself; None if the model does not have exactly one table.
         untrained: (n,), `reach_range` of n untrained models of the same shape; None without any.
@@ -176,13 +176,14 @@ class Correlations(PrintedTable):
         """One line about the range of reach over the layers, and whether untrained models explain it."""
         if np.isnan(self.reach_range):
             return "reach of fewer than two layers: nothing to compare"
-        said = f"reach over the layers: a range of {100 * self.reach_range:.1f} % of a uniform map's"
+        sentence = f"reach over the layers: a range of {100 * self.reach_range:.1f} % of a uniform map's"
         if self.untrained is None:
-            return said
+            return sentence
         if self.p_value >= _LEVEL:
-            return f"{said}, within what untrained models show (p = {self.p_value:.2g})"
-        said += f" (p = {self.p_value:.2g}, {len(self.untrained)} untrained models)"
-        return said if np.isnan(self.hierarchy) else f"{said}, rank correlation with depth {self.hierarchy:+.2f}"
+            return f"{sentence}, within what untrained models show (p = {self.p_value:.2g})"
+        sentence += f" (p = {self.p_value:.2g}, {len(self.untrained)} untrained models)"
+        correlation = f", rank correlation with depth {self.hierarchy:+.2f}"
+        return sentence if np.isnan(self.hierarchy) else sentence + correlation
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
@@ -202,7 +203,13 @@ class Correlations(PrintedTable):
 
     def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:
         share = 100 * local / self.uniform_distance if self.uniform_distance else float("nan")
-        return name, source, _format(local, ".2f"), _format(share, ".0f", " %"), _format(planar, ".2f")
+        return (
+            name,
+            source,
+            format_number(local, ".2f"),
+            format_number(share, ".0f", " %"),
+            format_number(planar, ".2f"),
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write all arrays and numbers to `path` as .npz, completely or not at all; returns the path."""
@@ -215,5 +222,6 @@ class Correlations(PrintedTable):
         return write_arrays(path, {name: array for name, array in arrays.items() if array is not None})
 
 
-def _format(value: float, form: str, unit: str = "") -> str:
+def format_number(value: float, form: str, unit: str = "") -> str:
+    """Return a number as text; '-' for NaN."""
     return "-" if np.isnan(value) else f"{value:{form}}{unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -16,16 +16,7 @@ from torch import Tensor
 from graticule.backbones.base import Backbone
 from graticule.external.attention_map import AttentionMap
 from graticule.external.images import Size, evaluating
-from graticule.external.view import (
-    Edit,
-    ModelView,
-    Pass,
-    Unavailable,
-    chosen_layers,
-    nearest,
-    permutation,
-    split_features,
-)
+from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
 from graticule.position.folded import Folded, FoldedPosition
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -91,14 +82,14 @@ def _moved(function: Function, places: PatchPlaces, into: Axes, out: Axes, x: Te
     return _back(function(x), places, out)
 
 
-def _back(found: Any, places: PatchPlaces, out: Axes) -> Any:
+def _back(output: Any, places: PatchPlaces, out: Axes) -> Any:
     """Move the tokens of one tensor or several back."""
-    if isinstance(found, Tensor):
+    if isinstance(output, Tensor):
         for axis in out:
-            found = places.rows(found, axis)
-        return found
-    parts = [_back(part, places, out) for part in found]
-    return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+            output = places.rows(output, axis)
+        return output
+    parts = [_back(part, places, out) for part in output]
+    return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
 
 
 #: From the position and the grid of all stages to the position of each layer.
@@ -114,19 +105,17 @@ class BackboneView(ModelView):
     """
 
     model: Backbone
+    change: Change | None = None
 
-    def __init__(self, model: Backbone, img_size: Size | None = None, change: Change | None = None) -> None:
+    def __init__(self, model: Backbone, img_size: Size | None = None) -> None:
         self.model = model
         self.img_size = model.img_size if img_size is None else img_size
-        self.change = change
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
-        """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
+        """Compute all layers; their position is replaced by `change`, and their tokens by `edit`."""
         model = self.model
-        changed: AbstractContextManager[None] = nullcontext()
-        if self.change is not None or edit is not None:
-            changed = _holding(model, _ChangedPosition(model.position, self.change, edit, model))
-        with evaluating(model), changed:
+        position = model.position if self.change is None and edit is None else _ChangedPosition(self, edit)
+        with evaluating(model), _holding(model, position):
             layers = list(model.each_layer(images))
             logits = None
             if model.num_classes:
@@ -139,8 +128,7 @@ class BackboneView(ModelView):
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Return the patches of the model's features, (B, H * W, D), computed from the tokens of the layers."""
         with evaluating(self.model):
-            patches = split_features(self.model.features_of(layers), layers[-1][1])[1]
-            return self.without_removed(patches, layers[-1][1])
+            return self.patches_of(self.model.features_of(layers), layers[-1][1])
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
@@ -149,8 +137,8 @@ class BackboneView(ModelView):
             return grid.split(self.model.embed(images))[1], Grid(*grid.shape)
 
     def grids(self, img_size: Size) -> list[Grid]:
-        """Return the grid after each layer, for images of `img_size`."""
-        return _grids_of_layers(self.model, self.model.grid_at(img_size))
+        """Return the grid of each layer, for images of `img_size`."""
+        return self.model.layer_grids(self.model.grid_at(img_size))
 
     @property
     def coarsest_patch(self) -> Size:
@@ -181,13 +169,9 @@ class BackboneView(ModelView):
     def shuffled(self, seed: int = 0) -> BackboneView:
         """Return a view of the model in which each patch has the position of another one, the same in all layers."""
 
-        def places(grid: Grid) -> PatchPlaces:
-            window = PatchPlaces(permutation(grid.within.patches, seed), grid.within) if grid.windows else None
-            return PatchPlaces(permutation(grid.patches, seed), grid, window)
-
         def change(position: Position, grid: Grid) -> list[LayerPosition]:
-            grids = self.model.layer_grids(grid)
-            return [layer.take(places(at)) for layer, at in zip(position(grid), grids, strict=True)]
+            layers = zip(position(grid), self.model.layer_grids(grid), strict=True)
+            return [layer.take(_places(at, at, lambda at, _: permutation(at.patches, seed))) for layer, at in layers]
 
         return self._with(change)
 
@@ -203,13 +187,8 @@ class BackboneView(ModelView):
             raise Unavailable(str(error)) from None
 
         def change(position: Position, grid: Grid) -> list[LayerPosition]:
-            layers = []
-            for here, there, at, wide in zip(
-                position(grid), position(larger), grids_of(grid), grids_of(larger), strict=True
-            ):
-                window = PatchPlaces(nearest(at.within, wide.within), wide.within) if at.windows else None
-                layers.append(there.with_functions(here).take(PatchPlaces(nearest(at, wide), wide, window)))
-            return layers
+            layers = zip(position(grid), position(larger), grids_of(grid), grids_of(larger), strict=True)
+            return [there.with_functions(here).take(_places(at, wide, nearest)) for here, there, at, wide in layers]
 
         return self._with(change)
 
@@ -237,14 +216,12 @@ class BackboneView(ModelView):
         maps = []
         for layer in chosen:
             args, weights = calls[layer]
-            windows = next((one for one in args if isinstance(one, Windows)), None)
-            seen: Sequence[Grid] = (grids[layer],) * 2
-            if windows is not None:
-                seen = (windows.window,) * 2
-            elif hasattr(attentions[layer], "seen_grids"):  # of pooled queries or keys
-                seen = next((attentions[layer].seen_grids(one) for one in args if isinstance(one, Grid)), seen)
+            windows = next((argument for argument in args if isinstance(argument, Windows)), None)
+            within = grids[layer] if windows is None else windows.window
+            seen_grids = getattr(attentions[layer], "seen_grids", lambda grid: (grid, grid))  # of reduced keys
+            queries, keys = (within, within) if windows is not None else seen_grids(within)
             tokens = None if windows is None else windows.tokens().numpy()
-            maps.append(AttentionMap(layer, weights.double().cpu().numpy(), seen[0], seen[1], tokens))
+            maps.append(AttentionMap(layer, weights.double().cpu().numpy(), queries, keys, tokens))
         return maps
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
@@ -287,19 +264,13 @@ def _holding(model: Backbone, position: Position) -> Iterator[None]:
         model.position = original
 
 
-def _grids_of_layers(model: Backbone, grid: Grid) -> list[Grid]:
-    stages = zip(model.position_grids(grid), model.depths, strict=True)
-    return [at for at, depth in stages for _ in range(depth)]
-
-
 class _ChangedPosition(Position):
-    """Replaces a position while it is changed; the modules of the position remain submodules."""
+    """Replaces the position of a view's model; the modules of the position remain submodules."""
 
-    def __init__(self, original: Position, change: Change | None, edit: Edit | None, model: Backbone) -> None:
+    def __init__(self, view: BackboneView, edit: Edit | None) -> None:
         super().__init__()
-        self.original = original
-        self.change, self.edit = change, edit
-        self.__dict__["model"] = model  # no submodule of itself
+        self.original = view.model.position
+        self.change, self.edit, self.layer_grids = view.change, edit, view.model.layer_grids
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the changed position, with the edit after each layer."""
@@ -307,12 +278,12 @@ class _ChangedPosition(Position):
         edit = self.edit
         if edit is None:
             return layers
-        grids = _grids_of_layers(cast("Backbone", self.model), grid)
 
-        def edit_after(layer: int) -> Callable[[Tensor], Tensor]:
-            return lambda tokens: edit(layer, tokens, grids[layer])
+        def edit_after(layer: int, at: Grid) -> LayerPosition:
+            return LayerPosition(map_after=lambda tokens: edit(layer, tokens, at))
 
-        return [one.merge(LayerPosition(map_after=edit_after(layer))) for layer, one in enumerate(layers)]
+        grids = enumerate(self.layer_grids(grid))
+        return [position.merge(edit_after(layer, at)) for position, (layer, at) in zip(layers, grids, strict=True)]
 
     def set_grid(self, grid: Grid) -> None:
         """Pass the grid to the position."""
@@ -321,3 +292,9 @@ class _ChangedPosition(Position):
 
 def _original(position: Position) -> Position:
     return position.original if isinstance(position, Folded) else position
+
+
+def _places(grid: Grid, source: Grid, index: Callable[[Grid, Grid], Tensor]) -> PatchPlaces:
+    """Return the place in `source` of each patch of `grid`, by the function `index` of both, also within windows."""
+    window = PatchPlaces(index(grid.within, source.within), source.within) if grid.windows else None
+    return PatchPlaces(index(grid, source), source, window)

@@ -8,8 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from graticule.external.tracer import PositionTracer, PositionUse
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
 
-#: Names of lists of blocks, for models without attention.
-_LISTS = ("blocks", "layers", "stages", "layer")
+#: Names of modules in lists of blocks, for models without attention.
+_LISTED = re.compile(r"(?:^|\.)(?:blocks|layers?|stages)\.[^.]+$")
 
 #: One more than the largest number of prefix tokens.
 _PREFIX = 17
@@ -52,12 +52,20 @@ class PositionSite:
     origins: frozenset[str]
     layer: int | None
 
-    def rows(self) -> Tensor:
-        """Return the rows of a table, (N, D)."""
+    def heads(self) -> Tensor:
+        """Return the rows of a table, or of the factors of each head, (h, N, D)."""
         assert self.constant is not None
         first, last = (axis % self.constant.ndim for axis in (self.axes[0], self.axes[-1]))
-        rows = self.constant.flatten(first, last).movedim(first, 0)
-        return rows.reshape(len(rows), -1, rows.shape[-1])[:, 0]
+        rows = self.constant.flatten(first, last).movedim(first, -2)
+        return rows.reshape(-1, *rows.shape[-2:])
+
+    def rows(self) -> Tensor:
+        """Return the rows of a table, (N, D)."""
+        return self.heads()[0]
+
+    def without(self, value: Tensor) -> Tensor:
+        """Return the constant that gives no position: angle 0 of a rotation, and else zeros."""
+        return torch.ones_like(value) if self.kind == "rotary" and not self.sine else torch.zeros_like(value)
 
     def moved(self, value: Tensor, source: Callable[[int], Tensor]) -> Tensor:
         """Return the constant with the rows of other tokens; `source` maps a number of tokens to their indices."""
@@ -112,7 +120,7 @@ class Structure:
         """The number of tokens before the patches."""
         return max((grid.prefix for grid in self.grids), default=0)
 
-    @cached_property
+    @property
     def grid(self) -> Grid:
         """The grid after the first block."""
         return self.grids[0]
@@ -144,13 +152,10 @@ class Structure:
     @property
     def position_parameters(self) -> dict[str, int]:
         """Map each kind of position information to the number of the parameters that it is computed from."""
-        known = dict(self.model.named_parameters())
+        sizes = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
         counts: dict[str, int] = {}
-        taken: set[str] = set()
-        for site in self.sites:
-            own = {name for name in site.origins if name in known} - taken
-            taken |= own
-            counts[site.kind] = counts.get(site.kind, 0) + sum(known[name].numel() for name in own)
+        for site in self.sites:  # each parameter counts for the first site
+            counts[site.kind] = counts.get(site.kind, 0) + sum(sizes.pop(name, 0) for name in site.origins)
         return counts
 
 
@@ -182,47 +187,52 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
     if images is None:
         weight = next(model.parameters())
         images = torch.zeros(2, channels, *size, device=weight.device, dtype=weight.dtype)
-    flow = PositionTracer(model)
+    tracer = PositionTracer(model)
     try:
-        flow.run(images)
+        tracer.run(images)
     except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
-        said = f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
-        raise ValueError(said) from error
-    blocks = called_blocks(flow)
+        raise ValueError(
+            f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
+        ) from error
+    blocks = called_blocks(tracer)
     if not blocks:
         raise ValueError(
             "`model` must be one of our backbones, or a model with attention in a list of blocks, or with a list named "
             f"blocks, layers or stages, as in timm, got {type(model).__name__}."
         )
-    outputs = [flow.called[name] for name in blocks]
+    outputs = [tracer.called[name] for name in blocks]
     if other := next((len(x) for x in outputs if len(x) != len(images)), 0):  # tokens of each image, in several parts
         raise Unavailable(f"a block returns {other} samples for {len(images)} images")
-    cut = stem_map(flow, blocks, outputs[0])
+    cut = stem_map(tracer, blocks)
     stem = None if cut is None else (cut.shape[2], cut.shape[3])
-    grids = tuple(_grids(model, blocks, outputs, size, stem))
+    grids: list[Grid] = []
+    before = None if stem is None else Grid(*stem)
+    for name, x in zip(blocks, outputs, strict=True):
+        before = _grid_after(x, size, before, tokens_last(x, model.get_submodule(name)))
+        grids.append(before)
     layer_of = {name: layer for layer, name in enumerate(blocks)}
     return Structure(
         model,
         size,
         channels,
         blocks,
-        tuple(flow.norms.get(name) for name in blocks),
-        grids,
+        tuple(tracer.norms.get(name) for name in blocks),
+        tuple(grids),
         stem,
-        tuple(_sites(flow.meetings, grids, layer_of)),
-        tuple(sorted({layer_of[name] for one in flow.attentions for name in one.within if name in layer_of})),
-        token_orders(model, images, flow, cut, blocks, grids),
+        tuple(_sites(tracer.meetings, grids, layer_of)),
+        tuple(sorted({layer_of[name] for call in tracer.attentions for name in call.within if name in layer_of})),
+        _token_orders(model, images, tracer, cut, blocks, grids),
     )
 
 
-def called_blocks(flow: PositionTracer) -> tuple[str, ...]:
+def called_blocks(tracer: PositionTracer) -> tuple[str, ...]:
     """Return the names of the blocks in the order in which they return."""
-    patterns = {pattern_of(one.within[-1]) for one in flow.attentions if one.within}
+    patterns = {pattern_of(call.within[-1]) for call in tracer.attentions if call.within}
     if not patterns:
-        named = [pattern_of(name) for name in flow.called if _is_listed(name)]
-        patterns = {max(named, key=named.count)} if named else set()
-    called = [name for name in flow.called if pattern_of(name) in patterns]
-    return tuple(name for name in called if flow.called[name].ndim != 3 or flow.called[name].shape[1] > 1)
+        listed = [pattern_of(name) for name in tracer.called if _LISTED.search(name)]
+        patterns = {max(listed, key=listed.count)} if listed else set()
+    called = [name for name in tracer.called if pattern_of(name) in patterns]
+    return tuple(name for name in called if tracer.called[name].ndim != 3 or tracer.called[name].shape[1] > 1)
 
 
 def pattern_of(name: str) -> str:
@@ -230,30 +240,17 @@ def pattern_of(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def _is_listed(name: str) -> bool:
-    parts = name.split(".")
-    return len(parts) > 1 and parts[-2] in _LISTS
-
-
-def stem_map(flow: PositionTracer, blocks: Sequence[str], first: Tensor) -> Tensor | None:
+def stem_map(tracer: PositionTracer, blocks: Sequence[str]) -> Tensor | None:
     """Return the last map (B, D, H, W) of a convolution before the blocks with at most as many patches as tokens."""
+    first = tracer.called[blocks[0]]
     tokens = first.shape[1] if first.ndim == 3 else first[0].numel()
-    start = list(flow.called).index(blocks[0])
-    before = [x for within, x, called in flow.maps if called <= start and not set(within) & set(blocks)]
+    start = list(tracer.called).index(blocks[0])
+    before = [x for within, x, called in tracer.maps if called <= start and not set(within) & set(blocks)]
     maps = [x for x in before if 1 < x.shape[2] * x.shape[3] <= tokens]
     return maps[-1] if maps else None
 
 
-def _grids(
-    model: nn.Module, blocks: Sequence[str], outputs: Sequence[Tensor], size: Size, stem: Size | None
-) -> Iterator[Grid]:
-    """Yield the grid after each block."""
-    last: Grid | None = Grid(*stem) if stem is not None else None
-    for name, x in zip(blocks, outputs, strict=True):
-        yield (last := grid_after(x, size, last, tokens_last(x, model.get_submodule(name))))
-
-
-def grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
+def _grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
     """Return the grid of the output of a block, a sequence (B, N, D) or a map; `before` is that of an earlier one.
 
     Raises:
@@ -270,8 +267,7 @@ def grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
     if before is not None and 0 <= tokens - before.patches < min(before.patches, _PREFIX):
         return Grid(*before.shape, prefix=tokens - before.patches)
     # prefix tokens may leave, and a class token may join in a later stage
-    several = range(_PREFIX) if before is None else dict.fromkeys((before.prefix, 0, 1))
-    for ahead in several:
+    for ahead in range(_PREFIX) if before is None else dict.fromkeys((before.prefix, 0, 1)):
         patches = tokens - ahead
         height = round(math.sqrt(patches * size[0] / size[1])) if patches > 0 else 0
         if height and patches % height == 0 and abs(patches / height * size[0] / size[1] - height) < 1:
@@ -286,54 +282,51 @@ def tokens_last(x: Tensor, module: nn.Module) -> bool:
     """
     if x.ndim != 4:
         return True
-    inner: list[Any] = list(module.modules())
-    sizes = [one.weight.shape[0] for one in inner if _has_channels(one)]
+    layers = [
+        part for part in module.modules() if isinstance(part, nn.LayerNorm | nn.BatchNorm2d | nn.GroupNorm | nn.Conv2d)
+    ]
+    sizes = [layer.weight.shape[0] for layer in layers if isinstance(layer.weight, Tensor)]
     return not sizes or (x.shape[-1] in sizes and x.shape[1] not in sizes)
-
-
-def _has_channels(module: nn.Module) -> bool:
-    norm = isinstance(module, nn.LayerNorm | nn.BatchNorm2d | nn.GroupNorm | nn.Conv2d)
-    return norm and isinstance(module.weight, Tensor)
 
 
 def _sites(meetings: Sequence[PositionUse], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[PositionSite]:
     """Yield the sites of position information among the meetings of a pass."""
     counts = {count for grid in grids for count in (grid.patches, grid.tokens)}
     shapes = {grid.shape for grid in grids}
-    keys = {index: one.shape[-1] for one in meetings for index in one.terms}
-    for index, one in enumerate(meetings):
-        layer = next((layer_of[name] for name in one.within if name in layer_of), None)
+    keys = {index: use.shape[-1] for use in meetings for index in use.terms}
+    for index, use in enumerate(meetings):
+        layer = next((layer_of[name] for name in use.within if name in layer_of), None)
         kind: Kind | None = None
         axes: tuple[int, ...] = (-2, -1)
         sine = False
-        if one.kind in ("logits", "weights"):
-            kind = "bias of displacements" if one.kind == "logits" else "positional attention"
-        elif one.kind == "relative":
+        if use.kind in ("logits", "weights"):
+            kind = "bias of displacements" if use.kind == "logits" else "positional attention"
+        elif use.kind == "relative":
             kind = "relative terms"
-        elif one.kind == "projected" and index in keys:
-            kind, axes = "relative terms", (-2,) if one.shape[-2] == keys[index] else (-3, -2)
-        elif one.kind in ("added", "multiplied"):
-            axes = _token_axes(one, counts, shapes)
-            if axes and one.kind == "added":
+        elif use.kind == "projected" and index in keys:
+            kind, axes = "relative terms", (-2,) if use.shape[-2] == keys[index] else (-3, -2)
+        elif use.kind in ("added", "multiplied"):
+            axes = _token_axes(use, counts, shapes)
+            if axes and use.kind == "added":
                 kind = "absolute table"
-            elif axes and one.constant is not None and one.constant.is_complex():
+            elif axes and use.constant is not None and use.constant.is_complex():
                 kind = "rotary"
-            elif axes and one.other is not None:
-                kind, sine = "rotary", one.age > meetings[one.other].age
+            elif axes and use.other is not None:
+                kind, sine = "rotary", use.age > meetings[use.other].age
         if kind is not None:
-            yield PositionSite(index, kind, one.constant, one.shape, axes, sine, one.origins, layer)
+            yield PositionSite(index, kind, use.constant, use.shape, axes, sine, use.origins, layer)
 
 
-def _token_axes(one: PositionUse, counts: set[int], shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
+def _token_axes(use: PositionUse, counts: set[int], shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the axes of the tokens: two of a map, or one of a sequence; () if there are none."""
-    dims = len(one.shape)
+    dims = len(use.shape)
     for axis in range(1 - dims, -1):
-        if (one.shape[axis], one.shape[axis + 1]) in shapes and {axis, axis + 1} & set(one.axes):
+        if (use.shape[axis], use.shape[axis + 1]) in shapes and {axis, axis + 1} & set(use.axes):
             return axis, axis + 1
-    for axis in one.axes:
-        if axis != -1 and one.shape[axis] in counts:
+    for axis in use.axes:
+        if axis != -1 and use.shape[axis] in counts:
             return (axis,)
-    return (-2,) if dims == 3 and one.kind == "added" and -2 in one.axes else ()
+    return (-2,) if dims == 3 and use.kind == "added" and -2 in use.axes else ()
 
 
 def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -341,17 +334,17 @@ def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
     They are in the order of the model; a value may be resampled or normalized before it is added.
     """
-    flow = PositionTracer(model)
-    flow.run(images)
-    added = {name for one in flow.meetings if one.kind in ("added", "logits") for name in one.origins}
+    tracer = PositionTracer(model)
+    tracer.run(images)
+    added = {name for use in tracer.meetings if use.kind in ("added", "logits") for name in use.origins}
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     return {name: value for name, value in tensors.items() if name in added and value.is_floating_point()}
 
 
-def token_orders(
+def _token_orders(
     model: nn.Module,
     images: Tensor,
-    flow: PositionTracer,
+    tracer: PositionTracer,
     cut: Tensor | None,
     blocks: Sequence[str],
     grids: Sequence[Grid],
@@ -363,23 +356,22 @@ def token_orders(
     one map changes the patches with a one, another those with a zero. Only the first digits are tried, unless these
     show another order, as of Hiera, whose tokens are in the order of its windows.
     """
-    shape = grids[0].shape
-    if cut is None or cut.shape[2:] != shape or len(images) < 2 or flow.called[blocks[0]].ndim != 3:
-        return (None,) * len(blocks)
-    at = next(index for index, (_, x, _) in enumerate(flow.maps) if x is cut)
+    shape, unknown = grids[0].shape, (None,) * len(blocks)
+    if cut is None or cut.shape[2:] != shape or len(images) < 2 or tracer.called[blocks[0]].ndim != 3:
+        return unknown
+    stem = next(index for index, (_, x, _) in enumerate(tracer.maps) if x is cut)
     noise = torch.randn(cut.shape[1:], generator=torch.Generator().manual_seed(0)).to(cut)
-
-    def places(digits: Sequence[Sequence[int]]) -> list[Tensor | None]:
-        return _places_by(model, images, (at, noise), blocks, grids, digits)
-
     digits = [range(max(1, (side - 1).bit_length())) for side in shape]
-    if all(one is None for one in places([each[-1:] for each in digits])):
-        return (None,) * len(blocks)
-    found = places(digits)
-    return tuple(None if one is None or len(one.unique()) < len(one) else one.argsort() for one in found)
+    read_places = partial(_read_places, model, images, (stem, noise), blocks, grids)
+    if all(places is None for places in read_places([axis[-1:] for axis in digits])):
+        return unknown
+    layers = read_places(digits)
+    return tuple(
+        None if places is None or len(places.unique()) < len(places) else places.argsort() for places in layers
+    )
 
 
-def _places_by(
+def _read_places(
     model: nn.Module,
     images: Tensor,
     stem: tuple[int, Tensor],
@@ -391,25 +383,27 @@ def _places_by(
 
     None where tokens are row by row or a map, or the grid is not the first one after halving its sides.
     """
-    at, noise = stem
+    index, noise = stem
     height, width = grids[0].shape
     place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))  # (2, H, W)
     ones = torch.stack([place[axis] >> digit & 1 for axis in (0, 1) for digit in digits[axis]]).bool()
     masks = torch.cat([ones[:1] & False, ones, ~ones]).to(noise)[:, None]
-    flow = PositionTracer(model, stem=(at, noise * (1 + masks)))
-    flow.run(images[:1].expand(len(masks), -1, -1, -1))
-    found: list[Tensor | None] = []
+    tracer = PositionTracer(model, stem=(index, noise * (1 + masks)))
+    tracer.run(images[:1].expand(len(masks), -1, -1, -1))
+    layers: list[Tensor | None] = []
     for name, grid in zip(blocks, grids, strict=True):
-        x, halvings = flow.called[name], (height // grid.height).bit_length() - 1
+        x, halvings = tracer.called[name], (height // grid.height).bit_length() - 1
         if x.ndim != 3 or (grid.height << halvings, grid.width << halvings) != (height, width):
-            found.append(None)
+            layers.append(None)
             continue
         of_ones, of_zeros = (x[1:] - x[:1])[:, grid.prefix :].norm(dim=-1).cpu().chunk(2)  # (digits, N) each
         scales = [
-            scale * (1 << digit >> halvings) for scale, of in zip((grid.width, 1), digits, strict=True) for digit in of
+            scale * (1 << digit >> halvings)
+            for scale, chosen in zip((grid.width, 1), digits, strict=True)
+            for digit in chosen
         ]
         step = 1 << halvings
         both = torch.stack([(of_ones > of_zeros).long(), ones[:, ::step, ::step].flatten(1).long()])
         places, by_rows = (both * torch.tensor(scales)[:, None]).sum(1)
-        found.append(None if torch.equal(places, by_rows) else places)
-    return found
+        layers.append(None if torch.equal(places, by_rows) else places)
+    return layers

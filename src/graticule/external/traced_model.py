@@ -29,7 +29,7 @@ from graticule.external.images import (
     set_input_size,
     window_of,
 )
-from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
+from graticule.external.structure import OF_PAIRS, Structure, find_structure, select, stem_map, tokens_last
 from graticule.external.tracer import Change, PositionTracer
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled
 from graticule.position.grid import Grid
@@ -66,45 +66,43 @@ class TracedModel(ModelView):
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
         """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
-        size: Size = (images.shape[-2], images.shape[-1])
-        orders = self._at(size).orders
-        found: dict[int, tuple[Tensor, Grid]] = {}
+        structure = self._at((images.shape[-2], images.shape[-1]))
+        layers: dict[int, tuple[Tensor, Grid]] = {}
 
         def keep(layer: int, module: nn.Module, args: Any, output: Any) -> Any:
-            given = output[0] if isinstance(output, tuple) else output
-            last = tokens_last(given, module)
-            tokens, grid = self._tokens(given, size, last, found.get(layer - 1))
-            tokens = _moved(tokens, grid, orders[layer])
+            x = output[0] if isinstance(output, tuple) else output
+            channels_last = tokens_last(x, module)
+            grid, order = structure.grids[layer], structure.orders[layer]
+            tokens = _moved(x if x.ndim == 3 else x.flatten(1, 2) if channels_last else x.flatten(2).mT, grid, order)
             changed = tokens if edit is None else edit(layer, tokens, grid)
-            found[layer] = changed, grid
+            layers[layer] = changed, grid
             if edit is None:
                 return None
-            changed = _moved(changed, grid, None if (order := orders[layer]) is None else order.argsort())
-            replaced = (changed if last else changed.mT).reshape(given.shape)
+            changed = _moved(changed, grid, None if order is None else order.argsort())
+            replaced = (changed if channels_last else changed.mT).reshape(x.shape)
             return (replaced, *output[1:]) if isinstance(output, tuple) else replaced
 
         with evaluating(self.model), ExitStack() as hooks:
             for layer, block in enumerate(self.blocks):
                 hooks.callback(block.register_forward_hook(partial(keep, layer)).remove)
-            output = self._call(images)
-        layers, logits = [found[layer] for layer in range(len(self.blocks))], _logits(self.model, output)
+            output = call(self.model, images) if self.constants is None else self._tracer().run(images)
+        logits = _logits(self.model, output)
         if self.debiased is not None and logits is not None:
             logits = None  # of features that an edit changes, or of a model without a head of its own
             if edit is None and hasattr(self.model, "forward_head"):
                 with evaluating(self.model), self._following(images):
-                    features = self.debiased.clean(unpooled(self.model, images), layers[-1][1])
+                    features = self.debiased.clean(unpooled(self.model, images), structure.grids[-1])
                     logits = self.debiased.forward_head(features)
-        return Pass(layers, logits)
+        return Pass([layers[layer] for layer in range(len(self.blocks))], logits)
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
-        flow = PositionTracer(self.model)
-        flow.run(images)
-        names = self.structure.blocks
-        found = stem_map(flow, names, flow.called[names[0]])
-        if found is None:
+        tracer = PositionTracer(self.model)
+        tracer.run(images)
+        patches = stem_map(tracer, self.structure.blocks)
+        if patches is None:
             raise Unavailable(f"{type(self.model).__name__} has no convolution that cuts images into patches")
-        return found.flatten(2).mT, Grid(found.shape[2], found.shape[3])
+        return patches.flatten(2).mT, Grid(patches.shape[2], patches.shape[3])
 
     def grids(self, img_size: Size) -> list[Grid]:
         """Return the grid after each layer, for images of `img_size`, found in a forward pass."""
@@ -133,14 +131,7 @@ class TracedModel(ModelView):
     def without_position(self) -> TracedModel:
         """Return a view in which tables, biases and terms are zero, and rotations are by angle 0."""
         sites = self.structure.at
-
-        def zero(index: int, value: Tensor) -> Tensor:
-            if index not in sites:
-                return value
-            turned = sites[index].kind == "rotary" and not sites[index].sine
-            return torch.ones_like(value) if turned else torch.zeros_like(value)
-
-        return self._with(zero)
+        return self._with(lambda index, value: sites[index].without(value) if index in sites else value)
 
     def shuffled(self, seed: int = 0) -> TracedModel:
         """Return a view in which each patch has the position of another one, the same in all layers."""
@@ -183,22 +174,20 @@ class TracedModel(ModelView):
             chosen_layers(layers, len(self.blocks))
             if missing := [layer for layer in layers if layer not in self.structure.attention]:
                 raise ValueError(f"`layers` must have attention, got {missing[0]}, which has none that is known.")
-        flow = self._flow(keep=True)
-        flow.run(images)
-        layer_of = {name: layer for layer, name in enumerate(self.structure.blocks)}
-        first: dict[int, Tensor] = {}
-        for one in flow.attentions:
-            for name in one.within:
-                if name in layer_of and one.weights is not None:
-                    first.setdefault(layer_of[name], one.weights)
-        found = self._at((images.shape[-2], images.shape[-1]))
-        chosen = self.structure.attention if layers is None else layers
-        for layer in chosen:
-            if (order := found.orders[layer]) is not None:
-                if first[layer].shape[-1] != len(order):
+        tracer = self._tracer(keep=True)
+        tracer.run(images)
+        calls = [(name, call.weights) for call in reversed(tracer.attentions) for name in call.within]
+        first = {name: weights for name, weights in calls if weights is not None}
+        structure = self._at((images.shape[-2], images.shape[-1]))
+        maps = []
+        for layer in self.structure.attention if layers is None else layers:
+            weights, order = first[self.structure.blocks[layer]], structure.orders[layer]
+            if order is not None:
+                if weights.shape[-1] != len(order):
                     raise Unavailable(f"the attention of {type(self.model).__name__} is not between tokens row by row")
-                first[layer] = first[layer][..., order[:, None], order]
-        return [_map(layer, first[layer], found.grids[layer], self.blocks[layer]) for layer in chosen]
+                weights = weights[..., order[:, None], order]
+            maps.append(_map(layer, weights, structure.grids[layer], self.blocks[layer]))
+        return maps
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Return the patches of the model's features, (B, H * W, D)."""
@@ -216,14 +205,11 @@ class TracedModel(ModelView):
         """Map each kind of position information to the number of its parameters."""
         return self.structure.position_parameters
 
-    def _call(self, images: Tensor) -> Any:
-        return call(self.model, images) if self.constants is None else self._flow().run(images)
-
-    def _flow(self, keep: bool = False) -> PositionTracer:
+    def _tracer(self, keep: bool = False) -> PositionTracer:
         return PositionTracer(self.model, self.constants, self.queries, keep)
 
     def _following(self, images: Tensor) -> AbstractContextManager[None]:
-        return nullcontext() if self.constants is None else self._flow().following(images)
+        return nullcontext() if self.constants is None else self._tracer().following(images)
 
     def _check_sites(self) -> None:
         if not self.structure.sites:
@@ -235,15 +221,6 @@ class TracedModel(ModelView):
         view = copy.copy(self)
         view.constants, view.queries = constants, queries
         return view
-
-    def _tokens(self, x: Tensor, size: Size, last: bool, before: Any) -> tuple[Tensor, Grid]:
-        """Return the output of a block as tokens (B, N, D), with their grid; `last`: whether channels are last."""
-        stem = self._at(size).stem
-        start = before[1] if before is not None else None if stem is None else Grid(*stem)
-        grid = grid_after(x, size, start, last)
-        if x.ndim == 4:
-            return x.flatten(1, 2) if last else x.flatten(2).mT, grid
-        return x, grid
 
 
 class ResampledTables(nn.Module):
@@ -283,43 +260,39 @@ class ResampledTables(nn.Module):
         """Replace a table by the rows of the model's own size, resampled."""
         if index not in self.tables or self.resampler is None:
             return value
-        rows, own = self.tables[index], self.view.structure.grid
-        ahead = len(rows) - own.patches
-        patches = self.resampler(rows[ahead:].T.unflatten(1, own.shape), grid.shape).flatten(1).T
-        found = torch.cat([rows[:ahead], patches]).to(value)
-        return found.reshape(value.shape) if found.numel() == value.numel() else found.expand_as(value)
+        rows, trained = self.tables[index], self.view.structure.grid
+        ahead = len(rows) - trained.patches
+        patches = self.resampler(rows[ahead:].T.unflatten(1, trained.shape), grid.shape).flatten(1).T
+        table = torch.cat([rows[:ahead], patches]).to(value)
+        return table.reshape(value.shape) if table.numel() == value.numel() else table.expand_as(value)
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
         """Return the mean of the patches; logits are not known."""
         return features.mean(1)
 
 
-def take_position(own: Structure, larger: Structure, index: int, value: Tensor) -> Tensor:
+def take_position(structure: Structure, larger: Structure, index: int, value: Tensor) -> Tensor:
     """Replace the position information of each patch by that of the nearest patch of a larger image."""
-    site, other = own.at.get(index), larger.at.get(index)
-    if site is None:
-        return value
-    if site.kind == "relative terms" and site.constant is None:
+    site, other = structure.at.get(index), larger.at.get(index)
+    if site is None or (site.kind == "relative terms" and site.constant is None):
         return value
     if other is None or other.constant is None or site.constant is None:
         raise Unavailable(f"its {site.kind} cannot be taken from other sizes")
-    there = other.constant.to(value)
-    if there.shape == site.constant.shape and site.kind in OF_PAIRS:
-        return there.expand_as(value)
+    source = other.constant.to(value)
+    if source.shape == site.constant.shape and site.kind in OF_PAIRS:
+        return source.expand_as(value)
     if site.kind == "relative terms":
         raise Unavailable("its relative terms cannot be taken from other sizes")
-    found = other.moved(there, lambda tokens: _places(own, larger, tokens))
-    if found.numel() == value.numel():
-        return found.reshape(value.shape)
-    return found[:1].expand_as(value)
+    moved = other.moved(source, lambda tokens: _places(structure, larger, tokens))
+    return moved.reshape(value.shape) if moved.numel() == value.numel() else moved[:1].expand_as(value)
 
 
-def _places(own: Structure, larger: Structure, tokens: int) -> Tensor:
+def _places(structure: Structure, larger: Structure, tokens: int) -> Tensor:
     """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
-    for here, wide in zip(own.grids, larger.grids, strict=True):
+    for grid, wide in zip(structure.grids, larger.grids, strict=True):
         ahead = tokens - wide.patches
         if 0 <= ahead <= wide.prefix:
-            return torch.cat([torch.arange(ahead), nearest(here, wide) + ahead])
+            return torch.cat([torch.arange(ahead), nearest(grid, wide) + ahead])
     raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
 
 
@@ -351,11 +324,11 @@ def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> Attention
     coarse = Grid(max(inner.height // factor, 1), max(inner.width // factor, 1), prefix=inner.prefix)
     if (inner.tokens, coarse.tokens) != (queries, keys):
         raise Unavailable(f"attention of {queries} queries and {keys} keys is not between patches")
-    each = weights.flatten(0, -4) if weights.ndim > 4 else weights
-    if not torch.allclose(each.sum(-1), torch.ones((), device=each.device, dtype=each.dtype), atol=1e-3):
+    weights = weights.flatten(0, -4) if weights.ndim > 4 else weights
+    if not torch.allclose(weights.sum(-1), weights.new_ones(()), atol=1e-3):
         raise Unavailable("the weights of its attention are mixed over the heads, so rows do not sum to 1")
     windows = None if inner is grid else _window_tokens(grid, inner, window_of(block, ("shift_size",)) or (0, 0))
-    return AttentionMap(layer, each.double().cpu().numpy(), inner, coarse, windows)
+    return AttentionMap(layer, weights.double().cpu().numpy(), inner, coarse, windows)
 
 
 def _window_tokens(grid: Grid, window: Grid, shift: Sequence[int]) -> NDArray[np.int64]:

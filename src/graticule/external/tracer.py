@@ -137,19 +137,19 @@ class PositionTracer(TorchFunctionMode):
     @contextmanager
     def following(self, *inputs: Tensor) -> Iterator[None]:
         """Follow what is made of `inputs` within the block."""
-        for one in inputs:
-            self._facts[one] = TensorFacts(0)
-        lists = [one for one in self._model.named_modules() if isinstance(one[1], nn.ModuleList | nn.Sequential)]
+        for x in inputs:
+            self._facts[x] = TensorFacts(0)
+        lists = [pair for pair in self._model.named_modules() if isinstance(pair[1], nn.ModuleList | nn.Sequential)]
+        listed = [
+            (f"{parent}.{child}".lstrip("."), part) for parent, parts in lists for child, part in parts.named_children()
+        ]
+        every = list(self._model.named_modules()) if self._modules else []
         with ExitStack() as hooks:
-            for parent, held in lists:
-                for own, module in held.named_children():
-                    name = f"{parent}.{own}" if parent else own
-                    enter, leave = _hooks(self, name)
-                    hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                    hooks.callback(module.register_forward_hook(leave).remove)
-            for name, module in self._model.named_modules() if self._modules else ():
-                hooks.callback(module.register_forward_pre_hook(partial(self._call, name), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._return).remove)
+            for modules, enter, leave in ((listed, self._enter, self._leave), (every, self._call, self._return)):
+                for name, module in modules:
+                    before, after = partial(enter, name), partial(leave, name)
+                    hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                    hooks.callback(module.register_forward_hook(after).remove)
             with self:
                 yield
 
@@ -158,12 +158,13 @@ class PositionTracer(TorchFunctionMode):
         with evaluating(self._model), self.following(*_tensors(images)):
             return call(self._model, images)
 
-    def enter(self, name: str, given: Iterable[Any]) -> None:
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module of a list is called."""
         self._within.append(name)
-        self._entered[name] = next((one for one in given if isinstance(one, Tensor)), None)
+        inputs = (*args, *kwargs.values())
+        self._entered[name] = next((value for value in inputs if isinstance(value, Tensor)), None)
 
-    def leave(self, name: str, output: Any) -> None:
+    def _leave(self, name: str, module: nn.Module, args: object, output: Any) -> None:
         """Note that a module of a list returns."""
         self._within.pop()
         first = next(_tensors(output), None)
@@ -174,7 +175,7 @@ class PositionTracer(TorchFunctionMode):
         inputs = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         self.calls.append(ModuleCall(name, module, inputs))
 
-    def _return(self, module: nn.Module, args: object, output: Any) -> None:
+    def _return(self, name: str, module: nn.Module, args: object, output: Any) -> None:
         next(call for call in reversed(self.calls) if call.module is module and call.output is None).output = output
 
     def __torch_function__(
@@ -185,8 +186,7 @@ class PositionTracer(TorchFunctionMode):
         tensors = [*_tensors(args), *_tensors(named)]
         if name in _LIKE:
             tensors = tensors[:1]
-        known = [self._facts[one] for one in tensors if one in self._facts]
-        if not known:
+        if not any(x in self._facts for x in tensors):
             return self._constant(name, tensors, func(*args, **named))
         self._count += 1
         facts = self._passed_on(name, tensors)
@@ -213,20 +213,19 @@ class PositionTracer(TorchFunctionMode):
             output = self._stem[1].view(output.shape)
         if name == "conv2d" and output.ndim > 3:
             self.maps.append((tuple(self._within), output.detach(), len(self.called)))
-        made = [args[0]] if name == "__setitem__" else list(_tensors(output))
-        for one in made:
-            same = facts.logits and one.ndim >= 3 and any(one.shape[-2:] == other.shape[-2:] for other in tensors)
+        for x in [args[0]] if name == "__setitem__" else _tensors(output):
+            same = facts.logits and x.ndim >= 3 and any(x.shape[-2:] == other.shape[-2:] for other in tensors)
             keeps = same or (name in _PRODUCTS and facts.logits)
-            self._facts[one] = facts if keeps else replace(facts, logits=False, weights=False)
+            self._facts[x] = facts if keeps else replace(facts, logits=False, weights=False)
         return output
 
     def _constant(self, name: str, tensors: list[Tensor], output: Any) -> Any:
         """Note what a tensor that does not depend on the images is computed from."""
-        origins = frozenset[str]().union(*(self._origins_of(one) for one in tensors))
+        origins = frozenset[str]().union(*map(self._origins_of, tensors))
         made = [tensors[0]] if name == "__setitem__" else list(_tensors(output))
-        for one in made:
-            if origins and id(one) not in self._names:
-                self._origins[one] = origins
+        for x in made:
+            if origins and id(x) not in self._names:
+                self._origins[x] = origins
         if name in _ADDITIONS and len(tensors) == 2 and made:
             for bias, mask in (tensors, tensors[::-1]):
                 if _is_mask(mask) and not _is_mask(bias):
@@ -234,30 +233,27 @@ class PositionTracer(TorchFunctionMode):
         return output
 
     def _origins_of(self, value: Tensor) -> frozenset[str]:
-        own = self._names.get(id(value))
-        return frozenset((own,)) if own is not None else self._origins.get(value, frozenset())
+        name = self._names.get(id(value))
+        return self._origins.get(value, frozenset()) if name is None else frozenset((name,))
 
     def _passed_on(self, name: str, tensors: list[Tensor]) -> TensorFacts:
         """Return the facts of what a function makes of some tensors."""
-        known = [self._facts[one] for one in tensors if one in self._facts]
+        known = [self._facts[x] for x in tensors if x in self._facts]
         if name in _CONSUMERS:
             return TensorFacts(self._count, logits=name in _PRODUCTS and len(known) == 2)
-        terms = frozenset[int]().union(*(one.terms for one in known))
-        logits, weights = any(one.logits for one in known), any(one.weights for one in known)
+        terms = frozenset[int]().union(*(facts.terms for facts in known))
+        logits, weights = any(facts.logits for facts in known), any(facts.weights for facts in known)
         return TensorFacts(self._count, logits, weights, terms)
 
     def _parts(self, args: tuple[Any, ...]) -> tuple[int, Tensor, Tensor] | None:
         """Return the index of the constant among two arguments, the other one and the constant; None without one."""
-        if not all(isinstance(one, Tensor) for one in args):
+        if not all(isinstance(x, Tensor) for x in args):
             return None
-        content = [one in self._facts for one in args]
-        if all(content):
-            return None
-        at = content.index(False)
-        return at, args[1 - at], args[at]
+        constants = [at for at, x in enumerate(args) if x not in self._facts]
+        return (constants[0], args[1 - constants[0]], args[constants[0]]) if constants else None
 
     def _added(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
-        if all(isinstance(one, Tensor) and one in self._facts for one in args):
+        if all(isinstance(x, Tensor) and x in self._facts for x in args):
             return self._added_content(args, facts)
         parts = self._parts(args)
         if parts is None:
@@ -268,23 +264,22 @@ class PositionTracer(TorchFunctionMode):
 
     def _added_content(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         """Note two products whose sum is a rotation, and a projection that is added to logits."""
-        first, second = (self._facts[one] for one in args)
+        first, second = (self._facts[x] for x in args)
         if first.factor is not None and second.factor is not None:
             self.meetings[first.factor].other = second.factor
             self.meetings[second.factor].other = first.factor
-        for at, (one, other) in enumerate(((first, second), (second, first))):
-            if one.terms and other.logits:
+        for at, (added, other) in enumerate(((first, second), (second, first))):
+            if added.terms and other.logits:
                 return _with(args, at, self._relative(args[at])), replace(facts, terms=frozenset())
         return args, facts
 
     def _relative(self, terms: Tensor) -> Tensor:
         """Meet a projection that is added to logits, or passed to attention as its mask."""
-        held = self._facts[terms].terms
-        origins = frozenset[str]().union(*(self.meetings[one].origins for one in held))
-        made = PositionUse(
-            "relative", None, terms.shape, (-2, -1), origins, tuple(self._within), self._count, terms=held
-        )
-        self.meetings.append(made)
+        indices = self._facts[terms].terms
+        origins = frozenset[str]().union(*(self.meetings[index].origins for index in indices))
+        within = tuple(self._within)
+        use = PositionUse("relative", None, terms.shape, (-2, -1), origins, within, self._count, terms=indices)
+        self.meetings.append(use)
         return terms if self._change is None else self._change(len(self.meetings) - 1, terms)
 
     def _multiplied(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
@@ -320,17 +315,17 @@ class PositionTracer(TorchFunctionMode):
 
     def _attention(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Meet the mask of PyTorch's attention; returns all of its arguments by name."""
-        given = attention_arguments(args, named)
-        query, key, mask = given["query"], given["key"], given.get("attn_mask")
+        named = attention_arguments(args, named)
+        query, key, mask = named["query"], named["key"], named.get("attn_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
             shape = torch.Size((*query.shape[:-1], key.shape[-2]))
             if mask not in self._facts:
-                given["attn_mask"] = self._meet("logits", query, mask, shape)
+                named["attn_mask"] = self._meet("logits", query, mask, shape)
             elif self._facts[mask].terms:
-                given["attn_mask"] = self._relative(mask)
-        weights = logits_of(**given).softmax(-1) if self._keep else None
+                named["attn_mask"] = self._relative(mask)
+        weights = logits_of(**named).softmax(-1) if self._keep else None
         self.attentions.append(AttentionCall(tuple(self._within), weights))
-        return given
+        return named
 
     def _multihead(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], facts: TensorFacts) -> Any:
         named = {**named, "need_weights": self._keep or named.get("need_weights", True)}
@@ -377,13 +372,13 @@ def _axes(constant: Tensor, dims: int, named: bool) -> tuple[int, ...]:
     """
     if constant.ndim > dims:
         return ()
-    found = []
+    axes = []
     for axis in range(-constant.ndim, 0):
         if constant.shape[axis] == 1 or constant.stride(axis) == 0:
             continue
         if constant.is_meta or (named and axis > -dims) or not bool((constant == constant.narrow(axis, 0, 1)).all()):
-            found.append(axis)
-    return tuple(found)
+            axes.append(axis)
+    return tuple(axes)
 
 
 def _is_mask(value: Tensor) -> bool:
@@ -397,31 +392,18 @@ def _is_mask(value: Tensor) -> bool:
 
 
 def _norm_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None, float]:
-    given = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | dict(named)
-    return given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+    arguments = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | dict(named)
+    return arguments.get("weight"), arguments.get("bias"), arguments.get("eps", 1e-5)
 
 
 def _with(args: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*args[:at], value, *args[at + 1 :])
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
+def _tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested arguments."""
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        for one in given.values():
-            yield from _tensors(one)
-    elif isinstance(given, tuple | list):
-        for one in given:
-            yield from _tensors(one)
-
-
-def _hooks(flow: PositionTracer, name: str) -> tuple[Any, Any]:
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        flow.enter(name, (*args, *kwargs.values()))
-
-    def leave(module: nn.Module, args: object, output: Any) -> None:
-        flow.leave(name, output)
-
-    return enter, leave
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping | tuple | list):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from _tensors(value)

@@ -88,13 +88,12 @@ class ModelView(ABC):
             Unavailable: if the model does not return them.
         """
         with evaluating(self.model):
-            return self.without_removed(split_features(unpooled(self.model, images), layers[-1][1])[1], layers[-1][1])
+            return self.patches_of(unpooled(self.model, images), layers[-1][1])
 
-    def without_removed(self, patches: Tensor, grid: Grid) -> Tensor:
-        """Return patches of the features without what `debiased` removes."""
-        if self.debiased is None:
-            return patches
-        return self.debiased.remove("features", patches, Grid(*grid.shape))
+    def patches_of(self, features: Tensor, grid: Grid) -> Tensor:
+        """Return the patches of the features, without what `debiased` removes."""
+        patches = split_features(features, grid)[1]
+        return patches if self.debiased is None else self.debiased.remove("features", patches, Grid(*grid.shape))
 
     @property
     @abstractmethod
