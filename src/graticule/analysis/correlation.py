@@ -48,8 +48,8 @@ def position_correlations(
       it drops out. LN_l includes its weight and bias, as in the paper's released code; the paper splits the excess of
       beta off as a third term;
     - 'queries_keys': what a joining adds to the inputs of queries and keys alone;
-    - 'stream + after_norm' and so on, for a layer with several of them: their sum, with lambda_2 = 1, which would not drop
-      out here.
+    - 'stream + after_norm' and so on, for a layer with several of them: their sum, with lambda_2 = 1, which would not
+      drop out here.
 
     If a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w passes through it. In a pyramid the
     layers of one stage are compared; the tables of earlier stages pass through the patch mergings, as the tokens do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -114,8 +114,8 @@ class BackboneView(ModelView):
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
         """Compute all layers; their position is replaced by `change`, and their tokens by `edit`."""
         model = self.model
-        position = model.position if self.change is None and edit is None else _ChangedPosition(self, edit)
-        with evaluating(model), _holding(model, position):
+        changed = self.change is not None or edit is not None
+        with evaluating(model), _holding(model, _ChangedPosition(self, edit)) if changed else nullcontext():
             layers = list(model.each_layer(images))
             logits = None
             if model.num_classes:
