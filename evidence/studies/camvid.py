@@ -21,12 +21,12 @@ _PVT = {
 
 def measure(run: Any) -> Iterator[Measured]:
     """Measure mIoU at the other sizes, against the labels of the original images."""
-    from graticule.lab.tasks.segmentation import evaluate_segmentation
+    from graticule.lab.tasks.segmentation import SegmentationEvaluation
 
-    data, recipe = run.data(), run.recipe()
+    data, task, evaluation = run.data(), run.task(), SegmentationEvaluation()
     model = run.model(data, "last")
     for height, width in OTHERS:
-        score = evaluate_segmentation(model, data, (height, width), recipe, progress=False)
+        score = evaluation.score(task, model, data, (height, width), "cpu", progress=False)
         yield "miou", f"{height}x{width}", round(score.miou, 4)
 
 

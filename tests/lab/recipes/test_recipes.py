@@ -36,7 +36,9 @@ from graticule.lab.training.task import build_model, read_recipe
 from graticule.registry import plugins
 from tiny import without_memory
 
-FIGURES = yaml.safe_load((Path(__file__).parents[2] / "parity" / "golden" / "figures.yaml").read_text())
+GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
+FIGURES = yaml.safe_load((GOLDEN / "figures.yaml").read_text())
+PUBLISHED = yaml.safe_load((GOLDEN / "published_recipes.yaml").read_text())
 TABLE = FIGURES["lape_first_version"]["settings_table7"]
 ROWS = {
     "deit_tiny_imagenet": TABLE["deit"],
@@ -50,7 +52,7 @@ ROWS = {
     "ceit_tiny_imagenet": TABLE["ceit"],
 }
 POSMLP = FIGURES["posmlp"]
-RELEASED = json.loads((Path(__file__).parents[2] / "parity" / "golden" / "posmlp_training.json").read_text())
+RELEASED = json.loads((GOLDEN / "posmlp_training.json").read_text())
 GATED = {
     "posmlp_tiny_imagenet": "posmlp_tiny",
     "posmlp_small_imagenet": "posmlp_small",
@@ -85,34 +87,41 @@ def stages(model):
     return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
-def columns(recipe):
-    """Return the values of a recipe, named as in the papers' tables, from the built model, optimizer and schedule."""
-    model = model_of(recipe)
+def values_of(recipe):
+    """Return all values of a recipe, its augmentation and its mixing by their names, sequences as lists."""
+    values = {**vars(recipe.mixing), **vars(recipe.augmentation), **vars(recipe)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def optimization(recipe, model):
+    """Return optimizer, decay and schedule of a recipe, which are those of the built ones."""
     configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    (decay,) = {group["weight_decay"] for group in optimizer.param_groups} - {0}
+    return optimizer, decay, "cosine" if is_cosine(recipe, optimizer, schedule) else None
+
+
+def columns(recipe):
+    """Return the values of a recipe, named as in the papers' tables, from the built model, optimizer and schedule."""
+    model, values = model_of(recipe), values_of(recipe)
+    optimizer, decay, schedule = optimization(recipe, model)
     magnitude, spread, _ = re.fullmatch(r"rand-m(.+)-mstd(.+)-inc(1)", recipe.augmentation.rand_augment).groups()
+    same = ("epochs", "lr", "min_lr", "warmup_epochs", "label_smoothing", "mixup", "cutmix", "erasing")
     return {
+        **{name: values[name] for name in same},
         "dataset": {"image_folder": "imagenet"}.get(recipe.dataset, recipe.dataset),
-        "epochs": recipe.epochs,
         "batch": recipe.batch_size,
         "optimizer": type(optimizer).__name__.lower(),
-        "lr": recipe.lr,
         "lr_formula": "0.0005 * batch / 512" if recipe.lr == 0.0005 * recipe.batch_size / 512 else None,
-        "min_lr": recipe.min_lr,
-        "schedule": "cosine" if is_cosine(recipe, optimizer, schedule) else None,
-        "weight_decay": {group["weight_decay"] for group in optimizer.param_groups}.difference({0}).pop(),
+        "schedule": schedule,
+        "weight_decay": decay,
         "warmup": recipe.warmup_epochs,
-        "warmup_epochs": recipe.warmup_epochs,
         "cooldown": recipe.cooldown_epochs,
-        "label_smoothing": recipe.label_smoothing,
         "dropout": max((module.p for module in model.modules() if isinstance(module, nn.Dropout)), default=0),
         "stochastic_depth": max(module.drop_prob for module in model.modules() if isinstance(module, DropPath)),
         "repeated_augmentation": recipe.aug_repeats == 3,
         "gradient_clip": "none" if recipe.clip_grad is None else recipe.clip_grad,
         "rand_augment": f"{magnitude}/{spread}",
-        "mixup": recipe.mixing.mixup,
-        "cutmix": recipe.mixing.cutmix,
-        "erasing": recipe.augmentation.erasing,
     }
 
 
@@ -147,25 +156,19 @@ def test_a_recipe_has_the_values_of_the_papers_table(name):
     recipe = load_recipe(name)
     # DeiT's and CeiT's learning rates are given before its scaling by batch / 512
     before = recipe.batch_size / 512 if name.startswith(("deit", "ceit")) else 1
-    found = columns(recipe) | {"lr": recipe.lr / before}
+    values = columns(recipe) | {"lr": recipe.lr / before}
     row = {"cooldown": 0, "optimizer": "adamw", **ROWS[name]}
-    assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
+    assert cells({column: values[column] for column in row}) == pytest.approx(cells(row))
 
 
-def test_the_deit_recipe_augments_as_cpvt_lists_it():
-    found, row = columns(load_recipe("deit_tiny_imagenet")), FIGURES["cpvt"]["hyperparameters_table10"]
-    row = {**row, "optimizer": "adamw"}  # DeiT's column of the table differs from CPVT's only in that
-    assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("cpvt_", "pvt_"))])
-def test_the_recipes_of_cpvt_have_the_values_of_its_table(name):
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("cpvt_", "pvt_", "deit_tiny_im"))])
+def test_the_recipes_of_cpvt_and_deit_have_the_values_of_its_table(name):
     recipe, row = load_recipe(name), FIGURES["cpvt"]["hyperparameters_table10"]
     assert row["optimizer"] == "lamb"
-    # the table says LAMB for all, the text AdamW for all but base
+    # the table says LAMB for all CPVTs, the text AdamW for all but base; DeiT's column differs only in that
     row = {**row, "optimizer": "lamb" if "base" in name else "adamw"}
-    found = columns(recipe)
-    assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
+    values = columns(recipe)
+    assert cells({column: values[column] for column in row}) == pytest.approx(cells(row))
     assert recipe.cooldown_epochs == 0
     assert recipe.model.startswith(name.removesuffix("_imagenet").removesuffix("_distilled"))
 
@@ -201,47 +204,35 @@ def test_values_that_section_5_2_leaves_out_are_those_of_deit():
     assert recipe.aug_repeats == deit.aug_repeats
 
 
+#: Columns of the released configuration whose value a recipe has under another name.
+RENAMED = {
+    **{"aa": "rand_augment", "reprob": "erasing", "smoothing": "label_smoothing", "opt": "optimizer"},
+    **{"mixup_prob": "prob", "mixup_switch_prob": "switch_prob", "model_ema_decay": "ema_decay"},
+}
+
+
 def released_settings(recipe, gpus=4):
     """Return the values of a recipe, named as in the released configuration."""
-    model = model_of(recipe)
-    configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    model, values = model_of(recipe), values_of(recipe)
+    optimizer, decay, schedule = optimization(recipe, model)
     block = model.block(3, 1)
     dropped = {block.mlp_channels.drop2.p, model.head_drop.p}
     assert (block.mlp_channels.drop1.p, model.pos_drop.p) == (0, 0) and len(dropped) == 1
-    augmentation, mixing = recipe.augmentation, recipe.mixing
+    same = ("clip_grad", "color_jitter", "cooldown_epochs", "crop_pct", "cutmix", "epochs", "hflip", "min_lr", "mixup")
     return {
-        "aa": augmentation.rand_augment,
+        **{name: values[name] for name in (*same, "ratio", "scale", "warmup_epochs", "warmup_lr")},
+        **{column: values[name] for column, name in RENAMED.items()},
         "amp": recipe.precision == "16-mixed",
         "batch_size": recipe.batch_size / gpus,
-        "clip_grad": recipe.clip_grad,
-        "color_jitter": augmentation.color_jitter,
-        "cooldown_epochs": recipe.cooldown_epochs,
-        "crop_pct": augmentation.crop_pct,
-        "cutmix": mixing.cutmix,
         "drop": dropped.pop(),
         "drop_path": round(block.drop_path.drop_prob, 6),
-        "epochs": recipe.epochs,
-        "hflip": augmentation.hflip,
         "img_size": recipe.img_size[0],
         "lr": optimizer.defaults["lr"],
-        "min_lr": recipe.min_lr,
-        "mixup": mixing.mixup,
-        "mixup_prob": mixing.prob,
-        "mixup_switch_prob": mixing.switch_prob,
         "model_ema": recipe.ema_decay is not None,
-        "model_ema_decay": recipe.ema_decay,
-        "opt": recipe.optimizer,
         "opt_eps": {group["eps"] for group in optimizer.param_groups}.pop(),
-        "ratio": list(augmentation.ratio),
-        "reprob": augmentation.erasing,
-        "scale": list(augmentation.scale),
-        "sched": "cosine" if is_cosine(recipe, optimizer, schedule) else None,
-        "smoothing": recipe.label_smoothing,
-        "train_interpolation": "random" if augmentation.random_interpolation else augmentation.interpolation,
-        "warmup_epochs": recipe.warmup_epochs,
-        "warmup_lr": recipe.warmup_lr,
-        "weight_decay": {group["weight_decay"] for group in optimizer.param_groups}.difference({0}).pop(),
+        "sched": schedule,
+        "train_interpolation": "random" if recipe.augmentation.random_interpolation else values["interpolation"],
+        "weight_decay": decay,
     }
 
 
@@ -397,87 +388,13 @@ def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
         assert backbone.shift == "swin" and shifted == [False, True] * (len(shifted) // 2), name
 
 
-#: The published configurations of Compact Transformers (SHI-Labs/Compact-Transformers, configs/): those of the data
-#: sets, for ViT-Lite and CVT, and CCT's for CIFAR-10, which differs in one column.
-CIFAR = {
-    "scale": (0.8, 1.0),
-    "random_interpolation": True,
-    "interpolation": "bicubic",
-    "rand_augment": "rand-m9-mstd0.5-inc1",
-    "hflip": 0.5,
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "prob": 1.0,
-    "switch_prob": 0.5,
-    "label_smoothing": 0.1,
-    "erasing": 0.25,
-    "crop_pct": 1.0,
-    "batch_size": 128,
-    "min_lr": 1e-5,
-    "weight_decay": 6e-2,
-    "epochs": 300,
-    "cooldown_epochs": 10,
-    "warmup_epochs": 10,
-    "optimizer": "adamw",
-    "precision": "16-mixed",
-    "ema_decay": None,
-    "decay_position": True,
-}
-CIFAR10 = CIFAR | {"off_epoch": 175, "lr": 55e-5, "warmup_lr": 1e-5}
-CIFAR100 = CIFAR | {"off_epoch": 0, "lr": 6e-4, "warmup_lr": 1e-6}
-#: T2T-ViT's (yitu-opensource/T2T-ViT, main.py and its command for T2T-ViT-7) and Swin's (microsoft/Swin-Transformer,
-#: config.py and configs/swin), for values without a column in LaPE's table.
-IMAGENET = {
-    "scale": (0.08, 1.0),
-    "hflip": 0.5,
-    "color_jitter": 0.4,
-    "rand_augment": "rand-m9-mstd0.5-inc1",
-    "erasing": 0.25,
-    "interpolation": "bicubic",
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "prob": 1.0,
-    "switch_prob": 0.5,
-    "off_epoch": 0,
-    "label_smoothing": 0.1,
-}
-PUBLISHED = {
-    "vit_lite_cifar10": CIFAR10,
-    "cvt_cifar10": CIFAR10,
-    "cct_cifar10": CIFAR10 | {"erasing": 0.0},
-    "vit_lite_cifar100": CIFAR100,
-    "cvt_cifar100": CIFAR100,
-    "cct_cifar100": CIFAR100,
-    "t2t_vit_7_imagenet": IMAGENET
-    | {
-        "random_interpolation": True,
-        "crop_pct": 0.9,
-        "drop_path_rate": 0.1,
-        "warmup_lr": 1e-6,
-        "ema_decay": 0.99996,
-    },
-    "swin_tiny_imagenet": IMAGENET
-    | {
-        "random_interpolation": False,
-        "crop_pct": 224 / 256,
-        "drop_path_rate": 0.2,
-        "warmup_lr": 5e-7,
-        "clip_grad": 5.0,
-        "ema_decay": None,
-    },
-}
-PUBLISHED["swin_small_imagenet"] = PUBLISHED["swin_tiny_imagenet"] | {"drop_path_rate": 0.3}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name in NAMES])
 def test_a_recipe_has_the_values_of_the_published_configuration(name):
-    recipe = load_recipe(name)
-    parts = (recipe, recipe.augmentation, recipe.mixing)
-    values = {key: value for part in reversed(parts) for key, value in vars(part).items()}
+    values = values_of(load_recipe(name))
     assert {column: values[column] for column in PUBLISHED[name]} == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if "cifar" in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "cifar" in name])
 def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_on(name):
     recipe = load_recipe(name)
     classes = 100 if recipe.dataset == "cifar100" else 10

@@ -9,15 +9,15 @@ import graticule
 from commands import run_command
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_scores import OnMiddle, crop_of, evaluate, middle
+from graticule.lab.tasks.parts.image_scores import OnMiddle, evaluate
 from graticule.lab.training.loop import train
 
-WHOLE = (28, 28)
+FULL = (28, 28)
 
 
 @pytest.fixture(scope="module")
 def data() -> DataModule:
-    module = DataModule("digits", size=WHOLE, limit_train=20, limit_test=30, eval_batch_size=16)
+    module = DataModule("digits", size=FULL, limit_train=20, limit_test=30, eval_batch_size=16)
     module.setup()
     return module
 
@@ -35,24 +35,23 @@ def scores(one, data, *sizes, mode="crop"):
 def test_a_crop_of_the_size_of_training_is_the_image(data):
     for encoding in ("learnable", "rope", "irpe"):
         one = model(encoding)
-        assert scores(one, data, WHOLE) == scores(one, data, WHOLE, mode="zoom")
+        assert scores(one, data, FULL) == scores(one, data, FULL, mode="zoom")
 
 
 def test_the_middle_begins_at_a_whole_patch():
-    one = model("none")
-    assert middle(one, (20, 24), WHOLE) == (4, 0)  # (28 - 24) / 2 = 2 pixels are half a patch
-    assert middle(one, WHOLE, WHOLE) == (0, 0)
+    middle = OnMiddle(model("none"), (20, 24), FULL)
+    assert (middle.top, middle.left) == (4, 0)  # (28 - 24) / 2 = 2 pixels are half a patch
 
 
 def test_tokens_of_a_crop_before_the_first_layer_are_those_of_the_whole_image(data):
-    images = torch.randn(2, 1, *WHOLE)
+    images = torch.randn(2, 1, *FULL)
     for encoding in ("learnable", "sinusoidal_2d"):
         one = model(encoding, global_pool="avg", class_token=False)
         entering = []
         one.blocks[0].register_forward_pre_hook(lambda _, args, seen=entering: seen.append(args[0]))
         with torch.no_grad():
             one(images)
-            OnMiddle(one, middle(one, (12, 20), WHOLE), (12, 20), crop_of(one, (12, 20), WHOLE))(images)
+            OnMiddle(one, (12, 20), FULL)(images)
         whole, part = entering
         torch.testing.assert_close(part.unflatten(1, (3, 5)), whole.unflatten(1, (7, 7))[:, 2:5, 1:6])
 
@@ -60,9 +59,9 @@ def test_tokens_of_a_crop_before_the_first_layer_are_those_of_the_whole_image(da
 def test_a_crop_without_position_is_the_image_of_its_size(data):
     one = model("none")
     (told,) = scores(one, data, (20, 20))
-    cut = OnMiddle(one, (4, 4), (20, 20), None)
     with torch.no_grad():
-        right = [(cut(images).argmax(1) == labels).double() for images, labels in data.eval_dataloader(WHOLE)]
+        batches = data.eval_dataloader(FULL)
+        right = [(one(images[..., 4:24, 4:24]).argmax(1) == labels).double() for images, labels in batches]
     assert told.top1 == pytest.approx(100 * float(torch.cat(right).mean()))
 
 
@@ -73,14 +72,14 @@ def test_an_encoding_that_cannot_encode_a_crop_is_not_told_and_the_others_are(da
     lape = model("relative_bias", joining="lape")  # the norm of a whole row differs from that of a part
     found["relative_bias, lape"] = scores(lape, data, (20, 16))[0].placed
     assert {name for name, placed in found.items() if not placed} == {"peg", "relative_bias, lape"}
-    assert scores(model("rope"), data, WHOLE)[0].placed is None
+    assert scores(model("rope"), data, FULL)[0].placed is None
 
 
 def test_the_model_is_unchanged_and_crops_after_folding_are_the_same(data):
     one = model("learnable")
     before = {name: value.clone() for name, value in one.state_dict().items()}
-    small, whole = scores(one, data, (20, 20), WHOLE)
-    assert scores(one, data, WHOLE, (20, 20)) == [whole, small]
+    small, whole = scores(one, data, (20, 20), FULL)
+    assert scores(one, data, FULL, (20, 20)) == [whole, small]
     assert all(torch.equal(value, before[name]) for name, value in one.state_dict().items())
 
 

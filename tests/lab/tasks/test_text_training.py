@@ -52,7 +52,7 @@ def naive_bits(model, data: TextModule) -> float:
 @torch.inference_mode()
 def validated(recipe: TextRecipe, model, data: TextModule) -> float:
     """Compute bits per byte as after an epoch."""
-    return held_out(LanguageModeling(recipe), model, data, progress=False)[0]
+    return held_out(LanguageModeling(recipe), model, data, progress=False).score
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
+from in_turn import in_turn
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "lape_place.py"
@@ -83,12 +84,11 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
     assert_same_end(run, rich)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_the_current_step_is_completed_and_saved(tmp_path, capsys, monkeypatch, rich, number):
+def test_the_current_step_is_completed_and_saved_on_slurms_signal_too(tmp_path, capsys, monkeypatch, rich):
     command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
     monkeypatch.setenv("GRATICULE_REQUEUE_CODE", "99")
     with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 4, lambda: signal_itself(number))
+        at_step(patch, 4, lambda: signal_itself(signal.SIGUSR1))
         assert main(command) == 99
     run = Run.open(tmp_path / "run")
     assert steps(run)[-1] == 5 and not run.finished
@@ -98,7 +98,7 @@ def test_the_current_step_is_completed_and_saved(tmp_path, capsys, monkeypatch, 
     assert_same_end(run, rich)
 
 
-@pytest.mark.parametrize("code", ["", "-1", "256", "seventy", "7.5"])
+@in_turn("code", ["", "-1", "256", "seventy", "7.5"])
 def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monkeypatch, code):
     monkeypatch.setenv("GRATICULE_REQUEUE_CODE", code)
     assert main(["train", "digits_quick", "--output", str(tmp_path / "run")]) == 1

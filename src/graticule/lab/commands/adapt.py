@@ -41,10 +41,10 @@ def run(arguments: list[str]) -> int:
     loaded = _recipe().quick() if "--quick" in arguments else _recipe()  # before the overrides, which take precedence
     options = parse_recipe(Adapt, loaded, arguments, "adapt")
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
-        if name in options.recipe.given:
+        if name in options.recipe.overrides:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
     if options.images is None and options.recipe.dataset == "pictures":
         raise ValueError("`images` must be given: a folder of pictures, got none.")
     recipe = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
-    recipe.give(options.recipe.given)
+    recipe.give(options.recipe.overrides)
     return train.execute(recipe, train.run_folder(options, "adapt"), options.auto_resume)

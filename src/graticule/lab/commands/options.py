@@ -133,7 +133,7 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist.")
     if hasattr(recipe, "give"):
-        options.recipe.give(recipe.given | names)
+        options.recipe.give(recipe.overrides | names)
     return options
 
 

@@ -87,9 +87,8 @@ def _predict(run: Run, options: Predict, device: str, folder: Path) -> int:
         written.append(save_figure(picture([(printable(path.name), likely)]), folder / f"{path.stem}.{options.format}"))
         if prediction.classes is not None:
             written.append(_save_classes(prediction.classes, folder / f"{path.stem}.classes.png"))
-        what = prediction.lines or _summary(likely)
-        texts[str(path)] = list(what)
-        output.say(f"{printable(str(path))}: {', '.join(what) or 'nothing'}")
+        texts[str(path)] = _summary(likely)
+        output.say(f"{printable(str(path))}: {', '.join(texts[str(path)]) or 'nothing'}")
     written += [write_json(folder / name, values) for name, values in entries.items()]
     files = [{"id": number, "file": str(path)} for number, path in zip(numbers, options.images, strict=True)]
     written.append(write_json(folder / "images.json", files))

@@ -304,9 +304,11 @@ def convergence_plot(
 def axis_label(metric: Metric | str) -> str:
     """Return the label of the axis of a metric, or of a column of metrics.csv."""
     if isinstance(metric, str):
+        if metric in LOSSES:
+            return LOSSES[metric]
         known = metric_of(metric)
         if known is None:
-            return LOSSES.get(metric, "learning rate" if metric == "lr" else metric)
+            return "learning rate" if metric == "lr" else metric
         metric = known
     return f"{metric.label} on validation" + (f" ({metric.unit})" if metric.unit else "")
 

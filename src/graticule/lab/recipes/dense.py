@@ -17,13 +17,8 @@ Result: not measured.
 The published batch of detectors is two images on each of eight GPUs. Steps are rounded to epochs: 160,000 steps of 16
 images are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-The models are compared with those of the configurations, module by module: docs/recipe_sources.md. Differences of the
-training: images without objects are trained on, as background (mmdetection leaves them out); norms, biases and scales
-never decay (there all do in PVT's runs, and the scales of layers and injectors and the batch norms of the spatial prior
-in ViT-Adapter's Mask R-CNN); all sixteen images of a step are wide or all are tall (there the two of a GPU). For
-segmentation, colors are not rounded to 8 bits between the photometric changes, and in evaluation an image whose sides
-are not multiples of the model's divisor is padded; ViT-Adapter and PVT resize it. BatchNorm is synchronized over GPUs
-there: pass --sync-batchnorm with several GPUs.
+docs/recipe_sources.md has what differs from these files. In addition, all sixteen images of a step are wide or all are
+tall (there the two of a GPU). BatchNorm is synchronized over GPUs there: pass --sync-batchnorm with several GPUs.
 
 "1x" and "3x" are mmdetection's schedules: 12 epochs, a tenth of the rate after 8 and 11 of them (PosMLP prints the 12),
 and 36 epochs, a tenth after 27 and 33. Also mmdetection's are 500 steps of warm-up from a thousandth of the rate, and

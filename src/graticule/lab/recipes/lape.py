@@ -54,9 +54,7 @@ def deit(model: str, distilled: bool = False) -> graticule.Recipe:
 
     The learning rate of LaPE's table, 5e-4 at a batch of 1024, is read as DeiT's option before scaling: the code of
     DeiT and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore also has repeated
-    augmentation. LaPE's released code is DeiT's, too, but evaluates without a margin: its images are resized to 224
-    pixels (--augmentation.crop-pct 1), where DeiT, and so these recipes, crop them from 256. There the tables of
-    relative biases, and those of `unshared`, decay; here no position does.
+    augmentation. LaPE's released code is DeiT's, too; docs/recipe_sources.md has what differs.
 
     The distilled model is that of DeiT's Table 3, row class+distillation, repeated in CPVT's Table 4. The teacher's
     weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth (82.9 as reported there). LaPE
@@ -123,8 +121,7 @@ def swin(model: str, batch_size: int, drop_path_rate: float = 0.2) -> graticule.
     there is no PEG.
 
     Swin's code, and so CPVT's recipe, has a batch of 1024, with which all three learning rates are scaled; LaPE's has
-    512. Since October 2022, after CPVT and LaPE's first version, that code begins its cosine after the warm-up; here it
-    spans all epochs, as before.
+    512. The cosine spans all epochs, as in that code before October 2022 (docs/recipe_sources.md).
     """
     return imagenet(
         model,
@@ -186,8 +183,7 @@ def cifar(model: str, classes: int, erasing: float = 0.25) -> graticule.Recipe:
     The text of LaPE's first version says SGD for CIFAR; the code that it builds on uses AdamW, and so do these recipes
     (--optimizer sgd for SGD). The 10 warm-up epochs count within the 300; the 10 of cool-down come after them. Its
     models exclude nothing but vectors from decay, so tables and class tokens decay. CCT's random erasing differs
-    between the data sets, 0 and 0.25, since 6bd53cc (September 2021); an earlier state, 3e02036, has 0 in all these
-    files.
+    between the data sets, 0 and 0.25, since 6bd53cc (September 2021).
     """
     ten = classes == 10
     return graticule.Recipe(

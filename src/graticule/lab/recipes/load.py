@@ -84,29 +84,25 @@ def load_recipe(name: str) -> TrainingRecipe:
         ValueError: for an unknown name, with the nearest ones, or a file that raises or is without `recipe()`.
         FileNotFoundError: for a path that does not exist.
     """
-    if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
+    path = Path(name)
+    if (path.name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
         from graticule.lab.training.run import Run
 
-        return Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
-    made = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
+        return Run.open(path.parent if path.name == "recipe.json" else name).recipe()
+    if not name.endswith(".py"):
+        if name not in RECIPES and path.is_dir():
+            raise ValueError(f"`recipe` must be a name or a path, got {name!r}; for the run in that folder, ./{name}.")
+        registered = RECIPES[known_name("recipe", name, sorted(RECIPES))]
+        recipe = registered.function(**registered.arguments)
+    elif path.is_file():
+        recipe = call_file(path, "recipe")
+    else:
+        raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {name!r}, which does not exist.")
 
     from graticule.lab.training.recipe import TrainingRecipe
 
-    if not isinstance(made, TrainingRecipe):
+    if not isinstance(recipe, TrainingRecipe):
         raise ValueError(
             f"{name} must have a function `recipe()` that returns a recipe, such as graticule.Recipe, got none."
         )
-    return made
-
-
-def _by_name(name: str) -> object:
-    if name not in RECIPES and Path(name).is_dir():
-        raise ValueError(f"`recipe` must be a name or a path, got {name!r}; for the run in that folder, ./{name}.")
-    recipe = RECIPES[known_name("recipe", name, sorted(RECIPES))]
-    return recipe.function(**recipe.arguments)
-
-
-def _from_file(path: Path) -> object:
-    if not path.is_file():
-        raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {str(path)!r}, which does not exist.")
-    return call_file(path, "recipe")
+    return recipe

@@ -16,8 +16,7 @@ them. The files give images per GPU. The code's README trains T on four GPUs and
 four is taken for T and S, a guess for S. T's log has 300 epochs and its file has ten more at the lowest rate; S's log
 has 310 and its file has 300. There is no file for B: its values are those of S, the nearest, with the widths of Table
 11, a guess.
-Three differences remain: the rate falls by step (there by epoch), the bias of the gate does not decay (there it does),
-and checkpoints are kept by the moving average, which is evaluated (there by the raw weights).
+docs/recipe_sources.md has the remaining differences.
 
 gMLP: the paper gives 1e-3 at a batch of 120 on each of four or eight GPUs, and no rule between the two; a batch of 960
 is used, with that rate. Stochastic depth and the decay of the moving average are not given: gMLP's 0.05 (Liu et al.,

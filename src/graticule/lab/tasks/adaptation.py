@@ -1,7 +1,4 @@
-"""Adaptation: replace the position of a trained model, and distill the features that it had on pictures without labels.
-
-PyTorch is imported where it is needed, so that commands that only print options do not load it.
-"""
+"""Adaptation: replace the position of a trained model, and distill its features on pictures without labels."""
 
 from __future__ import annotations
 
@@ -128,7 +125,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     _data: DataModule | None = None
     _certificate: Mapping[str, Any] | None = None
-    _stages: Mapping[Stage, set[int]]
+    _stages: dict[Stage, set[int]]
     _stage: Stage | None = None
 
     @cached_property
@@ -153,15 +150,14 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         if recipe.encoding is None and recipe.joining == "default":
             raise ValueError("`encoding` or `joining` must be given: the new position of the model, got none.")
         known = {key: value for key, value in (original.pretrained_cfg or {}).items() if value is not None}
-        usual = {name: getattr(Augmentation(), name) for name in ("interpolation", "crop_pct")}
-        open_values = {name: known.get(name, value) for name, value in usual.items()}
-        taken = {
-            name: value for name, value in open_values.items() if getattr(recipe.augmentation, name) == usual[name]
-        }
+        augmentation, usual = recipe.augmentation, Augmentation()
+        for name in known.keys() & {"interpolation", "crop_pct"}:
+            if getattr(augmentation, name) == getattr(usual, name):  # the recipe leaves it open
+                augmentation = dataclasses.replace(augmentation, **{name: known[name]})
         data = DataModule(
             **recipe.data_arguments(),
             size=self.size,
-            augmentation=dataclasses.replace(recipe.augmentation, **taken),
+            augmentation=augmentation,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
         data.setup()
@@ -236,11 +232,10 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         """Move the original to the device, and freeze what no stage trains."""
         self.original.to(device)
         trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        stages = {
-            stage: {id(parameter) for parameter in stage_parameters(model, stage)} & trainable
-            for stage in self.recipe.stages
-        }
-        self._stages = {stage: trained for stage, trained in stages.items() if trained}
+        self._stages = {}
+        for stage in self.recipe.stages:
+            if parameters := {id(parameter) for parameter in stage_parameters(model, stage)} & trainable:
+                self._stages[stage] = parameters
         if not self._stages:
             raise ValueError(f"`stages` must train something, got {' '.join(self.recipe.stages)}.")
         _train_only(model, set.union(*self._stages.values()))  # the optimizer is built with these
@@ -248,16 +243,12 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean distance of the tokens from the original's, (B,) averaged; trains the stage of the epoch."""
-        self._enter(model, epoch)
-        return self._distances(model, batch[0])[0].mean()
-
-    def _enter(self, model: nn.Module, epoch: int) -> None:
-        """Train only the parameters of the stage of an epoch."""
         stages = list(self._stages)
         stage = stages[min(epoch * len(stages) // self.recipe.epochs, len(stages) - 1)]
         if stage != self._stage:
             self._stage = stage
             _train_only(model, self._stages[stage])
+        return self._distances(model, batch[0])[0].mean()
 
     def _distances(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean distance of the tokens of each image, and the mean cosine of its features, (B,) each."""
@@ -273,11 +264,11 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def _tokens(self, model: Any, images: Tensor) -> list[tuple[Tensor, int]]:
         """Return the tokens of the chosen layers, and the features, with their numbers of prefix tokens."""
-        count = sum(model.depths)
-        chosen = self.recipe.layers or sorted({(part * count + count - 1) // 4 for part in range(1, 4)} - {count - 1})
+        last = sum(model.depths) - 1
+        chosen = self.recipe.layers or sorted({(part * (last + 1) + last) // 4 for part in range(1, 4)} - {last})
         layers = []
         for layer, (tokens, grid) in enumerate(model.each_layer(images)):
-            needed = layer in chosen or layer == count - 1  # of other layers, features read the prefix tokens at most
+            needed = layer in (*chosen, last)  # of other layers, features read the prefix tokens at most
             layers.append((tokens if needed else tokens[:, : grid.prefix].clone(), grid))
         chosen_tokens = [(layers[layer][0], layers[layer][1].prefix) for layer in chosen]
         return [*chosen_tokens, (model.features_of(layers), layers[-1][1].prefix)]
@@ -300,13 +291,9 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         certificate["drift"]["adapted"] = [layer._asdict() for layer in self._drift(model, data)]
         write_json(path, certificate)
         with run.metrics_file.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        key = self.metric.column
-        points = [(float(row["epoch"]), float(row[key]), None) for row in rows]
-        save_figure(
-            curves({str(model.created["arguments"]["encoding"]): points}, "epoch", self.metric.label),
-            run.folder / "curve.png",
-        )
+            points = [(float(row["epoch"]), float(row[self.metric.column]), None) for row in csv.DictReader(file)]
+        figure = curves({str(model.created["arguments"]["encoding"]): points}, "epoch", self.metric.label)
+        save_figure(figure, run.folder / "curve.png")
         model.save_pretrained(run.folder / "published")
 
     def next_step(self, folder: str) -> str:
@@ -322,11 +309,8 @@ def _train_only(model: nn.Module, trained: set[int]) -> None:
 def stage_parameters(model: Any, stage: Stage) -> Iterator[Any]:
     """Yield the parameters that a stage trains; the classifier is in none."""
     classifier = model.get_classifier()
-    heads = {
-        id(parameter)
-        for head in (classifier if isinstance(classifier, tuple) else (classifier,))
-        for parameter in head.parameters()
-    }
+    classifiers = nn.ModuleList(classifier if isinstance(classifier, tuple) else (classifier,))
+    heads = {id(parameter) for parameter in classifiers.parameters()}
     position = {id(parameter) for parameter in model.position.parameters()}
     for name, module in model.named_modules():
         attention = isinstance(module, nn.LayerNorm) or ".attn" in name or name.startswith("attn")

@@ -1,12 +1,9 @@
-"""Image classification: recipe, data, model, loss and score.
-
-PyTorch is imported where it is needed, so that commands that only print options do not load it.
-"""
+"""Image classification: recipe, data, model, loss and score."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, cast
@@ -34,7 +31,7 @@ from graticule.lab.tasks.distillation import Distillation, Teacher, build_teache
 from graticule.lab.tasks.parts.image_scores import ImageEvaluation
 from graticule.lab.tasks.parts.models import build_backbone, describe_source
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import TOP1, Found, Metric, Prediction
+from graticule.lab.training.results import TOP1, Metric, Prediction
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import (
@@ -189,16 +186,9 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the backbone for `num_classes` and `channels` (default: 1); its configuration describes the images."""
-        recipe = self.recipe
-        model: Backbone = build_backbone(
-            recipe,
-            described["num_classes"],
-            described.get("channels", 1),
-            recipe.img_size,
-            recipe.patch_size,
-            recipe.global_pool,
-            described.get("backbone"),
-        )
+        recipe, classes, channels = self.recipe, described["num_classes"], described.get("channels", 1)
+        arguments = recipe.img_size, recipe.patch_size, recipe.global_pool, described.get("backbone")
+        model: Backbone = build_backbone(recipe, classes, channels, *arguments)
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
             # images of one native size are resized without a crop
@@ -234,20 +224,13 @@ class Classification(Task[Recipe, "DataModule"]):
         data.to(device)
         for size in data.train_sizes:
             cast("Any", model).grid_at(size)
-        self.mixup = build_mixup(
-            mixup=recipe.mixing.mixup,
-            cutmix=recipe.mixing.cutmix,
-            prob=recipe.mixing.prob,
-            switch_prob=recipe.mixing.switch_prob,
-            label_smoothing=recipe.label_smoothing,
-            num_classes=data.info.num_classes,
-        )
+        mixing = {name: getattr(recipe.mixing, name) for name in ("mixup", "cutmix", "prob", "switch_prob")}
+        self.mixup = build_mixup(**mixing, label_smoothing=recipe.label_smoothing, num_classes=data.info.num_classes)
         self.teacher = build_teacher(recipe.distillation, data.info, recipe.img_size)
         if self.teacher is not None:
             self.teacher.to(device)
-            distilled: Callable[[bool], None] | None = getattr(model, "set_distilled_training", None)
-            if distilled is not None:
-                distilled(True)
+            if hasattr(model, "set_distilled_training"):
+                cast("Any", model).set_distilled_training(True)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the loss of images (B, C, height, width) and labels (B,)."""
@@ -274,7 +257,7 @@ class Classification(Task[Recipe, "DataModule"]):
         loss = F.cross_entropy(logits[real].float(), labels[real], reduction="none")
         return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
 
-    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the five most likely classes of an image."""
         recipe = self.recipe
         info = _images(recipe, described)
@@ -284,14 +267,10 @@ class Classification(Task[Recipe, "DataModule"]):
         small = evaluation_transform(info, recipe.img_size, recipe.augmentation)(pillow)
         shares = model(small[None].to(next(model.parameters()).device))[0].softmax(-1).cpu()
         names = described["class_names"]
-        best = shares.topk(min(5, len(shares)))
-        top = [
-            {"class": names[n], "probability": share}
-            for share, n in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        lines = [f"{entry['class']} {100 * entry['probability']:.1f} %" for entry in top]
-        entries = {"classes.json": [{"image_id": number, "top": top}]}
-        return Found(Prediction(image, labels=lines), entries, lines=lines)
+        likeliest = shares.topk(min(5, len(shares))).indices.tolist()
+        top = [{"class": names[n], "probability": float(shares[n])} for n in likeliest]
+        labels = [f"{entry['class']} {100 * entry['probability']:.1f} %" for entry in top]
+        return Prediction(image, labels=labels, entries={"classes.json": [{"image_id": number, "top": top}]})
 
 
 def images_of(run: TrainedRun) -> DatasetInfo:

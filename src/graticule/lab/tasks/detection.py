@@ -16,10 +16,11 @@ from graticule.dense.factory import create_detector
 from graticule.lab.arguments import Usual
 from graticule.lab.data.dense import Target
 from graticule.lab.data.sampling import PADDING
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, show
-from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, evaluate_detection, restored
-from graticule.lab.training.results import BOX_MAP, Evaluated, Found, Metric, Prediction, ScoreTable
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, Sides
+from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restored
+from graticule.lab.training.results import BOX_MAP, Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
+from graticule.lab.training.validation import batch_results
 from graticule.registry.fields import Flag
 
 
@@ -29,11 +30,25 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
 
     label = "box mAP (%)"
 
-    def score(
-        self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool
-    ) -> DetectionScore:
-        """Score a detector on images that are fitted to `size`, their shorter and longer side."""
-        return evaluate_detection(model, data, size, device=device, progress=progress)
+    @torch.inference_mode()
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> DetectionScore:
+        """Score a detector on the held-out images, fitted to `size`; targets are of the original images."""
+        model.to(device)
+        scores, seconds = CocoScores(), 0.0
+        loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
+        for batch, detected, spent in batch_results(lambda batch: model(batch[0]), loader, label, device, progress):
+            seconds += spent
+            for image, target, boxes in zip(*batch, detected, strict=True):
+                on_cpu = {name: value.cpu() for name, value in boxes.items()}
+                scores.add(target, on_cpu, (image.shape[-2], image.shape[-1]))
+        values = scores.compute()
+        return DetectionScore(
+            size=size,
+            values={name: value for name, value in values.items() if "_class_" not in name},
+            class_map={name: values.get(f"box_map_class_{number}") for number, name in enumerate(data.class_names, 1)},
+            images=len(scores.images),
+            images_per_second=len(scores.images) / seconds,
+        )
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> ScoreTable:
         """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
@@ -42,7 +57,9 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
             for score in run.scores:
                 size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
                 speed = [f"{score.images:,}", f"{score.images_per_second:,.1f}"]
-                rows += [[run.label, size, *cells, *speed] for cells in score.kinds]
+                for kind in dict.fromkeys(name.partition("_")[0] for name in score.values):
+                    cells = [show(value) for name, value in score.values.items() if name.startswith(kind)]
+                    rows.append([run.label, size, kind, *cells, *speed])
                 if self.per_class:
                     rows += [
                         [f"  {name}", size, "box", show(value), *[""] * 7] for name, value in score.class_map.items()
@@ -88,13 +105,14 @@ class Detection(DenseTask[DetectionRecipe]):
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the sum of the detector's losses of images and their objects."""
         images, targets = batch
-        objects = [_objects(target, images[0].dtype) for target in targets]
-        for inputs, target in zip(
-            objects, targets, strict=True
-        ):  # seeds the sampling of regions in two-stage detectors
-            inputs["seed"] = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
-        losses = model(images, objects)
+        losses = model(images, [self._objects(target, images[0].dtype, epoch) for target in targets])
         return torch.stack(list(losses.values())).sum()
+
+    def _objects(self, target: Target, dtype: Any, epoch: int) -> dict[str, Any]:
+        """Return the objects of an image as input of detectors: classes from 1, and a seed of two-stage detectors."""
+        masks = {"masks": target["masks"]} if "masks" in target else {}
+        seed = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
+        return {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1, **masks, "seed": seed}
 
     def start_validation(self) -> None:
         """Clear the detections of the last validation."""
@@ -109,44 +127,29 @@ class Detection(DenseTask[DetectionRecipe]):
                 self._scores.add(target, boxes, tuple(image.shape[-2:]))
         return {"images": torch.ones(sum(real), device=images[0].device)}
 
-    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the detections in an image; they are written as COCO results of boxes, and of masks."""
         size = (int(image.shape[1]), int(image.shape[2]))
         small = self.prepared(image, described).to(next(model.parameters()).device)
         (detected,) = model([small])
-        names = described["class_names"]
-        scores = CocoScores(described["category_ids"])
+        names, scores = described["class_names"], CocoScores(described["category_ids"])
         boxes, masks = scores.results(number, detected, (small.shape[1], small.shape[2]), size)
+        sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
         numbers = [int(label) - 1 for label in detected["labels"]]
-        prediction = Prediction(
+        return Prediction(
             image,
-            boxes=_corners(boxes),
+            boxes=torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1),
             labels=[f"{names[n]} {entry['score']:.2f}" for n, entry in zip(numbers, boxes, strict=True)],
             numbers=numbers,
             masks=restored(detected["masks"], size).bool() if "masks" in detected else None,
+            entries={"boxes.json": boxes, **({"masks.json": masks} if "masks" in detected else {})},
         )
-        entries = {"boxes.json": boxes, **({"masks.json": masks} if "masks" in detected else {})}
-        return Found(prediction, entries)
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the average precision of the boxes over all images of all processes, in percent."""
         return self._scores.gathered().compute()["box_map"] or 0.0
 
 
-def _corners(boxes: list[dict[str, Any]]) -> Tensor:
-    """Return left, top, right and bottom of box results, (n, 4)."""
-    sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
-    return torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
-
-
 def image_seed(seed: int, epoch: int, image: int) -> int:
     """Return the seed of the draws for an image in an epoch, whatever process and batch it is in."""
     return int(np.random.SeedSequence([seed, epoch, image]).generate_state(1)[0])
-
-
-def _objects(target: Target, dtype: Any) -> dict[str, Any]:
-    """Return the objects of an image as input of detectors, whose classes count from 1."""
-    objects = {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1}
-    if "masks" in target:
-        objects["masks"] = target["masks"]
-    return objects

@@ -1,7 +1,4 @@
-"""Language modeling: recipe, data, model, loss and score.
-
-PyTorch is imported where it is needed, so that commands that only print options do not load it.
-"""
+"""Language modeling: recipe, data, model, loss and score."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.parts.models import build_checked, model_arguments
 from graticule.lab.training.cost import inference_cost
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, ScoreTable
+from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, ScoreTable, show
 from graticule.lab.training.task import Task, TrainedRun, register_task
 from graticule.lab.training.validation import batch_results
 from graticule.registry.checks import known_name
@@ -85,8 +82,7 @@ class TextEvaluation(Evaluation[TextScore]):
         rows = []
         for run in evaluated:
             trained = run.recipe.context
-            same = (score.bits_per_byte for score in run.scores if score.length == trained)
-            reference = next(same, run.measured)
+            reference = next((score.bits_per_byte for score in run.scores if score.length == trained), run.measured)
             for score in run.scores:
                 mark = " *" if score.length == trained else " ~" if score.resampled else ""
                 rows.append(
@@ -94,11 +90,11 @@ class TextEvaluation(Evaluation[TextScore]):
                         run.label,
                         f"{score.length}{mark}",
                         metric.show(score.bits_per_byte, unit=False),
-                        "-" if reference is None else f"{score.bits_per_byte - reference:+.{metric.decimals}f}",
+                        show(None if reference is None else score.bits_per_byte - reference, f"+.{metric.decimals}f"),
                         f"{score.loss:.3f}",
                         f"{score.tokens:,}",
                         f"{score.tokens_per_second:,.0f}",
-                        "-" if score.memory is None else f"{score.memory / 1e3:.1f}",
+                        show(score.memory and score.memory / 1e3, ".1f"),
                     ]
                 )
         notes = ["* the training length of the run; speed and peak memory are of the forward pass only"]
@@ -188,14 +184,9 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         """Build the language model for `num_classes` tokens."""
         recipe = self.recipe
         known_name("model", recipe.model, list_language_models())
-        values: dict[str, Any] = {
-            "vocab_size": described["num_classes"],
-            "context": recipe.context,
-            "tied": recipe.tied,
-            "pos_drop_rate": recipe.drop_rate,
-            "proj_drop_rate": recipe.drop_rate,
-            "drop_path_rate": recipe.drop_path_rate,
-        }
+        values: dict[str, Any] = {name: getattr(recipe, name) for name in ("context", "tied", "drop_path_rate")}
+        values |= dict.fromkeys(("pos_drop_rate", "proj_drop_rate"), recipe.drop_rate)
+        values["vocab_size"] = described["num_classes"]
         arguments = model_arguments(recipe, list_language_arguments(), values)
         return build_checked(partial(create_language_model, recipe.model, **arguments), recipe)
 
@@ -286,9 +277,12 @@ def evaluate_text(
 def _score(
     model: LanguageModel, data: TextModule, length: int, device: torch.device | str, progress: bool
 ) -> TextScore:
-
-    resampled = length > model.context and bool(model.position.resampled_encodings())
-    model = _at_length(model, length)
+    longer = length > model.context
+    resampled = longer and bool(model.position.resampled_encodings())
+    if longer:
+        model = copy.deepcopy(unfold(model))
+        model.set_context(length)
+    model = fold(model)
     nats = torch.zeros(length, dtype=torch.float64)  # per position in a window, over all windows
     counts = torch.zeros(length, dtype=torch.int64)
     first = None
@@ -302,6 +296,8 @@ def _score(
     assert first is not None  # `check_lengths` raises if there is no whole window
     cost = inference_cost(model, first.to(device))
     bits = nats / math.log(2)
+    ends = [1 << power for power in range((length - 1).bit_length())] + [length]
+    bins = zip([0, *ends], ends, strict=False)  # of doubling size
     return TextScore(
         length=length,
         bits_per_byte=float(bits.sum() / counts.sum()),
@@ -311,25 +307,8 @@ def _score(
         batch=cost.batch,
         tokens_per_second=cost.images_per_second * length,
         memory=None if cost.memory is None else cost.memory / length,
-        by_place=[
-            (begin, end, float(bits[begin - 1 : end].sum() / counts[begin - 1 : end].sum()))
-            for begin, end in _doubling(length)
-        ],
+        by_place=[(start + 1, end, float(bits[start:end].sum() / counts[start:end].sum())) for start, end in bins],
     )
-
-
-def _at_length(model: LanguageModel, length: int) -> LanguageModel:
-    """Return `model`, or beyond its context a copy for `length` tokens, with folded position."""
-    if length > model.context:
-        model = copy.deepcopy(unfold(model))
-        model.set_context(length)
-    return fold(model)
-
-
-def _doubling(length: int) -> list[tuple[int, int]]:
-    """Split the positions 1 to `length` into bins of doubling size, (first, last) each."""
-    ends = [1 << power for power in range((length - 1).bit_length())] + [length]
-    return list(zip([1, *(end + 1 for end in ends)], ends, strict=False))
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:

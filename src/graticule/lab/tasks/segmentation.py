@@ -17,8 +17,8 @@ from graticule.dense.segmentation import segment_in_windows
 from graticule.lab.arguments import Rare
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.data.sampling import PADDING
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, show
-from graticule.lab.training.results import MIOU, Evaluated, Found, Metric, Prediction, ScoreTable
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, Sides
+from graticule.lab.training.results import MIOU, Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import batch_results
 from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
@@ -50,12 +50,6 @@ class PixelScore(DenseScore):
         return self.miou
 
 
-def windows_of(recipe: Any) -> tuple[int | None, int | None, bool]:
-    """Return `window`, `stride` and `located` of a recipe, with the stride that is used by default."""
-    window: int | None = recipe.window
-    return window, recipe.stride or (None if window is None else max(1, window * 2 // 3)), recipe.located
-
-
 @dataclass
 class SegmentationEvaluation(DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
@@ -75,9 +69,37 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
         super().check(task, model, data)
         self.recipe_of(task)
 
-    def score(self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool) -> PixelScore:
-        """Score a model on images that are fitted to `size`, their shorter and longer side."""
-        return evaluate_segmentation(model, data, size, self.recipe_of(task), device=device, progress=progress)
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> PixelScore:
+        """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
+        recipe, names = self.recipe_of(task), data.class_names
+        model.to(device)
+        matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
+        images, seconds = 0, 0.0
+
+        def compute(batch: Any) -> list[Tensor]:
+            pairs = zip(*batch, strict=True)
+            return [logits_of(model, image, target["size"], recipe).argmax(0).cpu() for image, target in pairs]
+
+        loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
+        for (_, targets), predictions, spent in batch_results(compute, loader, label, device, progress):
+            seconds += spent
+            images += len(targets)
+            for predicted, target in zip(predictions, targets, strict=True):
+                matrix += confusion(predicted, target["classes"], len(names))
+        window, stride, located = recipe.windows
+        counts = per_class(matrix)
+        return PixelScore(
+            size=size,
+            window=window,
+            stride=stride,
+            located=located,
+            miou=mean_iou(counts),
+            accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
+            class_iou=dict(zip(names, class_ious(counts), strict=True)),
+            confusion=matrix.tolist(),
+            images=images,
+            images_per_second=images / seconds,
+        )
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> ScoreTable:
         """Return a row for each run and size, and one per class if `per_class`."""
@@ -87,8 +109,8 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
                 size, same = f"{score.size[0]}x{score.size[1]}", score.size == tuple(run.recipe.fit)
                 if score.window is not None:
                     size += f" in {score.window}/{score.stride}" + ", located" * score.located
-                windows = (score.window, score.stride, score.located)
-                label = [run.label, size + " *" * (same and windows == windows_of(run.recipe))]
+                same &= (score.window, score.stride, score.located) == run.recipe.windows
+                label = [run.label, size + " *" * same]
                 cells = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
                 rows.append([*label, *cells, f"{score.images_per_second:,.1f}"])
                 if self.per_class:
@@ -137,6 +159,12 @@ class SegmentationRecipe(DenseRecipe):
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise ValueError(f"`stride` must be at most `window`, {self.window}, got {self.stride}.")
 
+    @property
+    def windows(self) -> tuple[int | None, int | None, bool]:
+        """Return `window`, `stride` and `located`, with the stride that is used by default."""
+        stride = self.stride or (None if self.window is None else max(1, self.window * 2 // 3))
+        return self.window, stride, self.located
+
 
 @register_task("segmentation")
 class Segmentation(DenseTask[SegmentationRecipe]):
@@ -157,15 +185,8 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the segmentation model."""
-        recipe = self.recipe
-        return create_segmenter(
-            backbone,
-            num_classes,
-            decoder=recipe.decoder,
-            neck=recipe.neck,
-            auxiliary=recipe.auxiliary,
-            **arguments,
-        )
+        parts: dict[str, Any] = {name: getattr(self.recipe, name) for name in ("decoder", "neck", "auxiliary")}
+        return create_segmenter(backbone, num_classes, **parts, **arguments)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss of images and the classes of their pixels."""
@@ -176,16 +197,13 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         losses = []
         for numbers in by_size.values():
             classes = torch.stack([targets[n]["classes"] for n in numbers])
-            outputs = self._logits(model, torch.stack([images[n] for n in numbers]))
+            inputs = torch.stack([images[n] for n in numbers])
+            outputs = [model(inputs)] if self.recipe.auxiliary is None else cast("Any", model).all_logits(inputs)
             total = self._image_losses(outputs[0], classes)
             for logits in outputs[1:]:
                 total = total + self.recipe.auxiliary_weight * self._image_losses(logits, classes)
             losses.append(total)
         return torch.cat(losses).mean()
-
-    def _logits(self, model: Any, images: Tensor) -> list[Tensor]:
-        """Return the logits of the decoder, and of the auxiliary one if there is one."""
-        return [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
 
     def _image_losses(self, logits: Tensor, classes: Tensor) -> Tensor:
         """Return the loss of each image, (B,)."""
@@ -195,42 +213,34 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
-        values: dict[str, list[Tensor]] = {}
+        rows = []
         for image, target in zip(*batch, strict=True):
-            if target["image_id"] == PADDING:
-                continue
-            logits = logits_of(model, image, target["size"], self.recipe)
-            truth = target["classes"]
-            counts = per_class(confusion(logits.argmax(0), truth, len(logits)))  # (3, classes)
-            pixel_counts = {
-                f"{name}_{n}": value for name, row in zip(_COUNTS, counts, strict=True) for n, value in enumerate(row)
-            }
-            pixel_counts["loss"] = pixel_losses(logits[None], truth[None]).mean()
-            for name, value in pixel_counts.items():
-                values.setdefault(name, []).append(value)
-        if not values:
-            names = (*(f"{name}_{n}" for name in _COUNTS for n in range(cast("Any", model).num_classes)), "loss")
-            return {name: torch.zeros(0) for name in names}
-        return {name: torch.stack(per_image) for name, per_image in values.items()}
+            if target["image_id"] != PADDING:
+                logits, truth = logits_of(model, image, target["size"], self.recipe), target["classes"]
+                counts = per_class(confusion(logits.argmax(0), truth, len(logits)))  # (3, classes)
+                rows.append([*counts.flatten(), pixel_losses(logits[None], truth[None]).mean()])
+        names = [*(f"{name}_{n}" for name in _COUNTS for n in range(cast("Any", model).num_classes)), "loss"]
+        columns = [torch.stack(column) for column in zip(*rows, strict=True)] or [torch.zeros(0)] * len(names)
+        return dict(zip(names, columns, strict=True))
 
-    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the class of every pixel of an image, and the share of each class."""
         small = self.prepared(image, described).to(next(model.parameters()).device)
         classes = logits_of(model, small, image.shape[1:], self.recipe).argmax(0).cpu()
         names = tuple(described["class_names"])
         shares = (classes.flatten().bincount(minlength=len(names)).double() / classes.numel()).tolist()
         present = {name: share for name, share in zip(names, shares, strict=True) if share}
-        prediction = Prediction(image, classes=classes, class_names=names)
-        return Found(prediction, {"classes.json": [{"image_id": number, "shares": present}]}, classes)
+        entries = {"classes.json": [{"image_id": number, "shares": present}]}
+        return Prediction(image, classes=classes, class_names=names, entries=entries)
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""
-        classes = sum(name.startswith("both_") for name in sums)
+        classes = sum(name.startswith("right_") for name in sums)
         return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
 
 
 #: Pixels that are rightly predicted as a class, that are of the class, and that are predicted as it.
-_COUNTS = ("both", "truth", "found")
+_COUNTS = ("right", "truth", "predicted")
 
 
 def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
@@ -293,53 +303,3 @@ def mean_iou(counts: Any) -> float:
     """Return the mean of `class_ious`, over the classes that are present or predicted."""
     ious = [iou for iou in class_ious(counts) if iou is not None]
     return sum(ious) / len(ious) if ious else 0.0
-
-
-def evaluate_segmentation(
-    model: nn.Module,
-    data: Any,
-    size: tuple[int, int],
-    windows: Any,
-    *,
-    device: torch.device | str = "cpu",
-    progress: bool = True,
-) -> PixelScore:
-    """Score `model`, in evaluation mode, on the held-out images, fitted to `size`; targets are of the original images.
-
-    Args:
-        model: a segmentation model.
-        data: the held-out images.
-        size: the shorter and the longer side that images are fitted to.
-        windows: an object with `window`, `stride` and `located`, such as a recipe.
-        device: the device of the model.
-        progress: whether to show a bar.
-    """
-    names = data.class_names
-    model.to(device)
-    matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
-    images, seconds = 0, 0.0
-
-    def compute(batch: Any) -> list[Tensor]:
-        pairs = zip(*batch, strict=True)
-        return [logits_of(model, image, target["size"], windows).argmax(0).cpu() for image, target in pairs]
-
-    loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
-    for (_, targets), predicted, spent in batch_results(compute, loader, label, device, progress):
-        seconds += spent
-        images += len(targets)
-        for guess, target in zip(predicted, targets, strict=True):
-            matrix += confusion(guess, target["classes"], len(names))
-    window, stride, located = windows_of(windows)
-    counts = per_class(matrix)
-    return PixelScore(
-        size=size,
-        window=window,
-        stride=stride,
-        located=located,
-        miou=mean_iou(counts),
-        accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
-        class_iou=dict(zip(names, class_ious(counts), strict=True)),
-        confusion=matrix.tolist(),
-        images=images,
-        images_per_second=images / seconds,
-    )

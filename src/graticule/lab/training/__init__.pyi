@@ -5,8 +5,6 @@ from .opening import load as load
 from .recipe import TrainingRecipe as TrainingRecipe
 from .results import Evaluated as Evaluated
 from .results import Evaluation as Evaluation
-from .results import HeldOut as HeldOut
-from .results import HeldOutEvaluation as HeldOutEvaluation
 from .results import ScoreTable as ScoreTable
 from .run import Run as Run
 from .task import Task as Task
@@ -16,3 +14,5 @@ from .task import list_tasks as list_tasks
 from .task import read_recipe as read_recipe
 from .task import register_task as register_task
 from .task import task_of as task_of
+from .validation import HeldOut as HeldOut
+from .validation import HeldOutEvaluation as HeldOutEvaluation

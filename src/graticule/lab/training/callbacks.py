@@ -37,11 +37,6 @@ class History(L.Callback):
         self._start = time.perf_counter()
         self._events: SummaryWriter | None = None
 
-    @property
-    def state_key(self) -> str:
-        """The key of the rows in a checkpoint."""
-        return "History"
-
     def say(self, text: str) -> None:
         """Add a line to the log, with date and time."""
         append(self.run.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
@@ -50,11 +45,9 @@ class History(L.Callback):
         """Start the clock, and log the step."""
         self._start = time.perf_counter()
         if trainer.is_global_zero:
-            step = trainer.global_step
-            where = (
-                f"on {trainer.world_size} device{'s' * (trainer.world_size > 1)}, {trainer.strategy.root_device.type}"
-            )
-            self.say(f"{f'resumed after step {step}' if step else 'starts'} {where}")
+            start = f"resumed after step {trainer.global_step}" if trainer.global_step else "starts"
+            devices = f"{trainer.world_size} device{'s' * (trainer.world_size > 1)}"
+            self.say(f"{start} on {devices}, {trainer.strategy.root_device.type}")
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -128,7 +121,7 @@ class Progress(L.Callback):
                 mininterval=0.5,
             )
             self._start, self._first = time.monotonic(), trainer.current_epoch
-            self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+            self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the number of the epoch."""
@@ -161,30 +154,24 @@ class Progress(L.Callback):
             "best": self.metric.show(self._best, unit=False),
         }
         if isinstance(self._bar, Lines):
-            self._print(trainer)
+            done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+            seconds = time.monotonic() - self._start
+            left = seconds / (done - self._first) * (epochs - done)
+            values = ", ".join(f"{name} {value}" for name, value in self._values.items())
+            line = f"epoch {done}/{epochs}: {values}, {seconds:.0f} s, about {left:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
         elif self._bar is not None:
             self._bar.set_postfix(self._values)
 
-    def _print(self, trainer: L.Trainer) -> None:
-        """Print a line about the epoch, with an estimate of the remaining time."""
-        done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
-        seconds = time.monotonic() - self._start
-        left = seconds / (done - self._first) * (epochs - done)
-        values = ", ".join(f"{name} {value}" for name, value in self._values.items())
-        print(f"epoch {done}/{epochs}: {values}, {seconds:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True)
-
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Close the bar."""
-        self._close()
-
-    def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the bar."""
+        self.on_train_end(trainer, pl_module)
 
 
 def memory(device: torch.device) -> int:

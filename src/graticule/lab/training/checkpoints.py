@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,36 +149,23 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(self, folder: Path, keep: int, every: int | None, metric: Metric) -> None:
-        self.folder = folder
-        self.keep = keep
-        self.every = every
-        self.metric = metric
+        self.folder, self.keep, self.every, self.metric = folder, keep, every, metric
         self.best = metric.worst
         self.best_name: str | None = None
-        self._signalled: int | None = None
-        self._listening = False
+        self.signalled: int | None = None
+        """the last signal that this process received"""
         self._at_once = True
-
-    @property
-    def state_key(self) -> str:
-        """The key of the best score in a checkpoint."""
-        return "Checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score so far, and its checkpoint."""
         return {"best": self.best, "best_name": self.best_name}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score of a checkpoint."""
-        self.best = state_dict["best"]
-        self.best_name = state_dict.get("best_name")
-
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Point to the best checkpoint again, if the process was killed after saving it."""
-        state = checkpoint["callbacks"].get(self.state_key, {})
-        name = state.get("best_name")
-        if trainer.is_global_zero and name is not None and (self.folder / name).exists():
-            self._point(name, state["best"])
+        """Restore the best score, and point to its checkpoint again, if the process was killed after saving it."""
+        state: _Best = checkpoint["callbacks"][self.state_key]
+        self.best, self.best_name = state["best"], state["best_name"]
+        if trainer.is_global_zero and self.best_name is not None and (self.folder / self.best_name).exists():
+            self._point(self.best_name)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -185,28 +173,20 @@ class Checkpoints(Checkpoint):
 
         A signal shortly before the end of the run does not stop it; the previous handler receives it after the block.
         """
-        with handling_signals(self._note) as self._listening:
-            try:
-                yield
-            finally:
-                self._listening = False
-        if self._signalled is not None and callable(handler := signal.getsignal(self._signalled)):
-            handler(self._signalled, None)
+        with handling_signals(self._note):
+            yield
+        if self.signalled is not None and callable(handler := signal.getsignal(self.signalled)):
+            handler(self.signalled, None)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Replace Lightning's handlers, which would stop without saving."""
         self._at_once = False
-        if self._listening:
+        if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._note)
 
-    @property
-    def signalled(self) -> bool:
-        """Whether this process received a signal."""
-        return self._signalled is not None
-
     def _note(self, number: int, frame: object) -> None:
-        self._signalled = number
+        self.signalled = number
         if self._at_once:  # nothing to save yet
             raise Preempted
 
@@ -236,17 +216,18 @@ class Checkpoints(Checkpoint):
 
     def _agreed(self, trainer: L.Trainer) -> bool:
         """Return whether any process received a signal."""
+        signalled = self.signalled is not None
         if trainer.world_size == 1:
-            return self.signalled
-        noted = torch.tensor(int(self.signalled), device=trainer.strategy.root_device)
+            return signalled
+        noted = torch.tensor(int(signalled), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(noted, reduce_op="max"))
 
     @staticmethod
     def _name(trainer: L.Trainer) -> str:
         return f"step-{trainer.global_step:09d}.ckpt"
 
-    def _point(self, name: str, score: float) -> None:
-        write_json(self.folder / "best.json", {"checkpoint": name, self.metric.column: score})
+    def _point(self, name: str) -> None:
+        write_json(self.folder / "best.json", {"checkpoint": name, self.metric.column: self.best})
 
     def _save(self, trainer: L.Trainer, best: bool = False) -> None:
         path = self.folder / self._name(trainer)
@@ -254,9 +235,8 @@ class Checkpoints(Checkpoint):
         if not trainer.is_global_zero:
             return
         if best:
-            self._point(path.name, self.best)
+            self._point(path.name)
         named = self.folder / self.best_name if self.best_name else best_checkpoint(self.folder)
-        spared = {path, named, *saved_checkpoints(self.folder)[-self.keep :]}
-        for old in saved_checkpoints(self.folder):
-            if old not in spared:
+        for old in saved_checkpoints(self.folder)[: -self.keep]:
+            if old not in (path, named):
                 remove(old)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -25,18 +26,12 @@ class Preempted(Interrupted):
 
 
 @contextlib.contextmanager
-def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[bool]:
-    """Pass the signals to `handler` within the block, and restore their handlers after it.
-
-    Yields False in threads other than the main one, which receive no signals.
-    """
+def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Pass the signals to `handler` within the block, and restore their handlers after it; only in the main thread."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in SIGNALS if in_main}
     try:
-        before = {number: signal.signal(number, handler) for number in SIGNALS}
-    except ValueError:
-        yield False
-        return
-    try:
-        yield True
+        yield
     finally:
         for number, old in before.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)

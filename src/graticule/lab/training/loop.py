@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +47,25 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
         FileNotFoundError: if they do not exist.
         ValueError: if they cannot be read or do not fit, or belong to a run whose inputs have another meaning.
     """
-    report, same, recipe = None, True, task.recipe
-    source = recipe.start_from
-    if source is None and recipe.of_source:
-        opened = open_backbone(recipe.model)
-        same = task.same_outputs(None, label_names(opened), data)
-        report = task.take_weights(model, opened.state_dict(), same)
-    elif source is not None:
+    recipe, run, report = task.recipe, None, None
+    names: tuple[str, ...] = ()
+    source: Path | None = recipe.start_from
+    weights: Any = source
+    if source is not None:
         if not source.exists():
             raise FileNotFoundError(f"`start_from` must be a run or a checkpoint, got {str(source)!r}, no such file.")
-        run = run_of(source)
-        same = task.same_outputs(run, label_names(source), data)
-        file = run.best if run is not None and run.folder == source else source
-        if file is None:
+        run, names = run_of(source), label_names(source)
+        if run is not None and run.folder == source and (weights := run.best) is None:
             raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
-        report = task.take_weights(model, file, same)
-    if report is not None and not same:
-        rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in report.rows)
-        report = Transfer(tuple(rows))
+    elif recipe.of_source:
+        opened = open_backbone(recipe.model)
+        weights, names = opened.state_dict(), label_names(opened)
+    if weights is not None:
+        same = task.same_outputs(run, names, data)
+        report = task.take_weights(model, weights, same)
+        if not same:
+            rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in report.rows)
+            report = Transfer(tuple(rows))
     if recipe.position_from is not None:
         load_position(getattr(model, "backbone", model), recipe.position_from)
     return report
@@ -102,7 +103,8 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
         recipe = dataclasses.replace(recipe, data_root=recipe.data_root.absolute())
     run = Run(Path(folder))
     saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
-    with saver.listening():
+    with saver.listening(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "|".join(_EXPECTED_WARNINGS))
         try:
             return _train(task_of(recipe), run, saver, resume, progress)
         except ChildProcessError as error:
@@ -169,9 +171,8 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             if report is not None:
                 print(report)
                 history.say(f"starts from {recipe.start_from or recipe.model}")
-        last = run.last
-        if last is not None:
-            _skip_to(batches, _progress(run, last, recipe, batches), recipe)
+        if (last := run.last) is not None:
+            _skip_to(last, recipe, batches)
         _fit(trainer, module, data, batches, last)
         if first:
             _finish(run, data, module, history.rows)
@@ -186,27 +187,26 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
     plugins: list[Any] = [WholeFileCheckpoints()]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled by `Checkpoints`
-    with _expected_warnings():
-        trainer = L.Trainer(
-            max_epochs=recipe.epochs + recipe.cooldown_epochs,
-            accelerator=recipe.accelerator,
-            devices=recipe.devices,
-            num_nodes=recipe.nodes,
-            strategy=DDPStrategy(gradient_as_bucket_view=True) if recipe.devices * recipe.nodes > 1 else "auto",
-            precision=recipe.precision,
-            gradient_clip_val=recipe.clip_grad,
-            accumulate_grad_batches=recipe.accumulate,
-            sync_batchnorm=task.sync_batchnorm,
-            use_distributed_sampler=False,
-            callbacks=callbacks,
-            logger=False,  # `History` writes the files of TensorBoard
-            plugins=plugins,
-            default_root_dir=run.folder,
-            num_sanity_val_steps=0,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            log_every_n_steps=1,  # nothing is logged by step
-        )
+    trainer = L.Trainer(
+        max_epochs=recipe.epochs + recipe.cooldown_epochs,
+        accelerator=recipe.accelerator,
+        devices=recipe.devices,
+        num_nodes=recipe.nodes,
+        strategy=DDPStrategy(gradient_as_bucket_view=True) if recipe.devices * recipe.nodes > 1 else "auto",
+        precision=recipe.precision,
+        gradient_clip_val=recipe.clip_grad,
+        accumulate_grad_batches=recipe.accumulate,
+        sync_batchnorm=task.sync_batchnorm,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        logger=False,  # `History` writes the files of TensorBoard
+        plugins=plugins,
+        default_root_dir=run.folder,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,  # nothing is logged by step
+    )
     _check_trainer(trainer, recipe, task.sync_batchnorm)
     return trainer
 
@@ -229,8 +229,8 @@ def _check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: b
         )
 
 
-def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:
-    """Read the progress of a checkpoint."""
+def _skip_to(last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> None:
+    """Check a checkpoint from which a run is resumed, and skip the batches before it."""
     try:
         rest = read_rest(last)
         progress = rest["progress"]
@@ -243,16 +243,11 @@ def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder)
         for row in rest["callbacks"]["History"]["rows"]:
             if missing := {"epoch", "seconds", recipe.metric.column} - row.keys():
                 raise ValueError(f"{last} is damaged: its history lacks {', '.join(sorted(missing))} of an epoch.")
-        return progress
     except (ValueError, FileNotFoundError) as error:
-        older = [path.name for path in saved_checkpoints(run.checkpoints) if path != last]
+        older = [path.name for path in saved_checkpoints(last.parent) if path != last]
         advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
         reason = str(error).rstrip(".")
         raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
-
-
-def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
-    """Skip the batches before the checkpoint."""
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
         before = progress["accumulate"]
         raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
@@ -265,14 +260,7 @@ def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: Ba
     evaluated = data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size)
     loader.worker_init_fn = evaluated.worker_init_fn = _outlive_signals
     try:
-        with _expected_warnings():
-            trainer.fit(
-                module,
-                train_dataloaders=loader,
-                val_dataloaders=evaluated,
-                ckpt_path=last,
-                weights_only=True,
-            )
+        trainer.fit(module, loader, evaluated, ckpt_path=last, weights_only=True)
     except SystemExit:
         if trainer.state.status != TrainerStatus.INTERRUPTED:
             raise
@@ -319,14 +307,6 @@ def _outlive_signals(worker: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _expected_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        for message in _EXPECTED_WARNINGS:
-            warnings.filterwarnings("ignore", message)
-        yield
 
 
 def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module, described: Mapping[str, Any]) -> dict[str, Any]:

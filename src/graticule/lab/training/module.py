@@ -113,7 +113,7 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log `train_loss`, `val_loss` and the metric of the task, over all processes, and the highest rate."""
-        loss, trained_on = _total(self._sums())
+        loss, trained_on = _total(self._gathered(self._loss, self._count))
         names = list(self._held_out.values)
         *totals, count = _total(self._gathered(*self._held_out.values.values(), self._held_out.count))
         sums = dict(zip(names, totals, strict=True))
@@ -122,10 +122,6 @@ class TrainingModule(L.LightningModule):
             metrics["val_loss"] = sums["loss"] / max(count, 1.0)
         rates = {"lr": max(group["lr"] for group in self.trainer.optimizers[0].param_groups)}
         self.log_dict(metrics | {self.task.metric.column: self.task.score(sums, int(count))} | rates)
-
-    def _sums(self) -> list[list[float]]:
-        """Return, per process, the sum of the losses and the number of examples of the epoch so far."""
-        return self._gathered(self._loss, self._count)
 
     def _gathered(self, *values: Tensor | float) -> list[list[float]]:
         """Return these values for each process."""
@@ -137,26 +133,22 @@ class TrainingModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the sums of the current epoch, and the progress of the run."""
         self._check_last()
-        sums = self._sums()
+        sums = self._gathered(self._loss, self._count)
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         within = progress.processed < progress.ready
         checkpoint["progress"] = {
             "epoch": progress.processed,
             "batches": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0,
-            "sums": sums,
+            "sums": sums,  # per process
             "accumulate": self.recipe.accumulate,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the counts of a checkpoint, per process; if their number differs now, the first process gets all."""
-        progress = checkpoint["progress"]
-        sums = progress["sums"]
-        if len(sums) == self.trainer.world_size:
-            self._loss, self._count = sums[self.global_rank]
-        elif self.global_rank == 0:
-            self._loss, self._count = _total(sums)
-        else:
-            self._loss, self._count = 0.0, 0.0
+        sums = checkpoint["progress"]["sums"]
+        if len(sums) != self.trainer.world_size:
+            sums = [_total(sums), *[[0.0, 0.0]] * (self.trainer.world_size - 1)]
+        self._loss, self._count = sums[self.global_rank]
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and its schedule by step."""
@@ -212,7 +204,7 @@ def warmup_of(recipe: TrainingRecipe, steps: int) -> int:
     warm, total = recipe.warmup_steps or recipe.warmup_epochs * steps, recipe.epochs * steps
     if warm < total:
         return warm
-    if "warmup_steps" in recipe.given:
+    if "warmup_steps" in recipe.overrides:
         raise ValueError(
             f"`warmup_steps` must be fewer than the steps of the run, {total}, got {warm}; give fewer, or train longer."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -92,8 +92,23 @@ def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] 
         others: classes that the object in a file can have besides that of modules.
         checkpoint: as in `load`.
     """
-    in_file = module_name(source)
-    return load(source, checkpoint=checkpoint) if in_file is None else _module_of_file(*in_file, *others)
+    if (in_file := module_name(source)) is None:
+        return load(source, checkpoint=checkpoint)
+    (file, name), kinds = in_file, (nn.Module, *others)
+    plugin = load_plugin(file)
+    names = [key for key in vars(plugin) if not key.startswith("_")]
+    model = getattr(plugin, known_name("NAME", name, names))
+    if not isinstance(model, kinds):
+        if not callable(model):
+            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {model!r}.")
+        try:
+            inspect.signature(model).bind()
+        except TypeError as error:
+            raise ValueError(f"`{name}` of {file} must need no arguments: {error}.") from None
+        model = model()
+    if not isinstance(model, kinds):
+        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(model).__name__}.")
+    return model.eval() if isinstance(model, nn.Module) else model
 
 
 def is_ours(name: str) -> bool:
@@ -115,21 +130,16 @@ def create_named(name: str, argument: str = "model", **options: Any) -> Any:
     if timm.is_model(bare) and ("." not in bare or bare in timm.list_pretrained()):  # with a known tag
         return timm.create_model(bare, **options)
     if Path(name).exists():
-        hint = f"; did you mean './{name}'?"
+        paths = {bare: f"./{name}"}
     else:
-        runs = {path.name: path for folder in (Path("runs"), Path()) for path in runs_in(folder)}
-        hint = _nearest(bare, [*list_models(), *timm.list_models(), *timm.list_pretrained()], runs)
+        paths = {known: known for known in (*list_models(), *timm.list_models(), *timm.list_pretrained())}
+        paths |= {path.name: str(path) for folder in (Path("runs"), Path()) for path in runs_in(folder)}
+    near = [repr(paths[known]) for known in difflib.get_close_matches(bare, paths, n=3)]
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise ValueError(
         f"`{argument}` must be the folder of a run or of a published model, a file of weights in a run, the name of a "
         f"model of graticule or timm, or FILE.py:NAME, got {name!r}: there is no such model{hint}"
     )
-
-
-def _nearest(name: str, known: Iterable[str | Path], runs: Mapping[str, Path] | None = None) -> str:
-    """Return the end of an error with the names that are most similar to `name`."""
-    texts = {Path(one).name: str(one) for one in known} | {key: str(path) for key, path in (runs or {}).items()}
-    near = [repr(texts[text]) for text in difflib.get_close_matches(name, texts, n=3)]
-    return f"; did you mean {' or '.join(near)}?" if near else "."
 
 
 def open_backbone(source: str, weights: bool = True) -> Backbone:
@@ -182,22 +192,3 @@ def label_names(source: str | Path | nn.Module) -> tuple[str, ...]:
     labels = config_values.get("id2label", {})
     generic = all(name == f"LABEL_{index}" for index, name in labels.items())
     return tuple(names or ([] if generic else [labels[index] for index in sorted(labels)]))
-
-
-def _module_of_file(file: str, name: str, *others: type) -> Any:
-    """Return the module `name` of a Python file, or the module that its function `name` builds, or one of `others`."""
-    kinds = (nn.Module, *others)
-    plugin = load_plugin(file)
-    names = [key for key in vars(plugin) if not key.startswith("_")]
-    model = getattr(plugin, known_name("NAME", name, names))
-    if not isinstance(model, kinds):
-        if not callable(model):
-            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {model!r}.")
-        try:
-            inspect.signature(model).bind()
-        except TypeError as error:
-            raise ValueError(f"`{name}` of {file} must need no arguments: {error}.") from None
-        model = model()
-    if not isinstance(model, kinds):
-        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(model).__name__}.")
-    return model.eval() if isinstance(model, nn.Module) else model

@@ -78,7 +78,7 @@ class TrainingRecipe:
         "warmup_lr": "warmup_epochs or warmup_steps",
     }
     #: The values that a user gave in place of those of a recipe file, such as mixing.prob.
-    given: ClassVar[frozenset[str]] = frozenset()
+    overrides: ClassVar[frozenset[str]] = frozenset()
 
     model: Usual[str]
     """name of the model, or a model to start with: timm:NAME, hf:OWNER/NAME, or the path of a published folder or of a
@@ -193,33 +193,30 @@ class TrainingRecipe:
 
     def _check_schedule(self) -> None:
         """Check the values of the learning rate schedule."""
-        if self.warmup_epochs >= self.epochs and self.warmup_epochs:
+        stepwise, decays, epochs = self.schedule == "step", list(self.decay_epochs), self.epochs
+        if self.warmup_epochs >= epochs:
             raise ValueError(
-                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; or give steps."
+                f"`warmup_epochs` must be fewer than `epochs`, {epochs}, got {self.warmup_epochs}; or give steps."
             )
-        if self.warmup_epochs and self.warmup_steps:
-            raise ValueError(
-                f"`warmup_steps` must be 0 with `warmup_epochs` {self.warmup_epochs}, got {self.warmup_steps}."
-            )
-        without = self.schedule == "step" and not self.decay_epochs and self.epochs > 1
-        if without or (self.decay_epochs and self.schedule != "step"):
-            raise ValueError(
-                "`decay_epochs` must be given with the schedule step and no other, got "
-                f"{list(self.decay_epochs)} with {self.schedule}."
-            )
-        if (
-            list(self.decay_epochs) != sorted(set(self.decay_epochs))
-            or max(self.decay_epochs, default=0) >= self.epochs
+        warm = self.warmup_epochs or self.warmup_steps
+        unordered = decays != sorted(set(decays)) or max(decays, default=0) >= epochs
+        other = f"be left out with the schedule {self.schedule}"
+        for name, wrong, rule in (
+            (
+                "warmup_steps",
+                self.warmup_epochs and self.warmup_steps,
+                f"be 0 with `warmup_epochs` {self.warmup_epochs}",
+            ),
+            ("decay_epochs", stepwise and epochs > 1 and not decays, "be given with the schedule step"),
+            ("decay_epochs", decays and not stepwise, "be given with the schedule step and no other"),
+            ("decay_epochs", unordered, f"increase and be below `epochs`, {epochs}"),
+            ("poly_power", self.poly_power != 1 and self.schedule != "poly", other),
+            ("k_decay", self.k_decay != 1 and stepwise, other),
+            ("warmup_prefix", self.warmup_prefix and not warm, "be left out without a warm-up"),
+            ("warmup_prefix", self.warmup_prefix and stepwise, other),
         ):
-            raise ValueError(
-                f"`decay_epochs` must increase and be below `epochs`, {self.epochs}, got {list(self.decay_epochs)}."
-            )
-        if self.poly_power != 1 and self.schedule != "poly":
-            raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
-        if self.k_decay != 1 and self.schedule == "step":
-            raise ValueError(f"`k_decay` must be left out with the schedule step, got {self.k_decay}.")
-        if self.warmup_prefix and (self.schedule == "step" or not (self.warmup_epochs or self.warmup_steps)):
-            raise ValueError("`warmup_prefix` must be left out without a warm-up and with the schedule step.")
+            if wrong:
+                raise ValueError(f"`{name}` must {rule}, got {getattr(self, name)}.")
 
     def _check_names(self) -> None:
         """Check the names that need PyTorch or timm; the usual ones need neither."""
@@ -264,55 +261,42 @@ class TrainingRecipe:
 
     def give(self, names: Iterable[str]) -> None:
         """Record the values that a user gave, and check that they have an effect."""
-        object.__setattr__(self, "given", frozenset(names))
+        object.__setattr__(self, "overrides", frozenset(names))
         for name, needs in self.needs.items():
             terms = [[self._on(term) for term in both.split(" or ")] for both in needs.split(" and ")]
             self.check_effect(name, all(map(any, terms)), needs)
 
     def check_effect(self, name: str, used: bool, needs: str) -> None:
         """Check that a value is used, if the user gave it."""
-        if name in self.given and not used:
-            raise ValueError(
-                f"`{name}` must be left out without {needs}, since it has no effect, got {self._value(name)}."
-            )
+        if name in self.overrides and not used:
+            value = operator.attrgetter(name)(self)
+            raise ValueError(f"`{name}` must be left out without {needs}, since it has no effect, got {value}.")
 
     def _on(self, term: str) -> bool:
         """Return whether a value, such as mixing.mixup, is on, or has the one in NAME=VALUE."""
         name, equals, wanted = term.partition("=")
-        return str(self._value(name)) == wanted if equals else bool(self._value(name))
-
-    def _value(self, name: str) -> Any:
-        return operator.attrgetter(name)(self)
+        value = operator.attrgetter(name)(self)
+        return str(value) == wanted if equals else bool(value)
 
     def differences(self, other: TrainingRecipe) -> list[str]:
         """List the fields that differ and change the result; devices do not, except for the order of sums."""
         if self.task != other.task:
             return ["task"]
         names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
-        return [name for name in names if self._compared(name) != other._compared(name)]
-
-    def _compared(self, name: str) -> Any:
-        """Return a value for comparison: encoding and joining are parsed, so spaces do not matter."""
-        if name == "encoding":
-            return _specs(self.encoding, USUAL_JOINING)
-        return _specs(None, self.joining) if name == "joining" else getattr(self, name)
+        values, others = ({name: getattr(recipe, name) for name in names} for recipe in (self, other))
+        for fields in (values, others):  # parsed, so spaces do not matter
+            fields["encoding"] = _specs(fields["encoding"], USUAL_JOINING)
+            fields["joining"] = _specs(None, fields["joining"])
+        return [name for name in names if values[name] != others[name]]
 
     def data_arguments(self) -> dict[str, Any]:
         """Return the arguments of a data module that every recipe has: data set, folder, batches, seed and limits."""
-        return {
-            "dataset": self.dataset,
-            "root": self.data_root,
-            "batch_size": self.batch_size,
-            "eval_batch_size": self.eval_batch_size,
-            "seed": self.seed,
-            "limit_train": self.limit_train,
-            "limit_test": self.limit_test,
-            **({"workers": self.workers} if hasattr(self, "workers") else {}),
-        }
+        names = ("dataset", "batch_size", "eval_batch_size", "seed", "limit_train", "limit_test", "workers")
+        return {"root": self.data_root, **{name: getattr(self, name) for name in names if hasattr(self, name)}}
 
     def quick(self) -> Self:
         """Return a recipe with the same code path: two epochs of a few dozen examples, on the CPU."""
-        further: dict[str, Any] = {"workers": 0, "sync_batchnorm": False}
+        further: dict[str, Any] = {"workers": 0, "sync_batchnorm": False}  # of some tasks
         return dataclasses.replace(
             self,
             **{name: value for name, value in further.items() if hasattr(self, name)},

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
 
-from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import Flag
 
 if TYPE_CHECKING:
@@ -85,17 +84,6 @@ MIOU = Metric("miou", "mIoU", "%", highest=True)
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """The score of a model on the held-out data, computed as in training."""
-
-    score: float
-    loss: float
-    examples: int
-    size: tuple[int, int] | None = None
-    """(height, width) of the images, if they were resized"""
-
-
-@dataclass(frozen=True)
 class Evaluated(Generic[S]):
     """A run with its scores.
 
@@ -120,6 +108,11 @@ class ScoreTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+
+
+def show(value: float | None, form: str = ".2f") -> str:
+    """Return a score for a table, a dash if there is none."""
+    return "-" if value is None else format(value, form)
 
 
 @dataclass
@@ -150,50 +143,6 @@ class Evaluation(ABC, Generic[S]):
         return None
 
 
-@dataclass
-class HeldOutEvaluation(Evaluation[HeldOut]):
-    """The evaluation on the held-out data, as in the validation of training, also at other sizes of the images."""
-
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch (default: the training size)"""
-
-    def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check that the data have a size, and that the model accepts the others."""
-        if not self.sizes:
-            return
-        from graticule.external.traced_model import view_of
-
-        if not isinstance(getattr(data, "size", None), tuple):
-            sizes = " ".join(self.sizes)
-            raise ValueError(
-                f"`sizes` must be left out with {type(data).__name__}, which resizes nothing, got {sizes}."
-            )
-        for size in parse_sizes(self.sizes):
-            view_of(model).resized_to(size)
-
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
-        """Score a model on the held-out data, at every size."""
-        from graticule.external.traced_model import view_of
-        from graticule.lab.training.validation import held_out
-
-        results: list[HeldOut] = []
-        sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
-        for size in sizes or [None]:
-            sized = model if size is None else view_of(model).resized_to(size).model
-            results.append(HeldOut(*held_out(task, sized, data, size, device=device, progress=progress), size))
-        return results
-
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> ScoreTable:
-        """Return size, score, loss and number of examples."""
-        rows = []
-        for run in evaluated:
-            for score in run.scores:
-                size = [] if score.size is None else [f"{score.size[0]}x{score.size[1]}"]
-                scores = metric.show(score.score, unit=False), f"{score.loss:.4g}", f"{score.examples:,}"
-                rows.append([run.label, *size, *scores])
-        return ScoreTable(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)
-
-
 @dataclass(frozen=True)
 class Prediction:
     """The predictions or the ground truth of one image; all sizes are in pixels of the image in its file.
@@ -203,8 +152,9 @@ class Prediction:
     labels: the name of the class of each box, with its score; without boxes, lines of text.
     numbers: (n,), the classes of the boxes, which determine their colors.
     masks: (n, height, width), bool.
-    classes: (height, width), the class of each pixel.
+    classes: (height, width), the class of each pixel; written as a PNG.
     class_names: the names of the classes of the pixels.
+    entries: written to JSON files, a list of entries by the name of the file.
     """
 
     image: Tensor
@@ -214,30 +164,14 @@ class Prediction:
     masks: Tensor | None = None
     classes: Tensor | None = None
     class_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Found:
-    """A prediction and its output.
-
-    prediction: drawn into the image.
-    entries: written to JSON files, a list of entries by the name of the file.
-    classes: written as a PNG: (height, width), the class of each pixel.
-    lines: printed.
-    """
-
-    prediction: Prediction
     entries: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    classes: Tensor | None = None
-    lines: list[str] = field(default_factory=list)
 
 
-def above(result: Found, threshold: float) -> Prediction:
+def above(prediction: Prediction, threshold: float) -> Prediction:
     """Return the prediction without the boxes whose written score is below `threshold`."""
-    prediction = result.prediction
     if prediction.boxes is None:
         return prediction
-    chosen = [n for n, entry in enumerate(result.entries["boxes.json"]) if entry["score"] >= threshold]
+    chosen = [n for n, entry in enumerate(prediction.entries["boxes.json"]) if entry["score"] >= threshold]
     return dataclasses.replace(
         prediction,
         boxes=prediction.boxes[chosen],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import warnings
@@ -123,8 +124,14 @@ class Run(RunFolder):
             )
 
     def changed_surroundings(self) -> list[str]:
-        """List the versions and numbers of threads that differ from those that the run recorded."""
-        return changed_surroundings(self._described())
+        """List the changed versions and numbers of threads, such as 'threads 2 where the run had 4'."""
+        recorded: Mapping[str, Any] = self._described()
+        return [
+            f"{name} {value} where the run had {recorded[part][name]}"
+            for part, values in surroundings().items()
+            for name, value in values.items()
+            if name in recorded.get(part, {}) and recorded[part][name] != value
+        ]
 
     def check_data(self, data: Any) -> None:
         """Check that a run in this folder was trained on `data`, as far as it recorded that.
@@ -237,34 +244,10 @@ def _result(metric: Metric) -> Any:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the machine of this process, as plain values for JSON."""
-    machine: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
-    if torch.cuda.is_available():
-        machine["gpu"] = torch.cuda.get_device_name()
-    return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
-        "machine": machine,
-    }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # imported from a folder, as from a checkout of the repository
-        return "not installed"
-
-
-def changed_surroundings(recorded: Mapping[str, Any]) -> list[str]:
-    """List the differences from the record of a run, such as 'threads 2 where the run had 4'."""
-    changes = []
-    for part, values in surroundings().items():
-        before = recorded.get(part)
-        if isinstance(before, Mapping):
-            changes += [
-                f"{name} {value} where the run had {before[name]}"
-                for name, value in values.items()
-                if name in before and before[name] != value
-            ]
-    return changes
+    versions = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES, "not installed")}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):  # imported from a folder, as from a checkout of the repository
+            versions[name] = version(name)
+    machine = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    return {"versions": versions, "machine": {**machine, **gpu}}

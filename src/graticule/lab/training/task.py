@@ -17,7 +17,8 @@ from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.lab.data.registry import DATASETS
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import Evaluation, Found, HeldOutEvaluation, Metric
+from graticule.lab.training.results import Evaluation, Metric, Prediction
+from graticule.lab.training.validation import HeldOutEvaluation
 from graticule.registry.plugins import Definition, plugins_of
 from graticule.registry.registry import Registry, options_of
 
@@ -171,7 +172,7 @@ class Task(ABC, Generic[R, D]):
         """
         return sums[self.metric.key] / count
 
-    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the predictions of `model`, in evaluation mode, for an image.
 
         Args:
@@ -238,8 +239,14 @@ def list_tasks() -> Registry[type[Task[Any, Any]]]:
 
 def metric_of(name: str) -> Metric | None:
     """Return the metric of a registered task by its key or its column in metrics.csv; None for another name."""
-    metrics: Iterable[Metric] = (task.recipe_class.metric for task in list_tasks().values())
+    tables = (tasks for tasks in (_TASKS.data, _TASKS))  # without importing all tasks if one of those used has it
+    metrics = (task.recipe_class.metric for tasks in tables for task in tuple(tasks.values()))
     return next((metric for metric in metrics if name in (metric.key, metric.column)), None)
+
+
+def _class_of(task: str) -> type[Task[Any, Any]]:
+    """Return the class of a task, without importing all tasks if it is used already."""
+    return _TASKS.data.get(task) or _TASKS[task]
 
 
 def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
@@ -248,7 +255,7 @@ def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
     Raises:
         ValueError: if the task of the recipe is not registered, or has another recipe class.
     """
-    cls = list_tasks()[recipe.task]
+    cls = _class_of(recipe.task)
     if not isinstance(recipe, cls.recipe_class):
         raise ValueError(
             f"`recipe` of the task {recipe.task} must be a {cls.recipe_class.__name__}, got {type(recipe).__name__}."
@@ -260,7 +267,7 @@ def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
     """Rebuild a recipe from the values of its `to_dict`."""
     if "task" not in values:
         raise ValueError(f"`task` must be given, got the keys {', '.join(list(values)[:5]) or 'none'}.")
-    return list_tasks()[str(values["task"])].recipe_class.from_dict(dict(values))
+    return _class_of(str(values["task"])).recipe_class.from_dict(dict(values))
 
 
 def build_data(recipe: TrainingRecipe) -> Any:

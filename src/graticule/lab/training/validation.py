@@ -1,10 +1,11 @@
-"""The score of a model on held-out data."""
+"""The score of a model on held-out data: sums over examples, at the precision of the training."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,10 @@ from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, M
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
+from graticule.external.traced_model import view_of
 from graticule.lab.terminal import bar as progress_bar
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable
+from graticule.registry.checks import parse_sizes
 
 
 class Sums:
@@ -78,6 +82,17 @@ def batch_results(
         yield batch, result, time.perf_counter() - start
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """The score of a model on the held-out data, computed as in training."""
+
+    score: float
+    loss: float
+    examples: int
+    size: tuple[int, int] | None = None
+    """(height, width) of the images, if they were resized"""
+
+
 @torch.inference_mode()
 def held_out(
     task: Any,
@@ -87,10 +102,10 @@ def held_out(
     *,
     device: torch.device | str = "cpu",
     progress: bool = True,
-) -> tuple[float, float, int]:
-    """Return score, mean loss (NaN if the task has none) and number of examples of `model` on the held-out data.
+) -> HeldOut:
+    """Score `model`, in evaluation mode, on the held-out data; the loss is NaN if the task has none.
 
-    The model is in evaluation mode; `size` is the (height, width) of the images, by default that of the training.
+    `size` is the (height, width) of the images, by default that of the training.
     """
     device = torch.device(device)
     task.setup(model.to(device), data, device)
@@ -100,4 +115,41 @@ def held_out(
     for _, values, _ in batch_results(partial(task.validate, model), loader, "held out", device, progress):
         sums.add(values)
     totals = {name: float(value) for name, value in sums.values.items()}
-    return task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count
+    return HeldOut(task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count, size)
+
+
+@dataclass
+class HeldOutEvaluation(Evaluation[HeldOut]):
+    """The evaluation on the held-out data, as in the validation of training, also at other sizes of the images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch (default: the training size)"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check that the data have a size, and that the model accepts the others."""
+        if self.sizes and not isinstance(getattr(data, "size", None), tuple):
+            sizes = " ".join(self.sizes)
+            raise ValueError(
+                f"`sizes` must be left out with {type(data).__name__}, which resizes nothing, got {sizes}."
+            )
+        for size in parse_sizes(self.sizes):
+            view_of(model).resized_to(size)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
+        """Score a model on the held-out data, at every size."""
+        results: list[HeldOut] = []
+        sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
+        for size in sizes or [None]:
+            sized = model if size is None else view_of(model).resized_to(size).model
+            results.append(held_out(task, sized, data, size, device=device, progress=progress))
+        return results
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> ScoreTable:
+        """Return size, score, loss and number of examples."""
+        rows = []
+        for run in evaluated:
+            for score in run.scores:
+                size = [] if score.size is None else [f"{score.size[0]}x{score.size[1]}"]
+                scores = metric.show(score.score, unit=False), f"{score.loss:.4g}", f"{score.examples:,}"
+                rows.append([run.label, *size, *scores])
+        return ScoreTable(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)

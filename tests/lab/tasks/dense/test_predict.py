@@ -11,7 +11,7 @@ from PIL import Image
 from commands import refused, run_command
 from graticule.lab.figures.pictures import color, picture
 from graticule.lab.training.loop import train
-from graticule.lab.training.results import Found, Prediction, above, image_ids
+from graticule.lab.training.results import Prediction, above, image_ids
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -98,11 +98,10 @@ def test_images_keep_the_numbers_that_are_their_names(tmp_path):
 
 def test_boxes_of_a_lower_score_are_not_drawn_and_colors_of_classes_differ():
     image = torch.zeros(3, 20, 30, dtype=torch.uint8)
-    found = Prediction(image, torch.tensor([[1.0, 2, 10, 12], [3, 4, 20, 15]]), ["a 0.90", "b 0.10"], [0, 1])
-    entries = {"boxes.json": [{"score": 0.9}, {"score": 0.1}]}
-    kept = above(Found(found, entries), 0.5)
-    assert kept.labels == ["a 0.90"] and kept.boxes.tolist() == [[1, 2, 10, 12]]
-    (axes,) = picture([("title", kept)]).axes
-    (patch,) = [one for one in axes.patches if one.get_width() == 9]
+    boxes, entries = torch.tensor([[1.0, 2, 10, 12], [3, 4, 20, 15]]), {"boxes.json": [{"score": 0.9}, {"score": 0.1}]}
+    likely = above(Prediction(image, boxes, ["a 0.90", "b 0.10"], [0, 1], entries=entries), 0.5)
+    assert likely.labels == ["a 0.90"] and likely.boxes.tolist() == [[1, 2, 10, 12]]
+    (axes,) = picture([("title", likely)]).axes
+    (patch,) = [box for box in axes.patches if box.get_width() == 9]
     assert patch.get_xy() == (0.5, 1.5) and patch.get_height() == 10
     assert len({color(n) for n in range(150)}) == 150

@@ -1,7 +1,4 @@
-"""The base of detection and segmentation: recipe, data, and the weights that a run starts from.
-
-PyTorch is imported where it is needed, so that commands that only print options do not load it.
-"""
+"""The base of detection and segmentation: recipe, data, and the weights that a run starts from."""
 
 from __future__ import annotations
 
@@ -35,19 +32,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def show(value: float | None) -> str:
-    """Return a score for a table, a dash if there is none."""
-    return "-" if value is None else f"{value:.2f}"
+#: The shorter and the longer side in pixels that images are fitted in.
+Sides = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class DenseScore(ABC):
-    """The scores of a dense model at one size.
+    """The scores of a dense model at one size."""
 
-    size: the shorter and the longer side that images were fitted in.
-    """
-
-    size: tuple[int, int]
+    size: Sides
 
     @property
     @abstractmethod
@@ -73,19 +66,19 @@ class DenseEvaluation(Evaluation[S], Generic[S]):
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes."""
-        self.fits(task.recipe)
+        self.fits(task)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
         """Score a model at every size."""
-        return [self.score(task, model, data, size, device, progress) for size in self.fits(task.recipe)]
+        return [self.score(task, model, data, size, device, progress) for size in self.fits(task)]
 
     @abstractmethod
-    def score(self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool) -> S:
-        """Score a model on images that are fitted to `size`, their shorter and longer side."""
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> S:
+        """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
 
-    def fits(self, recipe: Any) -> list[tuple[int, int]]:
-        """Return the shorter and the longer side that images are fitted to, for each size; the recipe's by default."""
-        return fitted_sizes(tuple(self.sizes), "sizes") or [tuple(recipe.fit)]
+    def fits(self, task: Any) -> list[Sides]:
+        """Return the sizes that images are fitted to; that of the recipe by default."""
+        return fitted_sizes(tuple(self.sizes), "sizes") or [tuple(task.recipe.fit)]
 
     def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
         """Plot the main score against the shorter side, one line per run; None for a single size."""
@@ -146,6 +139,9 @@ class DenseClasses(TypedDict):
 
 
 R = TypeVar("R", bound=DenseRecipe)
+
+#: Prefixes of the backbone's weights in a detector and in a segmentation model.
+_BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbone.")
 
 
 class DenseTask(Task[R, "DenseModule"], Generic[R]):
@@ -220,18 +216,9 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
-        return transfer(model.backbone, backbone_weights(source), classifier=False)
-
-
-#: Prefixes of the backbone's weights in a detector and in a segmentation model.
-_BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbone.")
-
-
-def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint (of a dense model, those of its backbone) under the backbone's names."""
-    state = read_state(source)
-    for prefix in _BACKBONES:
-        inner = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        if inner:
-            return inner
-    return state
+        state = read_state(source)
+        for prefix in _BACKBONES:
+            if any(name.startswith(prefix) for name in state):
+                state = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+                break
+        return transfer(model.backbone, state, classifier=False)

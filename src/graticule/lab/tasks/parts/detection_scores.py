@@ -6,15 +6,15 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from graticule.lab.tasks.parts.dense import DenseScore, show
-from graticule.lab.training.validation import batch_results
+from graticule.lab.tasks.parts.dense import DenseScore
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,6 @@ class DetectionScore(DenseScore):
     def main(self) -> float:
         """Return the average precision of the boxes, in percent."""
         return self.values["box_map"] or 0.0
-
-    @property
-    def kinds(self) -> list[list[str]]:
-        """Return a row for boxes, and one for masks if they were predicted."""
-        kinds = dict.fromkeys(name.partition("_")[0] for name in self.values)
-        return [
-            [kind, *(show(value) for name, value in self.values.items() if name.startswith(kind))] for kind in kinds
-        ]
 
 
 #: COCO's summary in its order: name and position.
@@ -131,14 +123,12 @@ class CocoScores:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
         parts: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, (self.images, self.objects, self.boxes, self.masks))
-        together = CocoScores(self.category_ids)
-        lists: list[Entries] = [[entry for part in entries for entry in part] for entries in zip(*parts, strict=True)]
-        together.images = sorted(lists[0], key=lambda image: image["id"])
-        together.objects, together.boxes, together.masks = (
-            sorted(entries, key=lambda entry: entry["image_id"]) for entries in lists[1:]
-        )
-        return together
+        torch.distributed.all_gather_object(parts, vars(self))
+        scores = CocoScores(self.category_ids)
+        for name, key in (("images", "id"), ("objects", "image_id"), ("boxes", "image_id"), ("masks", "image_id")):
+            entries = [entry for part in parts for entry in part[name]]
+            setattr(scores, name, sorted(entries, key=itemgetter(key)))
+        return scores
 
     def truth(self) -> dict[str, Any]:
         """Return the objects of all images in the format of COCO's annotations."""
@@ -148,18 +138,22 @@ class CocoScores:
         return {"info": {}, "images": self.images, "annotations": objects, "categories": categories}
 
     def compute(self) -> dict[str, float | None]:
-        """Return COCO's average precisions in percent by name, box_map and so on; None if there are no such objects."""
+        """Return COCO's average precisions in percent by name, box_map and so on; None if there are no such objects.
+
+        Those of the boxes of each class with objects are box_map_class_NUMBER.
+        """
         values: dict[str, float | None] = {}
         with_masks = any("segmentation" in entry for entry in self.objects) and (self.masks or not self.boxes)
         for kind, name, results in (("bbox", "box", self.boxes), ("segm", "mask", self.masks)):
             if kind == "segm" and not with_masks:
                 continue
-            stats, by_class = average_precision(self.truth(), results, kind)
-            values |= {
-                f"{name}_{key}": None if stat < 0 else 100 * stat  # pycocotools' -1
-                for key, stat in zip(_SUMMARY, stats[:6], strict=True)
-            }
-            values |= {f"{name}_map_class_{number}": 100 * value for number, value in by_class.items()}
+            evaluation = _coco_evaluation(self.truth(), results, kind)
+            for key, stat in zip(_SUMMARY, evaluation.stats, strict=False):  # of twelve numbers
+                values[f"{name}_{key}"] = None if stat < 0 else 100 * float(stat)  # pycocotools' -1
+            precision: np.ndarray = evaluation.eval["precision"][:, :, :, 0, -1]  # (thresholds, recalls, categories)
+            for index, number in enumerate(evaluation.params.catIds):
+                if (class_precision := precision[:, :, index][precision[:, :, index] > -1]).size:
+                    values[f"{name}_map_class_{number}"] = 100 * float(class_precision.mean())
         return values
 
 
@@ -168,16 +162,8 @@ def _sides(corners: Tensor) -> list[list[float]]:
     return torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
 
 
-def average_precision(
-    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], kind: str
-) -> tuple[list[float], dict[int, float]]:
-    """Return COCO's twelve numbers and the average precision of each class with objects, by its number.
-
-    Args:
-        truth: in the format of COCO's annotations.
-        results: in COCO's result format.
-        kind: bbox or segm.
-    """
+def _coco_evaluation(truth: Mapping[str, Any], results: Entries, kind: str) -> Any:
+    """Evaluate results in COCO's format, of the `kind` bbox or segm, with pycocotools."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -195,13 +181,7 @@ def average_precision(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    precision: np.ndarray = evaluation.eval["precision"][:, :, :, 0, -1]  # (thresholds, recalls, categories)
-    by_class = {}
-    for index, number in enumerate(evaluation.params.catIds):
-        values = precision[:, :, index]
-        if (values > -1).any():
-            by_class[int(number)] = float(values[values > -1].mean())
-    return [float(stat) for stat in evaluation.stats], by_class
+    return evaluation
 
 
 def encoded(mask: Tensor) -> dict[str, Any]:
@@ -219,40 +199,3 @@ def restored(masks: Tensor, size: tuple[int, int]) -> Tensor:
     if tuple(masks.shape[-2:]) != size:
         masks = F.interpolate(masks.float(), size=size, mode="bilinear", align_corners=False)
     return (masks[:, 0] > 0.5).to(torch.uint8).cpu()
-
-
-@torch.inference_mode()
-def evaluate_detection(
-    model: nn.Module,
-    data: Any,
-    size: tuple[int, int],
-    *,
-    device: torch.device | str = "cpu",
-    progress: bool = True,
-) -> DetectionScore:
-    """Score `model`, in evaluation mode, on the held-out images, fitted to `size`; targets are of the original images.
-
-    Args:
-        model: a detector.
-        data: the held-out images.
-        size: the shorter and the longer side that images are fitted to.
-        device: the device of the model.
-        progress: whether to show a bar.
-    """
-    model.to(device)
-    scores = CocoScores()
-    seconds = 0.0
-    loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
-    for batch, detected, spent in batch_results(lambda batch: model(batch[0]), loader, label, device, progress):
-        seconds += spent
-        for image, target, boxes in zip(*batch, detected, strict=True):
-            on_cpu = {name: value.cpu() for name, value in boxes.items()}
-            scores.add(target, on_cpu, (image.shape[-2], image.shape[-1]))
-    values = scores.compute()
-    return DetectionScore(
-        size=size,
-        values={name: value for name, value in values.items() if "_class_" not in name},
-        class_map={name: values.get(f"box_map_class_{number}") for number, name in enumerate(data.class_names, 1)},
-        images=len(scores.images),
-        images_per_second=len(scores.images) / seconds,
-    )

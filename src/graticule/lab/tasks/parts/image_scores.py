@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from graticule.backbones.base import Backbone
 from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
 from graticule.lab.training.validation import batch_results
 from graticule.position.grid import Crop
 from graticule.registry.checks import parse_sizes
@@ -64,48 +65,32 @@ def check_crop(size: Size, trained: Size) -> None:
         )
 
 
-def middle(model: nn.Module, size: Size, full: Size) -> Size:
-    """Return the corner (top, left), in pixels, of the middle part of `size` of an image of `full`.
-
-    It is at the corner of a patch of the model, so the patches of the part are patches of the image.
-    """
-    patch = model.coarsest_patch if isinstance(model, Backbone) else (1, 1)
-    top, left = ((long - short) // 2 // step * step for long, short, step in zip(full, size, patch, strict=True))
-    return top, left
-
-
-def crop_of(model: nn.Module, size: Size, full: Size) -> Crop | None:
-    """Return the middle part as the model receives it; None if its encoding cannot encode a part of an image."""
-    if not isinstance(model, Backbone):
-        return None
-    grid = unfold(model).grid_at(full)
-    patch = (full[0] // grid.height, full[1] // grid.width)
-    crop = Crop.of_pixels(full, (*middle(model, size, full), *size), patch)
-    try:
-        model.position(model.grid_at(size).cropped(crop))
-    except ValueError:  # raised by the encoding
-        return None
-    return crop
-
-
 class OnMiddle(nn.Module):
-    """Applies a model to the middle part of images.
+    """Applies a model to the middle part of images, which begins at a corner of a patch.
 
     Args:
-        model: a model that takes images of the part, and `crop` if there is one.
-        start: (top, left) of the part, in pixels.
-        size: (height, width) of the part.
-        crop: the part of the image that the model receives; None for a whole image.
+        model: the model; one whose encoding can encode a part of an image receives the part as its `crop`.
+        size: (height, width) of the part, in pixels.
+        full: (height, width) of the images.
     """
 
-    def __init__(self, model: nn.Module, start: Size, size: Size, crop: Crop | None) -> None:
+    def __init__(self, model: nn.Module, size: Size, full: Size) -> None:
         super().__init__()
-        self.model, self.start, self.size, self.crop = model, start, size, crop
+        patch = model.coarsest_patch if isinstance(model, Backbone) else (1, 1)
+        self.top, self.left = ((full[axis] - size[axis]) // 2 // patch[axis] * patch[axis] for axis in (0, 1))
+        self.height, self.width = size
+        self.crop: Crop | None = None
+        if isinstance(model, Backbone):
+            grid = unfold(model).grid_at(full)
+            crop = Crop.of_pixels(full, (self.top, self.left, *size), (full[0] // grid.height, full[1] // grid.width))
+            with contextlib.suppress(ValueError):  # raised by an encoding that cannot encode it
+                model.position(model.grid_at(size).cropped(crop))
+                self.crop = crop
+        self.model = _at(model, size) if self.crop is None else model
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of images (B, C, height, width)."""
-        (top, left), (height, width) = self.start, self.size
-        part = images[..., top : top + height, left : left + width]
+        part = images[..., self.top : self.top + self.height, self.left : self.left + self.width]
         return self.model(part) if self.crop is None else self.model(part, self.crop)
 
 
@@ -149,7 +134,7 @@ def evaluate(
     model.to(device)
     data.to(torch.device(device))
     scores = []
-    counts = {size: _multiply_adds(model.eval(), data.info.channels, size) for size in sizes} if measure_cost else {}
+    counts = {size: _multiply_adds(model.eval(), data.info.channels, size) for size in sizes if measure_cost}
     loaders = {
         size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
         for size in dict.fromkeys(sizes)
@@ -157,7 +142,7 @@ def evaluate(
     try:
         for size in sizes:
             cropped = mode == "crop" and size != data.size
-            sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
+            sized = (OnMiddle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
             top1, top5, loss, count, first = 0, 0, 0.0, 0, None
             compute, label = partial(_logits, sized), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
@@ -197,11 +182,6 @@ def _multiply_adds(model: nn.Module, channels: int, size: Size) -> int | None:
     return count_multiply_adds(sized, torch.empty(1, channels, *size))
 
 
-def _on_middle(model: nn.Module, size: Size, full: Size) -> OnMiddle:
-    crop = crop_of(model, size, full)
-    return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, full), size, crop)
-
-
 @dataclass
 class ImageEvaluation(Evaluation["Score"]):
     """Accuracy and cost at several sizes of the images."""
@@ -228,34 +208,32 @@ class ImageEvaluation(Evaluation["Score"]):
         rows = []
         for run in evaluated:
             trained = run.recipe.img_size
-            same = (score.top1 for score in run.scores if score.size == trained)
-            reference = next(same, run.measured)
+            reference = next((score.top1 for score in run.scores if score.size == trained), run.measured)
             for score in run.scores:
                 rows.append(
                     [
                         run.label,
-                        "x".join(map(str, score.size)) + (" *" if score.size == trained else ""),
+                        "x".join(map(str, score.size)) + " *" * (score.size == trained),
                         f"{score.top1:.2f}",
-                        "-" if reference is None else f"{score.top1 - reference:+.2f}",
-                        "-" if score.top5 is None else f"{score.top5:.2f}",
+                        show(None if reference is None else score.top1 - reference, "+.2f"),
+                        show(score.top5),
                         f"{score.loss:.3f}",
                         f"{score.images:,}",
                         show_multiply_adds(score.multiply_adds),
-                        "-" if score.images_per_second is None else f"{score.images_per_second:,.0f}",
-                        "-" if score.memory is None else f"{score.memory / 1e6:.2f}",
+                        show(score.images_per_second, ",.0f"),
+                        show(score.memory and score.memory / 1e6),
                     ]
                 )
         notes = ["* the training size of the run; speed and peak memory are of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
         if self.mode == "crop":
-            notes.append(
+            notes += [
                 "crop: the middle of the image at the scale of the training, with its position in the whole image"
-            )
+            ]
             if unplaced := [run.label for run in evaluated if any(score.placed is False for score in run.scores)]:
-                notes.append(
-                    f"with the position of a whole image, since they cannot encode a crop: {', '.join(unplaced)}"
-                )
+                reason = "with the position of a whole image, since they cannot encode a crop"
+                notes.append(f"{reason}: {', '.join(unplaced)}")
         scored = ("top-1 (%)", "drop", "top-5 (%)", "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         return ScoreTable(columns, rows, notes)
