@@ -153,7 +153,7 @@ def _comment(module: str, name: str) -> str:
 
 #: The text of an attribute, stored until napoleon has processed it.
 _ATTRIBUTES: dict[str, list[str]] = {}
-#: The first line of the description of a field, such as 'pre: (N, D), added to the tokens'.
+#: The first line of the description of a field, such as 'after_norm: (N, D), added to the tokens'.
 _FIELD = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
 #: Names that become links; all other text in backticks is code, since a word such as `sizes` has many meanings.
 _NAME = re.compile(r"^(graticule\.[\w.]+|[A-Z]\w+(\.\w+)?)$")

@@ -153,13 +153,13 @@ def layer_position() -> Figure:
     arrow(ax, (9.7, y), (10.2, y))
     label(ax, 9.75, y + 0.2, "tokens", size=9)
     above = {
-        0.7: "pre\nbefore",
-        2.2: "inner, inputs\nqueries_keys",
+        0.7: "added_to_stream\nmap_before",
+        2.2: "after_norm\ninputs\nqueries_keys",
         4.15: "rotary\nquery_scale",
         5.0: "bias\nkey_bias",
         5.85: "positional",
         6.55: "value_bias",
-        9.1: "after",
+        9.1: "map_after",
     }
     below = "mixing, spatial_bias"
     drawn = re.findall(r"\w+", " ".join([*above.values(), below]))

@@ -322,7 +322,7 @@ def test_a_table_after_norms_is_not_compared_with_one_in_the_residual_stream(mod
     change_position(model, "learnable", "lape", images=x)
     change_position(model, "learnable", images=x)
     assert [fit.fitted for fit in model.certificate.fits] == [False]
-    assert {(share.term, share.kept) for share in model.certificate.shares} == {("inner, from the stream", None)}
+    assert {(share.term, share.kept) for share in model.certificate.shares} == {("after_norm, from the stream", None)}
     assert model(x).isfinite().all()
 
 
