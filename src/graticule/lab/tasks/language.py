@@ -97,11 +97,14 @@ class TextEvaluation(Evaluation[TextScore]):
                         show(score.memory and score.memory / 1e3, ".1f"),
                     ]
                 )
-        notes = ["* the training length of the run; speed and peak memory are of the forward pass only"]
+        has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
+        measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
+        notes = [f"* the training length of the run; {measured} of the forward pass only"]
         if any(score.resampled for run in evaluated for score in run.scores):
             notes.append("~ longer than the learned position table of the run, which was resampled to the length")
         columns = ("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token")
-        return ScoreTable(columns, rows, notes)
+        end = None if has_memory else -1
+        return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
 
     def figure(self, evaluated: Sequence[Evaluated[TextScore]]) -> Figure:
         """Plot bits per byte against length, and against the position in the longest windows."""

@@ -224,7 +224,9 @@ class ImageEvaluation(Evaluation["Score"]):
                         show(score.memory and score.memory / 1e6),
                     ]
                 )
-        notes = ["* the training size of the run; speed and peak memory are of the forward pass only"]
+        has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
+        measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
+        notes = [f"* the training size of the run; {measured} of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
         if self.mode == "crop":
@@ -236,7 +238,8 @@ class ImageEvaluation(Evaluation["Score"]):
                 notes.append(f"{reason}: {', '.join(unplaced)}")
         scored = ("top-1 (%)", "drop", "top-5 (%)", "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
-        return ScoreTable(columns, rows, notes)
+        end = None if has_memory else -1
+        return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
         """Return each score as plain values, with its run and the mode."""
