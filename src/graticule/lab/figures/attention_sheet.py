@@ -41,11 +41,11 @@ def attention_sheet(maps: Maps, heads: Sequence[int] | None = None, image: int =
     """
     heads = sheet_heads(maps, heads)
 
-    def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
-        ax.imshow(one.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
-        ax.set_xlabel(f"distance {one.distance(head, image):.2f} patches", fontsize=8)
+    def draw(ax: Axes, layer: AttentionMap, head: int, scale: Normalize) -> None:
+        ax.imshow(layer.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
+        ax.set_xlabel(f"distance {layer.distance(head, image):.2f} patches", fontsize=8)
 
-    return _sheet(maps, heads, draw, lambda one, head: one.patches(head, image), 1.0, title)
+    return _sheet(maps, heads, draw, lambda weights, head: weights.patches(head, image), 1.0, title)
 
 
 def attention_on_image(
@@ -77,13 +77,13 @@ def attention_on_image(
     gray = 0.35 + 0.65 * (picture.mean(-1) if picture.ndim == 3 else picture)  # black would hide the colors
     box = (-0.5, width - 0.5, height - 0.5, -0.5)
 
-    def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
-        weights = weights_of(one, head)
+    def draw(ax: Axes, layer: AttentionMap, head: int, scale: Normalize) -> None:
+        weights = weights_of(layer, head)
         ax.imshow(gray, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         ax.imshow(weights, cmap=SIMILARITY, norm=scale, alpha=0.65, extent=box, aspect="auto", interpolation="nearest")
         shape = weights.shape
         if query is not None:
-            _, (row, column), shape = one.of_query(head, query, height / width, image)
+            _, (row, column), shape = layer.of_query(head, query, height / width, image)
             down, across = height / shape[0], width / shape[1]
             for color, edge in (("black", 2.6), ("white", 1.2)):  # visible on dark and on light
                 corner = (column * across - 0.5, row * down - 0.5)
@@ -91,10 +91,10 @@ def attention_on_image(
         ax.set(xlim=box[:2], ylim=box[2:])
         ax.set_xlabel(f"{shape[0]} × {shape[1]} patches", fontsize=8)
 
-    def weights_of(one: AttentionMap, head: int) -> NDArray[Any]:
+    def weights_of(layer: AttentionMap, head: int) -> NDArray[Any]:
         if query is None:
-            return one.of_prefix(head, image)
-        return one.of_query(head, query, height / width, image)[0]
+            return layer.of_prefix(head, image)
+        return layer.of_query(head, query, height / width, image)[0]
 
     return _sheet(maps, heads, draw, weights_of, height / width, title)
 
@@ -104,14 +104,14 @@ def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
     labels, columns = list(maps), list(maps.values())
     if not columns or not columns[0]:
         raise ValueError("`maps` must hold at least one map, got none.")
-    layers = [one.layer for one in columns[0]]
-    for label, column in maps.items():
-        if [one.layer for one in column] != layers:
-            raise ValueError(
-                f"`maps` must be of the same layers in all models, got {[one.layer for one in column]} for "
-                f"{label!r} and {layers} for {labels[0]!r}."
-            )
-    fewest = min(one.num_heads for column in columns for one in column)
+    layers = {label: [layer.layer for layer in column] for label, column in maps.items()}
+    first = layers[labels[0]]
+    if other := next((label for label in labels if layers[label] != first), None):
+        raise ValueError(
+            f"`maps` must be of the same layers in all models, got {layers[other]} for {other!r} and {first} for "
+            f"{labels[0]!r}."
+        )
+    fewest = min(layer.num_heads for column in columns for layer in column)
     for head in heads or ():
         if not 0 <= head < fewest:
             raise ValueError(f"`heads` must be from 0 to {fewest - 1}, got {head}.")
@@ -140,7 +140,7 @@ def _sheet(
     figure = Figure(figsize=(inches[0], inches[1]))
 
     for row in range(len(columns[0])):
-        ends = [max(float(np.nanquantile(weights_of(one[row], head), _TOP)) for one in columns) for head in heads]
+        ends = [max(float(np.nanquantile(weights_of(maps_[row], head), _TOP)) for maps_ in columns) for head in heads]
         scales = [Normalize(0, end or 1.0) for end in ends]
         y = top + row * (high + below)
         for number, column in enumerate(columns):

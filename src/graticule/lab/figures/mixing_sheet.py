@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -42,39 +43,37 @@ def mixing_sheet(
         raise ValueError(f"`values` must be weights or logits, got {values!r}.")
     if not maps:
         raise ValueError("`maps` must have at least one layer, got none.")
-    most = max(one.groups for one in maps)
+    most = max(layer.groups for layer in maps)
     for group in groups or ():
         if not 0 <= group < most:
             raise ValueError(f"`groups` must be from 0 to {most - 1}, got {group}.")
-    each = [list(groups) if groups else _spread(one.groups, 8) for one in maps]
-    columns = max(map(len, each))
-    tall = sum(0.3 + 1.2 * min(max(one.grid.height / one.grid.width, 0.3), 2.0) for one in maps)
+    chosen_groups = [list(groups) if groups else _spread(layer.groups, 8) for layer in maps]
+    columns = max(map(len, chosen_groups))
+    tall = sum(0.3 + 1.2 * min(max(layer.grid.height / layer.grid.width, 0.3), 2.0) for layer in maps)
     figure = Figure(figsize=(1.5 + 1.35 * max(columns, 3), 0.9 + max(tall, 1.5)), layout="compressed")
     panels = figure.subplots(len(maps), columns, squeeze=False)
-    for line, one, chosen in zip(panels, maps, each, strict=True):
-        images = getattr(one, values)
-        shown = images[[group for group in chosen if group < one.groups]]
-        norm, cmap = _scale(shown if len(shown) else images, one.softmax, values)
-        drawn = None
+    for line, layer, chosen in zip(panels, maps, chosen_groups, strict=True):
+        images = getattr(layer, values)
+        visible = images[[group for group in chosen if group < layer.groups]]
+        norm, cmap = _scale(visible if len(visible) else images, layer.softmax, values)
         for index, ax in enumerate(line):
             if index == 0:
-                ax.set_ylabel(f"layer {one.layer}\n{one.grid.height} × {one.grid.width}", fontsize=9)
+                ax.set_ylabel(f"layer {layer.layer}\n{layer.grid.height} × {layer.grid.width}", fontsize=9)
             ax.set(xticks=[], yticks=[])
-            if index >= len(chosen) or chosen[index] >= one.groups:
+            if index >= len(chosen) or chosen[index] >= layer.groups:
                 ax.set_axis_off()
                 continue
-            drawn = ax.imshow(images[chosen[index]], norm=norm, cmap=cmap, interpolation="nearest")
-            ax.set_title(f"group {chosen[index]} of {one.groups}", fontsize=8, pad=3)
-            _mark(ax, one, chosen[index])
-        if drawn is not None:
-            bar = figure.colorbar(
-                drawn, ax=list(line), extend="min" if values == "logits" and one.softmax else "neither"
-            )
+            ax.imshow(images[chosen[index]], norm=norm, cmap=cmap, interpolation="nearest")
+            ax.set_title(f"group {chosen[index]} of {layer.groups}", fontsize=8, pad=3)
+            _mark(ax, layer, chosen[index])
+        if len(visible):
+            extend = "min" if values == "logits" and layer.softmax else "neither"
+            bar = figure.colorbar(ScalarMappable(norm, cmap), ax=list(line), extend=extend)
             bar.set_label(values[:-1], fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     figure.suptitle(title, fontsize=12)
-    cross = ", cross: learned center" if any(one.centers is not None for one in maps) else ""
+    cross = ", cross: learned center" if any(layer.centers is not None for layer in maps) else ""
     figure.supxlabel(f"circle: the query{cross}", fontsize=8)
     return figure
 
@@ -96,12 +95,12 @@ def _scale(images: np.ndarray, softmax: bool, values: str) -> tuple[Normalize, s
     return Normalize(high - 6 if values == "logits" else 0.0, high), SIMILARITY
 
 
-def _mark(ax: Axes, one: MixingMap, group: int) -> None:
-    row, column = one.query
+def _mark(ax: Axes, layer: MixingMap, group: int) -> None:
+    row, column = layer.query
     mark(ax, column, row)
-    if one.centers is not None:
-        x, y = one.centers[group] + (column, row)
-        if -0.5 <= x <= one.grid.width - 0.5 and -0.5 <= y <= one.grid.height - 0.5:
+    if layer.centers is not None:
+        x, y = layer.centers[group] + (column, row)
+        if -0.5 <= x <= layer.grid.width - 0.5 and -0.5 <= y <= layer.grid.height - 0.5:
             mark(ax, x, y, 6, "+", PALETTE[1])
 
 
@@ -110,31 +109,29 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
 
     Reference: PosMLP (Wang et al., 2022), Figure 5.
     """
-    held = [one for one in maps if one.bias is not None]
-    if not held:
+    layers = [layer for layer in maps if layer.bias is not None]
+    if not layers:
         raise ValueError(
             "`maps` must have a bias in at least one layer, got none (option `bias` of the encoding is off)."
         )
-    columns = min(6, len(held))
-    lines = math.ceil(len(held) / columns)
+    columns = min(6, len(layers))
+    lines = math.ceil(len(layers) / columns)
     figure = Figure(figsize=(1.4 + 1.5 * max(columns, 3), 0.8 + 1.75 * lines), layout="compressed")
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    values = np.concatenate([one.bias.ravel() for one in held if one.bias is not None])
+    values = np.concatenate([layer.bias.ravel() for layer in layers if layer.bias is not None])
     low, high = float(values.min()), float(values.max())
     norm = Normalize(low, high if high > low else low + 1e-6)
-    drawn = None
-    for ax, one in zip(panels, held, strict=False):
-        assert one.bias is not None
-        drawn = ax.imshow(one.bias, norm=norm, cmap=SIMILARITY, interpolation="nearest")
+    for ax, layer in zip(panels, layers, strict=False):
+        assert layer.bias is not None
+        ax.imshow(layer.bias, norm=norm, cmap=SIMILARITY, interpolation="nearest")
         ax.set(xticks=[], yticks=[])
-        ax.set_title(f"layer {one.layer}", fontsize=9, pad=3)
-        ax.set_xlabel(f"{one.grid.height} × {one.grid.width}, mean {one.bias.mean():.2f}", fontsize=8)
-    for ax in panels[len(held) :]:
+        ax.set_title(f"layer {layer.layer}", fontsize=9, pad=3)
+        ax.set_xlabel(f"{layer.grid.height} × {layer.grid.width}, mean {layer.bias.mean():.2f}", fontsize=8)
+    for ax in panels[len(layers) :]:
         ax.set_axis_off()
-    if drawn is not None:
-        bar = figure.colorbar(drawn, ax=list(panels))
-        bar.set_label("bias b", fontsize=9)
-        bar.ax.tick_params(labelsize=8)
+    bar = figure.colorbar(ScalarMappable(norm, SIMILARITY), ax=list(panels))
+    bar.set_label("bias b", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
     figure.suptitle(title, fontsize=12)
     return figure
 
@@ -156,24 +153,23 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
         raise ValueError("`parts` must have at least one layer, got none: no layer mixes by a sum, as LRPE-M does.")
     figure = Figure(figsize=(11.5, 0.9 + 2.5 * len(parts)), layout="compressed")
     panels = figure.subplots(len(parts), 4, squeeze=False, width_ratios=(1, 1, 1, 1.35))
-    for index, (line, one) in enumerate(zip(panels, parts, strict=True)):
-        images = [each[min(group, len(each) - 1)] for each in (one.dense, one.relative, one.total)]
+    for index, (line, layer) in enumerate(zip(panels, parts, strict=True)):
+        images = [matrices[min(group, len(matrices) - 1)] for matrices in (layer.dense, layer.relative, layer.total)]
         names = ("dense matrix", "relative table", "sum")
         high = max(float(np.abs(image).max()) for image in images) or 1.0
-        row = one.query[0] * one.grid.width + one.query[1]
-        drawn = None
+        norm = Normalize(-high, high)
+        row = layer.query[0] * layer.grid.width + layer.query[1]
         for number, (ax, image, name) in enumerate(zip(line, images, names, strict=False)):
-            drawn = ax.imshow(image, norm=Normalize(-high, high), cmap=_SIGNED, interpolation="nearest")
+            ax.imshow(image, norm=norm, cmap=_SIGNED, interpolation="nearest")
             ax.axhline(row, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
             ax.set(xticks=[], yticks=[])
             line[3].plot(image[row], label=name, color=PALETTE[number], linestyle=DASHES[number], linewidth=1)
             if index == 0:
                 ax.set_title(name, fontsize=10, pad=4)
-        tokens = one.grid.patches
-        line[0].set_ylabel(f"layer {one.layer}\n{tokens} × {tokens}", fontsize=9)
-        line[1].set_xlabel(f"{100 * one.relative_share():.0f} % of the squares", fontsize=8)
-        if drawn is not None:
-            figure.colorbar(drawn, ax=list(line[:3])).ax.tick_params(labelsize=7)
+        tokens = layer.grid.patches
+        line[0].set_ylabel(f"layer {layer.layer}\n{tokens} × {tokens}", fontsize=9)
+        line[1].set_xlabel(f"{100 * layer.relative_share():.0f} % of the squares", fontsize=8)
+        figure.colorbar(ScalarMappable(norm, _SIGNED), ax=list(line[:3])).ax.tick_params(labelsize=7)
         line[3].axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
         line[3].set(xlim=(-0.5, tokens - 0.5))
         line[3].tick_params(labelsize=7)

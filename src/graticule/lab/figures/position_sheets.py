@@ -46,15 +46,14 @@ def position_sheets(stages: Sequence[StageMaps], title: str) -> Iterator[Sheet]:
     """
     for number, stage in enumerate(stages):
         of, suffix = (f", stage {number}", f"-stage{number}") if len(stages) > 1 else ("", "")
-        if (found := stage.correlations) is not None:
-            sheet = correlation_sheet(found, f"Position correlations, {title}{of}")
-            yield Sheet("correlations", number, of, f"correlations{suffix}", found, sheet)
-        if (rotary := stage.rotary) is not None:
-            sheet = correlation_sheet(rotary, f"Similarity under rotation, {title}{of}")
-            yield Sheet("rotary", number, of, f"rotary{suffix}", rotary, sheet)
-        if (biases := stage.biases) is not None:
-            sheet = bias_map_sheet(biases, f"Bias of attention, {title}{of}")
-            yield Sheet("bias", number, of, f"bias{suffix}", biases, sheet)
+        kinds: tuple[tuple[str, Any, Any, str], ...] = (
+            ("correlations", stage.correlations, correlation_sheet, "Position correlations"),
+            ("rotary", stage.rotary, correlation_sheet, "Similarity under rotation"),
+            ("bias", stage.biases, bias_map_sheet, "Bias of attention"),
+        )
+        for kind, maps, draw, about in kinds:
+            if maps is not None:
+                yield Sheet(kind, number, of, f"{kind}{suffix}", maps, draw(maps, f"{about}, {title}{of}"))
 
 
 def correlation_sheet(correlations: Correlations, title: str) -> Figure:
@@ -85,8 +84,7 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
     left += (inches[0] - needed) / 2
     figure = Figure(figsize=(inches[0], inches[1]))
 
-    low, high = -1.0, 1.0
-    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(low, high)}
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(-1, 1)}
     for index, (name, image) in enumerate(panels):
         band, column = divmod(index, columns)
         x, y = left + column * (side + gap), top + band * band_height + 0.3
@@ -112,7 +110,7 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
             spot: tuple[float, float] = _center_of(shape)
         else:
             center.plot(row, color=PALETTE[0], linewidth=1)
-            center.set(xlim=(-0.5, width - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+            center.set(xlim=(-0.5, width - 0.5), ylim=(-1.1, 1.1))
             spot = correlations.grid.center, row[correlations.grid.center]
         mark(center, *spot)
         center.set_xlabel(f"reach {reach(image, correlations.grid):.2f}", fontsize=9)
@@ -130,40 +128,40 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
     return figure
 
 
-def center_sheet(found: Mapping[str, Correlations], title: str = "") -> Figure:
+def center_sheet(models: Mapping[str, Correlations], title: str = "") -> Figure:
     """Draw the center token's map in every layer, one row per model, to compare models of one shape.
 
     Below each map is its reach, the mean distance over which positions are similar.
 
     Args:
-        found: name -> correlations; all of images, with the same grid and number of layers.
+        models: name -> correlations; all of images, with the same grid and number of layers.
         title: above the sheet.
 
     Raises:
         ValueError: if there are none, or their shapes differ.
     """
-    shapes = {one.center_maps.shape for one in found.values()}
+    shapes = {correlations.center_maps.shape for correlations in models.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 3 or 1 in next(iter(shapes))[1:]:
-        raise ValueError(f"`found` must be models with one shape (layers, height, width), got {sorted(shapes)}.")
+        raise ValueError(f"`models` must be models with one shape (layers, height, width), got {sorted(shapes)}.")
     ((layers, height, width),) = shapes
     side = min(1.3, 8.4 / layers)
-    figure = Figure(figsize=(1.1 + layers * side + 0.9, 0.6 + len(found) * (side * height / width + 0.3)))
+    figure = Figure(figsize=(1.1 + layers * side + 0.9, 0.6 + len(models) * (side * height / width + 0.3)))
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.03)
-    panels = figure.subplots(len(found), layers, squeeze=False)
+    panels = figure.subplots(len(models), layers, squeeze=False)
     scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(-1, 1)}
-    for row, (name, one) in zip(panels, found.items(), strict=True):
+    for row, (name, correlations) in zip(panels, models.items(), strict=True):
         row[0].set_ylabel(printable(name), fontsize=10)
         for layer, ax in enumerate(row):
             ax.set(xticks=[], yticks=[])
             if ax in panels[0]:
                 ax.set_title(f"layer {layer}", fontsize=10)
-            if one.sources[layer] is None:
+            if correlations.sources[layer] is None:
                 _draw_nothing(ax)
                 continue
-            ax.imshow(one.center_maps[layer], interpolation="nearest", **scale)
-            y, x = divmod(one.grid.center, width)
+            ax.imshow(correlations.center_maps[layer], interpolation="nearest", **scale)
+            y, x = divmod(correlations.grid.center, width)
             mark(ax, x, y, size=4)
-            ax.set_xlabel(f"reach {one.reach[layer]:.2f}", fontsize=9, labelpad=2)
+            ax.set_xlabel(f"reach {correlations.reach[layer]:.2f}", fontsize=9, labelpad=2)
     figure.colorbar(ScalarMappable(**scale), ax=panels, label="cosine similarity", shrink=0.8, pad=0.02)
     figure.suptitle(title, fontsize=11)
     return figure
@@ -226,11 +224,11 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
     left += (inches[0] - needed) / 2
     small = 8.5 * max(1.0, min(inches[0] / 9.2, 1.8))  # a wide sheet is shown smaller
     figure = Figure(figsize=(inches[0], inches[1]))
-    for row, one in enumerate(maps.bias):
-        low, high = float(np.nanmin(one)), float(np.nanmax(one))
+    for row, biases in enumerate(maps.bias):
+        low, high = float(np.nanmin(biases)), float(np.nanmax(biases))
         norm = Normalize(low, high if high > low else low + 1.0)
         y = top + row * band
-        for head, image in enumerate(one):
+        for head, image in enumerate(biases):
             x = left + head * (side + gap)
             pairs = axes_at(figure, x, y, side, side)
             pairs.imshow(image, cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")

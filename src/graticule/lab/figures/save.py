@@ -37,10 +37,10 @@ def save_figures(figure: Figure, path: str | Path) -> list[Path]:
 
 def figure_format(path: str | Path) -> str:
     """Return the format that the suffix of `path` names: png, pdf or svg."""
-    found = Path(path).suffix.lower().removeprefix(".")
-    if found not in FORMATS:
+    kind = Path(path).suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
         raise ValueError(f"`path` must end with .png, .pdf or .svg, got {str(path)!r}.")
-    return found
+    return kind
 
 
 def png(figure: Figure) -> bytes:
@@ -67,5 +67,5 @@ def _texts(figure: Figure) -> list[Text]:
     """Return all texts of a figure except the tick labels, which matplotlib writes."""
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
     ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
-    own = {*(axis.offsetText for axis in axes), *(label for tick in ticks for label in (tick.label1, tick.label2))}
-    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in own]
+    labels = {label for tick in ticks for label in (tick.label1, tick.label2)} | {axis.offsetText for axis in axes}
+    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in labels]

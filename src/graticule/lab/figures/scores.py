@@ -24,10 +24,7 @@ Scores = Mapping[str, Mapping[Any, Sequence[float]]]
 
 
 def curves(
-    lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
+    lines: Mapping[str, Sequence[tuple[float, float, float | None]]], xlabel: str, ylabel: str, title: str = ""
 ) -> Figure:
     """Draw lines of (x, mean, standard deviation or None), with a band of one standard deviation on either side."""
     check_lines(lines, "lines")
@@ -40,10 +37,7 @@ def curves(
 
 
 def resolution_plot(
-    scores: Scores,
-    trained_at: int | Size,
-    ylabel: str = "top-1 accuracy (%)",
-    title: str = "",
+    scores: Scores, trained_at: int | Size, ylabel: str = "top-1 accuracy (%)", title: str = ""
 ) -> Figure:
     """Draw accuracy against the size of the test images: means over seeds, with bars of one standard deviation.
 
@@ -61,8 +55,8 @@ def resolution_plot(
             raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
     trained = (trained_at, trained_at) if isinstance(trained_at, int) else tuple(trained_at)
     sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
-    squares = [size for size in sizes if len(set(size)) == 1]
-    others = [size for size in sizes if len(set(size)) > 1]
+    squares = {size: float(size[0]) for size in sizes if len(set(size)) == 1}
+    others = {size: float(place) for place, size in enumerate(size for size in sizes if size not in squares)}
     figure, ax = new_axes("size of the test images (pixels)", ylabel, title)
     if others and squares:
         wide, high = figure.get_size_inches()
@@ -74,20 +68,18 @@ def resolution_plot(
             decorate(panel)
         ax.set_ylabel(ylabel)
         figure.suptitle(title, fontsize=12)
-        _draw_sizes(beside, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
+        _draw_sizes(beside, scores, others, trained)
         beside.set_xlim(-0.6, len(others) - 0.4)
-    if squares:
-        _draw_sizes(ax, scores, {size: float(size[0]) for size in squares}, trained)
-    else:
-        _draw_sizes(ax, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
+    _draw_sizes(ax, scores, squares or others, trained)
     return add_legend(figure, ax)
 
 
-def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained: Size, joined: bool = True) -> None:
-    """Draw the scores of some sizes at `places` on the axis, with lines if `joined`."""
-    _draw(ax, scores, places, **({} if joined else {"linestyle": "none"}))
+def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained: Size) -> None:
+    """Draw the scores of some sizes at `places` on the axis, with lines if all are squares."""
+    squares = all(len(set(size)) == 1 for size in places)
+    _draw(ax, scores, places, **({} if squares else {"linestyle": "none"}))
     names = [str(size[0]) if len(set(size)) == 1 else " × ".join(map(str, size)) for size in places]
-    _ticks(ax, list(places.values()), names, any(len(set(size)) > 1 for size in places))
+    _ticks(ax, list(places.values()), names, not squares)
     if trained in places:
         ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
         ax.annotate(
@@ -140,13 +132,11 @@ def length_plot(scores: Scores, places: Scores | None, trained_at: int | Sequenc
     trained = {trained_at} if isinstance(trained_at, int) else set(trained_at)
     figure = Figure(figsize=(4.8 * len(panels), 4.4), layout="constrained")
     left, *right = figure.subplots(1, len(panels), squeeze=False).flatten()
-    _draw_length_plots(left, scores, trained)
-    _length_ticks(left, sorted({length for by in scores.values() for length in by} | trained))
+    _draw_lengths(left, scores, trained, sorted({length for by in scores.values() for length in by} | trained))
     left.set(xlabel="length of the windows (tokens)", ylabel="bits per byte", title="all of the held-out text")
     if places is not None:
-        _draw_length_plots(right[0], places, trained)
         longest = {max(by) for by in places.values()}
-        _length_ticks(right[0], [1 << power for power in range(max(longest).bit_length())])
+        _draw_lengths(right[0], places, trained, [1 << power for power in range(max(longest).bit_length())])
         windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
         right[0].set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
     if title:
@@ -154,19 +144,16 @@ def length_plot(scores: Scores, places: Scores | None, trained_at: int | Sequenc
     return add_legend(figure, left)
 
 
-def _draw_length_plots(ax: Axes, values: Scores, trained: set[int]) -> None:
+def _draw_lengths(ax: Axes, values: Scores, trained: set[int], ticks: Sequence[int]) -> None:
     """Draw one line per label on a logarithmic axis (base 2), and the training lengths."""
     ax.set_xscale("log", base=2)
     decorate(ax)
-    _draw(ax, values, {place: float(place) for place in sorted({one for by in values.values() for one in by})})
+    places = sorted({place for by_place in values.values() for place in by_place})
+    _draw(ax, values, {place: float(place) for place in places})
     for index, length in enumerate(sorted(trained)):
         name = "length of training" if index == 0 else None  # once in the legend
         ax.axvline(length, label=name, color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
-
-
-def _length_ticks(ax: Axes, lengths: Sequence[int]) -> None:
-    """Set ticks at `lengths` on a logarithmic axis."""
-    _ticks(ax, lengths, list(map(str, lengths)), any(after < 1.3 * before for before, after in pairwise(lengths)))
+    _ticks(ax, ticks, list(map(str, ticks)), any(after < 1.3 * before for before, after in pairwise(ticks)))
     ax.minorticks_off()
 
 
@@ -174,11 +161,7 @@ def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) 
     """Set named ticks at `places`; if they are many or wide, the names are slanted so that they do not overlap."""
     crowded = len(places) > 8 or wide
     ax.set_xticks(
-        places,
-        names,
-        rotation=45 if crowded else 0,
-        ha="right" if crowded else "center",
-        rotation_mode="anchor",
+        places, names, rotation=45 if crowded else 0, ha="right" if crowded else "center", rotation_mode="anchor"
     )
 
 
@@ -258,9 +241,7 @@ MOST_LINES = 28  # that can be told apart
 
 
 def convergence_plot(
-    lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
-    metric: Metric | str = "val_top1",
-    title: str = "",
+    lines: Mapping[str, Sequence[tuple[float, float, float | None]]], metric: Metric | str = "val_top1", title: str = ""
 ) -> Figure:
     """Draw a metric against the epoch of training, one line per run, or a mean with a band.
 

@@ -58,11 +58,15 @@ def new_axes(
     return figure, ax
 
 
-def layer_axes(ylabel: str, title: str = "", figsize: tuple[float, float] = (6.4, 4.2)) -> tuple[Figure, Axes]:
-    """Return a figure with one panel, whose x-axis are the layers, counted from 0."""
-    figure, ax = new_axes("layer", ylabel, title, figsize)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure, ax
+def layer_panels(*ylabels: str, figsize: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels side by side, whose x-axes are the layers, counted from 0."""
+    figure = Figure(figsize=figsize, layout="constrained")
+    panels = list(figure.subplots(1, len(ylabels), squeeze=False, **options)[0])
+    for ax, ylabel in zip(panels, ylabels, strict=True):
+        ax.set(xlabel="layer", ylabel=ylabel)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        decorate(ax)
+    return figure, panels
 
 
 def decorate(ax: Axes) -> None:

@@ -101,7 +101,7 @@ def test_boxes_of_a_lower_score_are_not_drawn_and_colors_of_classes_differ():
     boxes, entries = torch.tensor([[1.0, 2, 10, 12], [3, 4, 20, 15]]), {"boxes.json": [{"score": 0.9}, {"score": 0.1}]}
     likely = above(Prediction(image, boxes, ["a 0.90", "b 0.10"], [0, 1], entries=entries), 0.5)
     assert likely.labels == ["a 0.90"] and likely.boxes.tolist() == [[1, 2, 10, 12]]
-    (axes,) = picture([("title", likely)]).axes
+    (axes,) = picture(likely, "title").axes
     (patch,) = [box for box in axes.patches if box.get_width() == 9]
     assert patch.get_xy() == (0.5, 1.5) and patch.get_height() == 10
     assert len({color(n) for n in range(150)}) == 150
