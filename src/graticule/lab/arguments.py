@@ -116,7 +116,7 @@ def options_of(kind: type, **defaults: Any) -> list[CommandOption]:
         kind: the dataclass.
         defaults: defaults of its fields, instead of their own.
     """
-    fields = {field.name: _default_of(field) for field in dataclasses.fields(kind)}
+    fields = {field.name: default_of(field) for field in dataclasses.fields(kind)}
     owners = {name: kind.__mro__.index(_owner(kind, name)) for name in fields}  # options of bases are shared, and last
     options = _options(kind, fields | defaults, (), "")
     return sorted(options, key=lambda option: (option.path[0] == "recipe", owners[option.path[0]]))
@@ -213,7 +213,6 @@ def _options(kind: type, values: Mapping[str, Any], path: FieldPath, prefix: str
 
 
 def _owner(kind: type, field: str) -> type:
-    """Return the class that declares a field."""
     return next(base for base in kind.__mro__ if field in inspect.get_annotations(base))
 
 
@@ -221,7 +220,7 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
     """Describe the field of a dataclass `owner` as an option."""
     marks, sequence, leaves = _parts(kind)
     name, text = path[-1].strip("_").replace("_", "-"), _texts(owner).get(path[-1], "")
-    stated, about = _DEFAULT.search(text), _DEFAULT.sub("", text)
+    match, about = _DEFAULT.search(text), _DEFAULT.sub("", text)
     required, positional = default is dataclasses.MISSING, "positional" in marks
     ours = path[0] == "recipe" and owner.__module__.startswith("graticule.")
     rare = not required and ("rare" in marks or (ours and "usual" not in marks))
@@ -230,18 +229,18 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
         names = [prefix + name, f"{prefix}no-{name}"][:: -1 if default else 1]
         return CommandOption(path, kind, names[0], "", about, "", (), 0, False, required, rare, not default, names[1])
     if required:
-        shown = "" if positional else "required"
+        stated = "" if positional else "required"
     elif default in (None, (), [], ""):
-        shown = stated[1] if stated else ""
+        stated = match[1] if match else ""
     else:
         values = default if isinstance(default, list | tuple) else [default]
-        shown = f"default: {' '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)}"
+        stated = f"default: {' '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)}"
     nargs: str | int = 1
     if sequence is not None:
         nargs = "*" if get_origin(sequence) is list or ... in get_args(sequence) else len(get_args(sequence))
     choices = tuple(leaf for leaf in leaves if isinstance(leaf, str))
     word = _word(path[-1], marks, leaves, about, nargs)
-    return CommandOption(path, kind, prefix + name, word, about, shown, choices, nargs, positional, required, rare)
+    return CommandOption(path, kind, prefix + name, word, about, stated, choices, nargs, positional, required, rare)
 
 
 def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, nargs: str | int) -> str:
@@ -272,12 +271,12 @@ def _unknown(text: str, options: Sequence[CommandOption], command: str) -> str:
 
 
 def _dashed(text: str) -> str:
-    """Return an option with dashes for underscores."""
     name, equals, value = text.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if text.startswith("--") else text
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

@@ -9,7 +9,7 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 
@@ -95,12 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _unread():
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of the buffer
             return NO_READER
-        said = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
-        if os.environ.get("GRATICULE_DEBUG") or said is None:
+        message = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
+        if os.environ.get("GRATICULE_DEBUG") or message is None:
             raise
-        if isinstance(error, ModuleNotFoundError) and "pip install" not in said:
-            said += f"; {install('lab')} installs what the commands need."
-        print(red("graticule: error:", sys.stderr), printable(said.strip()), file=sys.stderr)
+        if isinstance(error, ModuleNotFoundError) and "pip install" not in message:
+            message += f"; {install('lab')} installs what the commands need."
+        print(red("graticule: error:", sys.stderr), printable(message.strip()), file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # the disk is full, which Python would report again at exit
@@ -123,13 +123,15 @@ def _run(arguments: list[str]) -> int:
     _quiet()
     _share_cores()
     arguments = load_named_plugins(arguments)
-    command = import_module(f"graticule.lab.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
-    if arguments[0] in RESUMABLE:
-        return _run_resumable(command.run, arguments[1:])
-    return command.run(arguments[1:])
+    name = known_name("COMMAND", arguments[0], COMMANDS)
+    return (_run_resumable if name in RESUMABLE else _run_command)(name, arguments[1:])
 
 
-def _run_resumable(run: Callable[[list[str]], int], arguments: list[str]) -> int:
+def _run_command(name: str, arguments: list[str]) -> int:
+    return import_module(f"graticule.lab.commands.{name}").run(arguments)
+
+
+def _run_resumable(name: str, arguments: list[str]) -> int:
     """Run a command that resumes when called again; if it is stopped, also between two runs, print one line."""
     requeue = requeue_code()
 
@@ -138,7 +140,7 @@ def _run_resumable(run: Callable[[list[str]], int], arguments: list[str]) -> int
 
     try:
         with handling_signals(stop):
-            return run(arguments)
+            return _run_command(name, arguments)
     except Preempted:
         print("graticule: stopped on a signal; the same command resumes it.", file=sys.stderr)
         return requeue
@@ -163,8 +165,8 @@ def _unread() -> bool:
 def _beyond_memory(error: Exception) -> str | None:
     """Return the message for an allocation that failed; None for any other error."""
     reason = str(error).strip().partition("\n")[0]
-    found = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate|not enough memory", reason)
-    if not isinstance(error, MemoryError) and not found:
+    of_torch = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate|not enough memory", reason)
+    if not isinstance(error, MemoryError) and not of_torch:
         return None
     return f"out of memory ({reason or 'MemoryError'}); use smaller images, batches or models, or shorter texts."
 

@@ -36,13 +36,13 @@ class Lines(plain_tqdm):
     """A bar that prints a line every 30 seconds, for a stderr that is a file or a pipe."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         super().__init__(*arguments, **{**options, "leave": False, "ncols": 0, "dynamic_ncols": False})
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Print a line, if the last one is old enough."""
-        if (now := time.monotonic()) - self._said >= INTERVAL:
-            self._said = now
+        if (now := time.monotonic()) - self._printed_at >= INTERVAL:
+            self._printed_at = now
             print(str(self).strip(), file=sys.stderr, flush=True)
         return True
 

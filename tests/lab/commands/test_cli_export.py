@@ -121,10 +121,7 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("export", "vit_nano_patch4_82"), "did you mean 'vit_nano_patch4_28'"),
         (("export", run, "--format", "onx"), "`format` must be one of onnx, torch-export; got 'onx'"),
         (("export", run, "--output", new / "model.bin"), "`format` must be given where `path` does not end in"),
-        (
-            ("export", run, "--dynamic", "batch,depth"),
-            "`dynamic` must be one of batch, sides; got 'depth'",
-        ),
+        (("export", run, "--dynamic", "batch,depth"), "`dynamic` must be one of batch, sides; got 'depth'"),
         (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
         (("export", run, "--encoding", "rope"), "`encoding` must be left out with '"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),

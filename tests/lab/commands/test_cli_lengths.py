@@ -80,10 +80,7 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
 @in_turn(
     ("arguments", "said"),
     [
-        (
-            ["TEXT", "--sizes", 28],
-            "`sizes` must be left out with the task language, which has --lengths",
-        ),
+        (["TEXT", "--sizes", 28], "`sizes` must be left out with the task language, which has --lengths"),
         (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
         (["TEXT", "IMAGES", "--lengths", 8], "`models` must be all of one task, got"),
         (["IMAGES", "TEXT"], "of language: evaluate them separately"),
@@ -123,16 +120,8 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
 @in_turn(
     ("recipe", "arguments", "said"),
     [
-        (
-            "pydoc_quick",
-            ["--sizes", 20],
-            "`sizes` must be left out with the task language",
-        ),
-        (
-            "digits_quick",
-            ["--lengths", 64],
-            "`lengths` must be left out with the task classification",
-        ),
+        ("pydoc_quick", ["--sizes", 20], "`sizes` must be left out with the task language"),
+        ("digits_quick", ["--lengths", 64], "`lengths` must be left out with the task classification"),
         ("pydoc_quick", ["--lengths", 5121], "`lengths` must be at most 5120, the number of held-out tokens"),
         ("pydoc_quick", ["--lengths", 16, 16], "`lengths` must be different lengths, at least one, got [16, 16]"),
         ("pydoc_quick", ["--lenghts", 16], "did you mean --lengths"),

@@ -161,43 +161,6 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
     assert code == 0 and [row[1] for row in rows(out)] == ["4x4"] * 2 + ["2x2"] * 4
 
 
-@in_turn(
-    ("options", "said"),
-    [
-        ("--model-kwargs windws=[4,2]", "did you mean 'windows'"),
-        ("--model-kwargs windows", "must be different NAME=VALUE"),
-        ("--model-kwargs windows=", "must be different NAME=VALUE"),
-        ("--model-kwargs =[4,2]", "must be different NAME=VALUE"),
-        ("--model-kwargs windows=[4,2] windows=[8,4]", "must be different NAME=VALUE"),
-        ("--model-kwargs windows=[4,2", "must have JSON or a word after =, such as windows=[28,14,14,7]"),
-        ("--model-kwargs windows=[4,two]", "must have JSON or a word"),
-        ("--model-kwargs drop_rate=NaN", "`model_kwargs` must be valid for posmlp_nano_32"),
-        ("--model-kwargs windows=null", "must not have null"),
-        ("--model-kwargs windows=4", "`model_kwargs` must be valid for posmlp_nano_32"),
-        ("--model-kwargs act_layer=GELU", "`model_kwargs` must be one of embed_dim"),
-        ("--model-kwargs img_size=64", "`model_kwargs` must be one of embed_dim, depths, windows"),
-        ("--model-kwargs patch_size=2", "`model_kwargs` must be one of"),
-        ("--model-kwargs num_classes=3", "`model_kwargs` must be one of"),
-        ("--model-kwargs encoding=sgu", "`model_kwargs` must be one of"),
-        ("--model-kwargs windows=[4,2,1]", "each of the 2 stages, got 3, 2, 2 and 2"),
-        ("--model-kwargs combine=mul", "`combine` must be one of gate, add, concat, nonsplit; got 'mul'"),
-        ("--patch-size 2", "`patch_size` must be left out: posmlp_nano_32 has no such argument, got 2"),
-        ("--img-size 36 36", "nearest sizes are 32 and 40"),
-        ("--encoding peg", "`mixing`"),
-        ("--encoding glrpp", "did you mean 'glrpe'"),
-        ("--encoding ggqpe(biass=False)", "did you mean 'bias'"),
-        ("--encoding ggqpe(form='beta')", "gamma_gamma_t"),
-        ("--train-share 0", "`train_share` must be greater than 0"),
-        ("--share-seed -1", "`share_seed` must be at least 0"),
-    ],
-)
-def test_wrong_options_of_a_gated_mlp_are_refused_and_nothing_is_written(capsys, tmp_path, monkeypatch, options, said):
-    monkeypatch.chdir(tmp_path)
-    err = refused(capsys, "train", "digits_posmlp", "--quick", *options.split())
-    assert err.startswith("graticule: error: ") and said in err
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
     encoding = "learnable + ggqpe(form='gamma', product='displacement')"
     typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]

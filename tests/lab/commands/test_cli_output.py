@@ -108,11 +108,7 @@ def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(mo
     monkeypatch.setenv("TERM", "xterm")
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    wrong = [
-        ["evaluate", "--help"],
-        ["evaluate", "--sise", "3"],
-        ["runs", "a", "--sort", "hours"],
-    ]
+    wrong = [["evaluate", "--help"], ["evaluate", "--sise", "3"], ["runs", "a", "--sort", "hours"]]
     piped = [run_command(capsys, *arguments) for arguments in wrong]
     assert "\x1b" not in repr(piped)
     for arguments, (_, out, err) in zip(wrong, piped, strict=True):

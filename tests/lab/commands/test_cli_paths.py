@@ -18,7 +18,6 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import locked
 from graticule.system.files import write_json, write_text
-from in_turn import in_turn
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -146,11 +145,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
 
 def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, run):
     red = run.folder.rename(tmp_path / "\x1b[31mred\n")
-    for arguments in (
-        ["runs", tmp_path],
-        ["evaluate", red],
-        ["analyze", "correlations", red],
-    ):
+    for arguments in (["runs", tmp_path], ["evaluate", red], ["analyze", "correlations", red]):
         code, out, err = run_command(capsys, *arguments)
         assert code == 0 and "\x1b" not in out + err and "\\x1b[31mred\\n" in out
     described = json.loads((red / "recipe.json").read_text())
@@ -162,31 +157,9 @@ def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, ru
     assert "\x1b" not in refused(capsys, "train", "digits_quick", "--\x1b[31m")
 
 
-@in_turn(
-    ("options", "said"),
-    [
-        ("--lr nan", "`lr` must be a finite number, got nan"),
-        ("--seed 4294967296", "`seed` must be less than 4294967296"),
-        ("--warmup-lr -5", "`warmup_lr` must be at least 0"),
-        ("--min-lr -1", "`min_lr` must be at least 0"),
-        ("--weight-decay -1", "`weight_decay` must be at least 0"),
-        ("--clip-grad -1", "`clip_grad` must be greater than 0"),
-        ("--epochs 1000000000", "`epochs` must be at most 100000"),
-        ("--img-size 70000 28", "`img_size[0]` must be at most 65536"),
-        ("--mixing.prob nan", "`mixing.prob` must be a finite number"),
-        ("--mixing.mixup nan", "`mixing.mixup` must be a finite number"),
-        ("--augmentation.color-jitter inf", "`augmentation.color_jitter` must be a finite number"),
-    ],
-)
-def test_a_number_out_of_its_range_is_named_with_its_option(capsys, tmp_path, options, said):
-    code, _, err = run_command(capsys, "train", "digits_quick", "--output", tmp_path / "run", *options.split())
-    words = " ".join(err.replace("│", " ").split())
-    assert code in (1, 2) and said in words and not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(("where", "code"), [(">&-", 0), ("> /dev/full", 1)])
-def test_a_standard_output_that_is_closed_or_full_is_no_traceback(run, where, code):
-    command = f"{sys.executable} -m graticule runs {run.folder} {where}"
+def test_a_standard_output_that_is_closed_or_full_is_no_traceback(where, code):
+    command = f"{sys.executable} -m graticule --help {where}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
     assert done.returncode == code and "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert done.stderr.count("\n") == code

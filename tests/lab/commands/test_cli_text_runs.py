@@ -9,7 +9,6 @@ import pytest
 
 from commands import refused, run_command
 from graticule.lab.training.run import Run
-from in_turn import in_turn
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -69,30 +68,6 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
     err = refused_training(capsys, tmp_path, "--dataset", "text_folder", "--data-root", root)
     assert all(text in err for text in said), err
     assert str(root) in err or "`context`" in said
-
-
-@in_turn(
-    ("options", "said"),
-    [
-        ("--dataset text_folder", ["`data_root`"]),
-        ("--dataset digits", ["`dataset`", "pydoc, text_folder"]),
-        ("--dataset pydocs", ["did you mean 'pydoc'"]),
-        ("--encoding peg", ["encoding", "would use later tokens"]),
-        ("--encoding sgu", ["encoding"]),
-        ("--encoding rotary_1", ["did you mean 'rope_1d'"]),
-        ("--model vit_nano_patch4_28", ["lm_nano"]),
-        ("--model lm_tyni", ["did you mean 'lm_tiny'"]),
-        ("--model-kwargs depht=3", ["`model_kwargs`", "did you mean 'depth'"]),
-        ("--model-kwargs depth=[2]", ["`depth` must be a whole number"]),
-        ("--context 0", ["`context` must be at least 1"]),
-        ("--context 99999999", ["`context`", "training tokens"]),
-        ("--drop-rate 1", ["`drop_rate`"]),
-        ("--start-from nowhere", ["nowhere"]),
-    ],
-)
-def test_an_invalid_option_is_named(capsys, tmp_path, options, said):
-    err = refused_training(capsys, tmp_path, *options.split())
-    assert all(text in err for text in said), err
 
 
 def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-import graticule.lab.pages.demo as module
+import graticule.lab.commands.demo as module
 
 
 @pytest.mark.usefixtures("quick_pictures")

@@ -160,15 +160,14 @@ def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes
 ):
     name, *rest = command.split()
     arguments = [name, *rest, "--output", str(tmp_path)]
-    home = {"demo": "pages.demo.demo", "gym": "gym.run.gym", "study": "studies.study_runs.run_study"}
-    work, resumes = home.get(name, "studies.study_runs.compare"), "the same command resumes it."
+    work, resumes = f"{name}.{'run_study' if name == 'study' else name}", "the same command resumes it."
     for stop, code, said in (
         (raising(Preempted), 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
         (lambda *_, **__: signal_itself(), 75, "graticule: stopped on a signal"),  # between two runs
         (raising(Interrupted), 130, "graticule: stopped"),
         (raising(KeyboardInterrupt), 130, "graticule: stopped"),
     ):
-        monkeypatch.setattr(f"graticule.lab.{work}", stop)
+        monkeypatch.setattr(f"graticule.lab.commands.{work}", stop)
         assert main(arguments) == code, stop
         assert capsys.readouterr().err.strip() == f"{said}; {resumes}"
 

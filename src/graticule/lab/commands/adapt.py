@@ -10,12 +10,7 @@ from typing import Any
 from graticule.lab.arguments import Positional
 from graticule.lab.commands import train
 from graticule.lab.commands.options import parse_recipe
-
-
-def _recipe() -> Any:
-    from graticule.lab.recipes.load import load_recipe
-
-    return load_recipe("adapt")
+from graticule.lab.recipes.load import load_recipe
 
 
 @dataclass(kw_only=True)
@@ -31,15 +26,16 @@ class Adapt(train.Train):
 
     trained: Positional[str]
     """timm:NAME, hf:OWNER/NAME, a published folder, a run, or FILE.py:NAME"""
-    recipe: Any = field(default_factory=_recipe)
+    recipe: Any = field(default_factory=lambda: load_recipe("adapt"))
     images: Path | None = None
     """folder of pictures; every tenth is held out"""
 
 
 def run(arguments: list[str]) -> int:
     """Adapt a model to another position: a run of the recipe adapt."""
-    loaded = _recipe().quick() if "--quick" in arguments else _recipe()  # before the overrides, which take precedence
-    options = parse_recipe(Adapt, loaded, arguments, "adapt")
+    recipe: Any = load_recipe("adapt")
+    recipe = recipe.quick() if "--quick" in arguments else recipe  # before the overrides, which take precedence
+    options = parse_recipe(Adapt, recipe, arguments, "adapt")
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
         if name in options.recipe.overrides:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")

@@ -8,32 +8,64 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+from matplotlib.figure import Figure
+
+from graticule.analysis.attention import attention_maps
+from graticule.analysis.equivariance import translation_error, whole_patches
+from graticule.analysis.mixing import MixingMap, mixing_maps, mixing_parts, save_mixing
+from graticule.analysis.position_maps import position_maps
+from graticule.analysis.similarity import Correlations as Similarities
+from graticule.external.attention_map import AttentionMap, save_attention
+from graticule.external.traced_model import view_of
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import Opened, choose_device, label_models, open_models, test_data
 from graticule.lab.commands.options import (
     Figures,
     JsonOutput,
     NamedData,
     NamedModels,
     OnDevice,
-    Output,
-    choose_device,
     output_folder,
     parse,
     parse_size,
 )
+from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
+from graticule.lab.figures.layers import non_locality_plot, translation_plot
+from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
+from graticule.lab.figures.position_sheets import position_sheets
+from graticule.lab.figures.save import save_figure
+from graticule.lab.pages.explorer import pixels_of
 from graticule.registry.checks import Range, known_name, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from graticule.analysis.mixing import MixingMap
-    from graticule.external.attention_map import AttentionMap
-    from graticule.lab.commands.opening import Opened
 
 #: The forms of a query and of a shift.
 _QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2"
+
+
+@dataclass(kw_only=True)
+class Kinds:
+    """Draw what position does in the layers of a model, and print a table.
+
+        graticule analyze correlations RUN
+        graticule analyze attention RUN RUN
+
+    correlations: position correlations of every layer, rotations, and the bias of every head.
+
+    translation: distance of every layer from translation equivariance.
+
+    attention: score matrices, and the map of a query on an image.
+
+    mixing: token mixing of gated MLPs, and its non-locality.
+
+    Layers, heads and groups of channels are counted from 0, layers through all stages. graticule analyze KIND --help
+    lists the options of a kind.
+    """
+
+    kind: Positional[Literal["correlations", "translation", "attention", "mixing"]]
+    """kind of analysis"""
+    models: Positional[list[str]]
+    """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
 
 
 @dataclass
@@ -62,7 +94,7 @@ class Analyze(NamedModels, Figures, JsonOutput, ABC):
     """folder for the figures and the numbers (default: the first run's, or runs/NAME)"""
 
     @abstractmethod
-    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
+    def draw(self, models: Mapping[str, Opened]) -> Drawings:
         """Look into models, label -> model, and print the tables."""
 
 
@@ -77,12 +109,8 @@ class AnalyzeCorrelations(Analyze):
     untrained: Rare[Annotated[int, Range(0)]] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
 
-    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
+    def draw(self, models: Mapping[str, Opened]) -> Drawings:
         """Compute the maps of position of each stage."""
-        from graticule.analysis.position_maps import position_maps
-        from graticule.analysis.similarity import Correlations as Similarities
-        from graticule.lab.figures.position_sheets import position_sheets
-
         if len(models) > 1:
             raise ValueError(f"`models` must be one, got {len(models)}.")
         (opened,) = models.values()
@@ -95,17 +123,17 @@ class AnalyzeCorrelations(Analyze):
             where = f"{maps.grid.height} x {maps.grid.width}"
             if sheet.kind == "correlations":
                 if sheet.of:
-                    output.say(f"stage {sheet.stage}, {where} tokens")
+                    self.say(f"stage {sheet.stage}, {where} tokens")
             elif sheet.kind == "rotary":
-                output.say(f"similarity under rotation alone{sheet.of}, mean over heads")
+                self.say(f"similarity under rotation alone{sheet.of}, mean over heads")
             else:
-                output.say(f"bias{sheet.of} on {where} {maps.unit}, from head to head")
+                self.say(f"bias{sheet.of} on {where} {maps.unit}, from head to head")
             columns, *rows = maps.summary()
-            table[sheet.kind] = output.table(columns, rows)
+            table[sheet.kind] = self.print_table(columns, rows)
             if sheet.kind == "correlations":
                 assert isinstance(maps, Similarities)
                 table["verdict"] = maps.verdict
-                output.say(maps.verdict)
+                self.say(maps.verdict)
             drawings.figures[sheet.name], drawings.arrays[sheet.name] = sheet.figure, maps.save
         return drawings
 
@@ -127,13 +155,8 @@ class AnalyzeTranslation(NamedData, OnDevice, Analyze):
     border: Rare[int] = 1
     """tokens closer to an edge than this many patches are reported separately"""
 
-    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
+    def draw(self, models: Mapping[str, Opened]) -> Drawings:
         """Measure the error of each layer."""
-        from graticule.analysis.equivariance import translation_error, whole_patches
-        from graticule.external.traced_model import view_of
-        from graticule.lab.commands.opening import test_data
-        from graticule.lab.figures.layers import translation_plot
-
         shifts = [_parse_pair(text, "shifts", _SHIFT) for text in self.shifts] or None
         sizes = {label: parse_size(self.img_size) or opened.size for label, opened in models.items()}
         views = {label: view_of(opened.model).resized_to(sizes[label]).model for label, opened in models.items()}
@@ -147,12 +170,12 @@ class AnalyzeTranslation(NamedData, OnDevice, Analyze):
             error = errors[label] = translation_error(views[label].to(device), images, shifts, self.border)
             shifted = ", ".join("x".join(map(str, shift)) for shift in error.shifts)
             sides = "x".join(map(str, size))
-            output.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
+            self.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
             columns, *rows = error.summary()
-            drawings.tables[label] = output.table(columns, rows)
-            output.say(f"{error.verdict()}\n")
+            drawings.tables[label] = self.print_table(columns, rows)
+            self.say(f"{error.verdict()}\n")
             drawings.arrays[_numbered("translation", index, models)] = error.save
-        output.say(
+        self.say(
             "0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token"
         )
         drawings.figures["translation"] = translation_plot(errors, "Distance from translation equivariance")
@@ -178,15 +201,8 @@ class AnalyzeAttention(NamedData, Analyze):
     without_position: bool = False
     """also draw each model with its position information removed"""
 
-    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
+    def draw(self, models: Mapping[str, Opened]) -> Drawings:
         """Compute the attention on the test image, which is that of the first model."""
-        from graticule.analysis.attention import attention_maps
-        from graticule.external.attention_map import save_attention
-        from graticule.external.traced_model import view_of
-        from graticule.lab.commands.opening import test_data
-        from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
-        from graticule.lab.pages.explorer import pixels_of
-
         if not self.layers:
             raise ValueError("`layers` must be one layer or more, got none.")
         patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)
@@ -219,10 +235,10 @@ class AnalyzeAttention(NamedData, Analyze):
         for index, (label, layers) in enumerate(maps.items()):
             rows = [(str(layer.layer), *[f"{layer.distance(head):.2f}" for head in columns]) for layer in layers]
             name = label.replace("\n", ", ")
-            output.say(name)
-            drawings.tables[name] = output.table(("layer", *[f"head {head}" for head in columns]), rows)
+            self.say(name)
+            drawings.tables[name] = self.print_table(("layer", *[f"head {head}" for head in columns]), rows)
             drawings.arrays[_numbered("attention", index, maps)] = partial(save_attention, layers)
-        output.say("mean attention distance, in patches")
+        self.say("mean attention distance, in patches")
         return drawings
 
 
@@ -245,12 +261,8 @@ class AnalyzeMixing(Analyze):
     values: Literal["weights", "logits"] = "weights"
     """weights, or the logits before their softmax"""
 
-    def draw(self, models: Mapping[str, Opened], output: Output) -> Drawings:
+    def draw(self, models: Mapping[str, Opened]) -> Drawings:
         """Compute the mixing weights of each layer."""
-        from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
-        from graticule.lab.figures.layers import non_locality_plot
-        from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
-
         size = parse_size(self.img_size)
         query = None if self.query is None else _parse_pair(self.query, "query", _QUERY)
         drawings, maps = Drawings(), {}
@@ -269,17 +281,16 @@ class AnalyzeMixing(Analyze):
             drawings.arrays[_numbered("mixing", index, models)] = partial(save_mixing, layers, parts=parts)
         columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
         for label, layers in maps.items():
-            output.say(label)
-            drawings.tables[label] = output.table(columns, list(map(_mixing_row, layers)))
+            self.say(label)
+            drawings.tables[label] = self.print_table(columns, list(map(_mixing_row, layers)))
         drawings.figures["mixing-reach"] = non_locality_plot(maps)
         token = "the center token" if query is None else f"token {self.query}"
-        output.say(
+        self.say(
             f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"
         )
         return drawings
 
 
-_Kind = Literal["correlations", "translation", "attention", "mixing"]
 KINDS: dict[str, type[Analyze]] = {
     "correlations": AnalyzeCorrelations,
     "translation": AnalyzeTranslation,
@@ -288,55 +299,18 @@ KINDS: dict[str, type[Analyze]] = {
 }
 
 
-@dataclass(kw_only=True)
-class Kinds:
-    """Draw what position does in the layers of a model, and print a table.
-
-        graticule analyze correlations RUN
-        graticule analyze attention RUN RUN
-
-    correlations: position correlations of every layer, rotations, and the bias of every head.
-
-    translation: distance of every layer from translation equivariance.
-
-    attention: score matrices, and the map of a query on an image.
-
-    mixing: token mixing of gated MLPs, and its non-locality.
-
-    Layers, heads and groups of channels are counted from 0, layers through all stages. graticule analyze KIND --help
-    lists the options of a kind.
-    """
-
-    kind: Positional[_Kind]
-    """kind of analysis"""
-    models: Positional[list[str]]
-    """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
-
-
-def options_class() -> type:
-    """Return the options of the page of help."""
-    return Kinds
-
-
 def run(arguments: list[str]) -> int:
     """Look into models: draw figures, and print tables."""
     if not arguments or arguments[0].startswith("-"):
         parse(Kinds, "analyze", arguments)  # prints the help, or says what is missing
     kind = known_name("KIND", arguments[0], KINDS)
     options = parse(KINDS[kind], f"analyze {kind}", arguments[1:])
-    output = Output(options.json)
-    from graticule.lab.commands.opening import label_models, open_models
-
     opened = open_models(options.models, options, f"analyze {kind}", images=kind != "correlations")
-    from graticule.lab.figures.save import save_figure
-
     folder = output_folder(options.output, opened[0].folder)
-    drawings = options.draw(dict(zip(label_models(opened), opened, strict=True)), output)
+    drawings = options.draw(dict(zip(label_models(opened), opened, strict=True)))
     written = [save(folder / f"{name}.npz") for name, save in drawings.arrays.items()]
     written += [save_figure(sheet, folder / f"{name}.{options.format}") for name, sheet in drawings.figures.items()]
-    output.give(drawings.tables)
-    output.wrote(*written)
-    return 0
+    return options.finish(drawings.tables, *written)
 
 
 def _parse_pair(text: str, name: str, form: str) -> tuple[int, int]:
@@ -348,12 +322,10 @@ def _parse_pair(text: str, name: str, form: str) -> tuple[int, int]:
 
 
 def _numbered(name: str, index: int, several: Collection[object]) -> str:
-    """Return a name for the files of one of several models."""
     return name if len(several) == 1 else f"{name}-{index + 1}"
 
 
 def _mixing_row(layer: MixingMap) -> tuple[str, ...]:
-    """Return the row of a layer."""
     g, groups = layer.non_locality()
     counted = "-" if layer.matrices is None else f"{groups} of {layer.groups}"
     grid, distance = f"{layer.grid.height}x{layer.grid.width}", f"{layer.distance():.2f}"

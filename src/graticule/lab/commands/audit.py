@@ -5,27 +5,34 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
+
+from graticule.analysis.audit import audit, audit_json, time_in_turns
+from graticule.external.traced_model import view_of
+from graticule.external.view import ModelView
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import Opened, choose_device, has_data, open_models, pictures_of, test_data
 from graticule.lab.commands.options import (
     JsonOutput,
     NamedData,
     NamedModels,
     OnDevice,
-    Output,
-    choose_device,
     command_line,
     output_folder,
     parse,
     parse_size,
 )
+from graticule.lab.data.pictures import find_pictures
+from graticule.lab.pages.audit import audit_page, findings
+from graticule.lab.studies.plan import format_seconds
+from graticule.lab.terminal import bar
+from graticule.lab.training.run import surroundings
 from graticule.registry.checks import Range, parse_sizes, printable
-
-if TYPE_CHECKING:
-    from graticule.external.view import ModelView
-    from graticule.lab.commands.opening import Opened
+from graticule.system.files import write_json
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
@@ -67,18 +74,6 @@ class AuditCommand(NamedModels, JsonOutput, OnDevice):
 def run(arguments: list[str]) -> int:
     """Audit the position information of a model."""
     options = parse(AuditCommand, "audit", arguments)
-    output = Output(options.json)
-    import torch
-
-    from graticule.analysis.audit import audit, audit_json, time_in_turns
-    from graticule.external.traced_model import view_of
-    from graticule.lab.commands.opening import has_data, open_models, pictures_of, test_data
-    from graticule.lab.data.pictures import find_pictures
-    from graticule.lab.pages.audit import audit_page, findings
-    from graticule.lab.studies.plan import format_seconds
-    from graticule.lab.terminal import bar
-    from graticule.system.files import write_json
-
     if options.images is not None:
         find_pictures(options.images)  # before the model is built
     elif not has_data(options.model):
@@ -90,23 +85,21 @@ def run(arguments: list[str]) -> int:
     size = parse_size(options.img_size, axes) or opened.size
     others = parse_sizes(options.sizes, axes=axes)
     view = view_of(opened.model).resized_to(size)
-    if others:
-        for other in others:
-            view.resized_to(other)
-    else:
-        others = _other_sizes(view)
+    for other in others:
+        view.resized_to(other)
+    others = others or _other_sizes(view)
     others = [other for other in dict.fromkeys(others) if other != size]
     device, folder = choose_device(options.device), output_folder(options.output, opened.folder)
     if options.images is None:
         data = test_data(opened, NamedData())
-        batches = {one: data.spread_test_images(one, options.count) for one in (size, *others)}
-        images = {one: of.to(device) for one, (of, _) in batches.items()}
+        batches = {at: data.spread_test_images(at, options.count) for at in (size, *others)}
+        images = {at: batch.to(device) for at, (batch, _) in batches.items()}
         labels: torch.Tensor | None = batches[size][1]
     else:
         sized = dataclasses.replace(opened, img_size=size)
         pictures = pictures_of(sized, options.images, 5, labels=options.labels, count=options.count)
         chosen = range(pictures.num_test)
-        images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
+        images = {at: pictures.test_images(at, chosen)[0].to(device) for at in (size, *others)}
         known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
         labels = None if known is None else torch.from_numpy(known)
     model = opened.model.to(device)
@@ -124,18 +117,16 @@ def run(arguments: list[str]) -> int:
     page = audit_page(result, opened.title, list(about.items()))
     record = audit_json(result, about)
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
-    output.say(*findings(result))
+    options.say(*findings(result))
     if labels is None:
-        output.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
-    output.give(record)
-    output.wrote(*written)
-    return 0
+        options.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
+    return options.finish(record, *written)
 
 
 def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
     """Return the default of the other sizes; empty if the model refuses it."""
     pairs = zip(view.img_size, view.coarsest_patch, strict=True)
-    other = tuple(max(round(_OTHER * side / one), 1) * one for side, one in pairs)
+    other = tuple(max(round(_OTHER * side / step), 1) * step for side, step in pairs)
     try:
         view.resized_to(other)
     except ValueError:
@@ -144,11 +135,6 @@ def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
 
 
 def _about(opened: Opened, options: AuditCommand, device: str, command: str) -> dict[str, str]:
-    """Return the description of the audit, as the rows of a table."""
-    from datetime import UTC, datetime
-
-    from graticule.lab.training.run import surroundings
-
     around = surroundings()
     versions, machine = around["versions"], around["machine"]
     return {

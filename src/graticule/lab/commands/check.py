@@ -6,17 +6,31 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import timm
+import torch
+from torch import nn
+
+from graticule.backbones.registry import backbone_of, list_models
+from graticule.external.images import pair
+from graticule.hub.kinds import TIMM
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.options import JsonOutput, parse
+from graticule.lab.recipes.load import RECIPES
+from graticule.lab.testing import check_task, check_training
+from graticule.lab.training.opening import create_named, open_module, source_kind
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.task import list_tasks
+from graticule.position.joining import JOININGS
+from graticule.position.position import ENCODINGS
+from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import parse_sizes
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from graticule.testing.models import Finding
-    from graticule.testing.tables import PositionCode
+from graticule.registry.plugins import load_plugin, source_of
+from graticule.testing.methods import check_backbone, check_encoding, check_joining, check_resampler
+from graticule.testing.model_under_test import NotApplicable
+from graticule.testing.models import Finding, inspect_model
+from graticule.testing.tables import PositionCode, inspect_code
 
 
 @dataclass
@@ -47,7 +61,6 @@ class Check(JsonOutput):
 def run(arguments: list[str]) -> int:
     """Check the position code of a model or a plugin."""
     options = parse(Check, "check", arguments)
-    output = Output(options.json)
     sizes = {
         name: parse_sizes([text], name)[0]
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
@@ -57,28 +70,21 @@ def run(arguments: list[str]) -> int:
         _check_alone(options, sizes, "a plugin")
         title, findings = options.target, list(_plugin(options.target))
     else:
-        from graticule.testing.models import inspect_model
-        from graticule.testing.tables import PositionCode, inspect_code
-
         title, model = _model(options.target, sizes)
         if isinstance(model, PositionCode):
             _check_alone(options, sizes, "position code")
             findings = inspect_code(model)
         else:
             findings = inspect_model(model, **sizes, skip=options.skip)
-    failed = sum(finding.outcome == "failed" for finding in findings)
-    output.say(title)
+    outcomes = [finding.outcome for finding in findings]
+    options.say(title)
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
-        output.say(f"  {finding.check:{width}}  {finding.outcome:14}  {finding.detail}")
-    counts = {
-        kind: sum(finding.outcome == kind for finding in findings) for kind in ("passed", "failed", "not applicable")
-    }
-    output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    output.give(
-        {"target": options.target, "title": title, "findings": [dataclasses.asdict(finding) for finding in findings]}
-    )
-    return int(failed > 0)
+        options.say(f"  {finding.check:{width}}  {finding.outcome:14}  {finding.detail}")
+    options.say(", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "not applicable")))
+    records = [dataclasses.asdict(finding) for finding in findings]
+    options.finish({"target": options.target, "title": title, "findings": records})
+    return int("failed" in outcomes)
 
 
 def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], what: str) -> None:
@@ -88,30 +94,15 @@ def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], what: str) -
 
 def _plugin(file: str) -> Iterator[Finding]:
     """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
-    from graticule.registry.plugins import load_plugin, source_of
-
-    load_plugin(file)  # before PyTorch is imported
-    from graticule.backbones.registry import backbone_of, list_models
-    from graticule.lab.recipes.load import RECIPES
-    from graticule.lab.testing import check_task, check_training
-    from graticule.lab.training.recipe import TrainingRecipe
-    from graticule.lab.training.task import list_tasks
-    from graticule.position.joining import JOININGS
-    from graticule.position.position import ENCODINGS
-    from graticule.position.resampling import RESAMPLERS
-    from graticule.testing.methods import check_backbone, check_encoding, check_joining, check_resampler
-    from graticule.testing.model_under_test import NotApplicable
-    from graticule.testing.models import Finding
-
+    load_plugin(file)
     place = Path(file).resolve()
 
     def here(definition: Any) -> bool:
         source = source_of(definition) if definition is not None else None
         return source is not None and source.resolve() == place
 
-    recipes: list[TrainingRecipe] = [
-        entry.function(**entry.arguments) for entry in RECIPES.values() if here(entry.function)
-    ]
+    entries = [entry for entry in RECIPES.values() if here(entry.function)]
+    recipes: list[TrainingRecipe] = [entry.function(**entry.arguments) for entry in entries]
     of_task = {recipe.task: recipe for recipe in reversed(recipes)}  # the first recipe of each task
 
     def check_its_task(name: str) -> None:
@@ -148,27 +139,19 @@ def _plugin(file: str) -> Iterator[Finding]:
 
 def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | PositionCode]:
     """Return a title and the model, or position code, that `target` names; `sizes` gets the size of its images."""
-    import timm
-    import torch
-
-    from graticule.external.images import pair
-    from graticule.hub.kinds import TIMM
-    from graticule.lab.training.opening import create_named, open_module, source_kind
-    from graticule.testing.tables import PositionCode
-
     if source_kind(target) != "name":
         return target, open_module(target, PositionCode)
     name = target.removeprefix(TIMM)
     if not timm.is_model(name):
         return target, create_named(target)
-    layers: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
+    depths: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
     image = sizes.get("img_size")
     # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4
     small, odd = {"img_size": (64, 96)}, {"img_size": (56, 84)}
     frames: tuple[dict[str, Any], ...] = (small | {"window_size": (2, 3)}, small, odd, {"img_size": (64, 64)}, {})
     if image:
         frames = ({"img_size": image},)
-    for shape in (one | frame for frame in frames for one in layers):
+    for shape in (depth | frame for frame in frames for depth in depths):
         size = shape.get("img_size")
         torch.manual_seed(0)  # the same weights each time
         try:
@@ -183,6 +166,5 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
             if patch and any(side % step for side, step in zip(size, patch, strict=True)):
                 continue
             sizes["img_size"] = size
-        shown = ", ".join(f"{key} {value}" for key, value in shape.items())
-        return f"{name}, random weights{', ' * bool(shown)}{shown}", model
+        return ", ".join([name, "random weights", *(f"{key} {value}" for key, value in shape.items())]), model
     raise ValueError(f"`target` must be a model that can be built without arguments, got {target!r}.")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import JsonOutput, Output, overridden
-from graticule.lab.studies.execution import parse_on
+from graticule.lab.commands.options import JsonOutput, overridden
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.results import Results
+from graticule.lab.studies.study import Study
 from graticule.registry.specs import split_outside
-
-if TYPE_CHECKING:
-    from graticule.lab.studies.results import Results
-    from graticule.lab.studies.study import Study
 
 
 def parse_choices(base: Any, texts: Sequence[str], command: str) -> dict[str, Any]:
@@ -61,11 +59,6 @@ class RunOptions(JsonOutput):
     on: Rare[str] = "here"
     """where the runs are trained: here; local:N, in N processes of one thread each; dask:ADDRESS, in a cluster"""
 
-    def parsed(self) -> Output:
-        """Return the output; the options of this class are checked."""
-        parse_on(self.on)
-        return Output(self.json)
-
     def flags(self) -> dict[str, list[str]]:
         """Return key of each changed value -> options of train that change it."""
         named = [("epochs", self.epochs), ("precision", self.precision)]
@@ -98,7 +91,6 @@ def study_with(study: Study, values: RunOptions) -> Study:
     keys = [key.partition(".")[0] for key in values.flags()]
     if not keys:
         return study
-    from graticule.lab.recipes.load import load_recipe
 
     for of, changes in (("choices", study.choices), ("variants", study.variants)):
         for name, fields in changes.items():
@@ -124,11 +116,11 @@ def folder_suffix(values: RunOptions) -> str:
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
 
 
-def show_results(results: Results, output: Output) -> dict[str, Any]:
+def show_results(results: Results, options: JsonOutput) -> dict[str, Any]:
     """Print the tables of a study or a comparison, and return them as records."""
     tables: dict[str, Any] = {}
     for name, (title, (header, *rows)) in results.tables().items():
-        output.say("", title)
-        tables[name] = output.table(header, rows)
-    output.say("", *results.notes())
+        options.say("", title)
+        tables[name] = options.print_table(header, rows)
+    options.say("", *results.notes())
     return tables

@@ -9,7 +9,15 @@ from typing import Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices, show_results
-from graticule.lab.commands.options import check_task_options, command_line, output_folder, parse
+from graticule.lab.commands.opening import check_task_options
+from graticule.lab.commands.options import command_line, output_folder, parse
+from graticule.lab.pages.run_report import run_page
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.execution import executor_of, parse_on
+from graticule.lab.studies.plan import plan, planned_rows
+from graticule.lab.studies.study_runs import compare
+from graticule.lab.tasks.parts.image_scores import ImageEvaluation
+from graticule.lab.training.task import list_tasks
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_json
 
@@ -50,8 +58,7 @@ class Compare(RunOptions):
 def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
-    output = options.parsed()
-    from graticule.lab.recipes.load import load_recipe
+    parse_on(options.on)
 
     sizes = parse_sizes(options.sizes)
     if len(set(sizes)) < len(sizes):
@@ -59,13 +66,6 @@ def run(arguments: list[str]) -> int:
     base = load_recipe(options.recipe)
     base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
     choices = parse_choices(base, options.choices, f"train {options.recipe}")
-
-    from graticule.lab.pages.run_report import run_page
-    from graticule.lab.studies.execution import executor_of
-    from graticule.lab.studies.plan import plan, planned_rows
-    from graticule.lab.studies.study_runs import compare
-    from graticule.lab.tasks.parts.image_scores import ImageEvaluation
-    from graticule.lab.training.task import list_tasks
 
     evaluation = list_tasks()[base.task].evaluation
     if options.sizes and not issubclass(evaluation, ImageEvaluation):
@@ -78,8 +78,7 @@ def run(arguments: list[str]) -> int:
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_:
         columns, *rows = planned_rows(plan(choices, options.seeds, folder))
-        output.give(output.table(columns, rows))
-        return 0
+        return options.finish(options.print_table(columns, rows))
     with executor_of(options.on) as executor:
         results = compare(
             choices,
@@ -92,8 +91,7 @@ def run(arguments: list[str]) -> int:
             mode=options.mode,
             lengths=options.lengths,
         )
-    tables = show_results(results, output)
+    tables = show_results(results, options)
     page = run_page(results.runs, results).write(folder / "report.html")
-    output.wrote(*sorted(folder.glob("comparison*.*")), page)
-    output.give({**tables, "comparison": read_json(folder / "comparison.json")})
-    return 0
+    record = {**tables, "comparison": read_json(folder / "comparison.json")}
+    return options.finish(record, *sorted(folder.glob("comparison*.*")), page)

@@ -1,13 +1,41 @@
-"""`graticule demo`."""
+"""`graticule demo`: four choices, several seeds, two larger sizes, one page."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+from graticule.analysis.correlation import position_correlations
 from graticule.lab.commands.options import output_folder, parse
+from graticule.lab.figures.position_sheets import center_sheet
+from graticule.lab.pages.explorer import explored, write_explorer
+from graticule.lab.pages.run_report import run_page
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.results import Results
+from graticule.lab.studies.significance import paired_test
+from graticule.lab.studies.study import TRAINED, place
+from graticule.lab.studies.study_runs import compare
 from graticule.registry.checks import printable
+
+#: Name -> values of the recipe. A normal of 1.37, truncated at 2, has the standard deviation 1 of a normalized table.
+CHOICES: dict[str, dict[str, Any]] = {
+    "default": {"encoding": "learnable"},
+    "std 1": {"encoding": "learnable(std=1.37)"},
+    "lape": {"encoding": "learnable", "joining": "lape"},
+    "peg": {"encoding": "peg"},
+}
+#: Those with a table, whose maps are drawn.
+TABLES = ("default", "std 1", "lape")
+#: Those that the explorer shows side by side.
+EXPLORED = ("std 1", "lape")
+#: Fewer than in the recipe, so that 16 runs take less than five minutes.
+EPOCHS = 6
+#: The training size and two larger ones, in pixels.
+SIZES = ((20, 20), (28, 28), (40, 40))
 
 
 @dataclass
@@ -29,8 +57,56 @@ class Demo:
 def run(arguments: list[str]) -> int:
     """Train, evaluate and analyze on embedded digits."""
     options = parse(Demo, "demo", arguments)
-    from graticule.lab.pages.demo import demo
-
     report = demo(output_folder(options.output, Demo.output), options.seeds, quick=options.quick)
     print(printable(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}"))
     return 0
+
+
+def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = False, progress: bool = True) -> Path:
+    """Train, evaluate, analyze and write `report.html` in `folder`; returns its path. It resumes where it stopped."""
+    recipe = load_recipe("digits_small")
+    recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
+    choices = {name: dataclasses.replace(recipe, **values) for name, values in CHOICES.items()}
+    results = compare(choices, seeds, folder, progress=progress, sizes=SIZES)
+    runs = results.runs
+    data = runs["default"][0].data()
+    images = [data.test_images(size, [0])[0] for size in SIZES]
+    models = {name: members[0].model(data, "last") for name, members in runs.items()}
+    about = f"seed {seeds[0]}, last epoch"
+    pages = [explored(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
+    write_explorer(pages, folder / "explorer.html")
+    report = run_page(runs, results)
+    report.title = "What does LaPE gain, and is it more than amplitude?"
+    for sentence in headline(results):
+        report.note(sentence)
+    report.text(
+        "default: a learnable table, which starts at a standard deviation of 0.02, is added once to the embedded "
+        "patches. std 1: the same, but it starts at 1; it is the control of amplitude. lape: each layer normalizes the "
+        "table with a norm of its own, which makes its standard deviation 1, and adds it (LaPE, Yu et al., 2023). peg: "
+        "no table, a convolution after the first layer (CPVT, Chu et al., 2023). Larger images are the same digits "
+        f"enlarged. {recipe.epochs} epochs of a small model on digits neither confirm nor refute the papers, whose "
+        "models are larger and train for hundreds of epochs; docs/why_lape.md has the same question with more seeds, "
+        "controls and data."
+    )
+    report.heading("Position in each layer")
+    sheet = center_sheet({name: position_correlations(models[name]) for name in TABLES}, "Similarity of the center")
+    caption = "Cosine of the position of the marked patch with every other, as attention receives it (LaPE, Eq. 12)."
+    report.figure(sheet, caption, "Position similarity of the center patch, one row per choice, one column per layer")
+    report.link("Choose a token, a layer and a head, and see std 1 and lape side by side", "explorer.html")
+    return report.write(folder / "report.html")
+
+
+def headline(results: Results) -> list[str]:
+    """Return the findings: LaPE less the default table and less the table of its amplitude, at two sizes."""
+    sentences = []
+    for at, where in ((TRAINED, "At the trained size"), (place("zoom", SIZES[-1]), "On digits enlarged to 40 pixels")):
+        scores, parts = results.scores(at), []
+        for reference in ("default", "std 1"):
+            test = paired_test(scores["lape"], scores[reference])
+            interval = f" (95 % interval {test.low:+.1f} to {test.high:+.1f})" if test else " (no interval)"
+            difference = fmean(scores["lape"]) - fmean(scores[reference])
+            parts.append(f"less {reference}: {difference:+.1f} points{interval}")
+        sentences.append(
+            f"{where}, LaPE {', '.join(parts)}. Amplitude explains the gain unless the last is above zero."
+        )
+    return sentences

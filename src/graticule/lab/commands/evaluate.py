@@ -6,24 +6,31 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import (
-    Figures,
-    JsonOutput,
-    NamedData,
-    OnDevice,
-    Output,
+import torch
+
+from graticule.analysis.probe import pooled_features, probe_classes
+from graticule.analysis.share import mean_estimate
+from graticule.external.traced_model import convert_stock
+from graticule.lab.arguments import Positional, Rare, default_of
+from graticule.lab.commands.opening import (
+    Opened,
+    check_labels,
     check_task_options,
     choose_device,
-    output_folder,
-    parse,
+    label_models,
+    open_models,
+    test_data,
 )
-from graticule.registry.checks import printable
-
-if TYPE_CHECKING:
-    from graticule.lab.commands.opening import Opened
+from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
+from graticule.lab.figures.save import save_figure
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.results import Evaluated
+from graticule.lab.training.task import list_tasks, task_of
+from graticule.lab.training.validation import in_precision
+from graticule.registry.checks import parse_sizes, printable
+from graticule.system.files import write_json
 
 
 @dataclass
@@ -51,114 +58,88 @@ class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
 def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, by their task."""
     options: Any = parse(options_class(), "evaluate", arguments)
-    output = Output(options.json)
-    from graticule.lab.commands.opening import check_labels, label_models, open_models, test_data
-
     opened = open_models(options.models, options, "evaluate", images=options.probe is not None)
     if options.probe is not None:
-        return _probe(options, output, opened)
-    from graticule.lab.training.results import Evaluated
-    from graticule.lab.training.task import list_tasks
-    from graticule.lab.training.validation import in_precision
-    from graticule.system.files import write_json
-
+        return _probe(options, opened)
     device = choose_device(options.device)
     tasks = [_choose_task(model) for model in opened]
     name = tasks[0].recipe.task
-    for one, task in zip(opened, tasks, strict=True):
+    for source, task in zip(opened, tasks, strict=True):
         if task.recipe.task != name:
             raise ValueError(
-                f"`models` must be all of one task, got {opened[0].target}, which is of {name}, and {one.target}, "
+                f"`models` must be all of one task, got {opened[0].target}, which is of {name}, and {source.target}, "
                 f"which is of {task.recipe.task}: evaluate them separately."
             )
     kind = list_tasks()[name].evaluation
-    common = {field.name for field in dataclasses.fields(Evaluate)}
-    fields = [field for field in dataclasses.fields(options) if field.name not in common]
-    values = {field.name: getattr(options, field.name) for field in fields}
-    check_task_options(
-        name, **{field.name: values[field.name] for field in fields if values[field.name] != _default(field)}
-    )
-    evaluation = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+    check_task_options(name, **_task_options(options))
+    evaluation = kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
     folder = output_folder(options.output, opened[0].folder)
-    loaded = []
-    for one, task in zip(opened, tasks, strict=True):  # every error is raised before the first example is read
-        data = test_data(one, options)
-        if one.run is None:
-            check_labels(one, data, str(options.images))
-        evaluation.check(task, one.model, data)
-        loaded.append((one, task, data))
+    datasets = [test_data(source, options) for source in opened]
+    for source, task, data in zip(opened, tasks, datasets, strict=True):  # all errors precede the first example
+        if source.run is None:
+            check_labels(source, data, str(options.images))
+        evaluation.check(task, source.model, data)
     evaluated, precisions = [], dict[str, list[str]]()
-    for label, (one, task, data) in zip(label_models(opened), loaded, strict=True):
+    for label, source, task, data in zip(label_models(opened), opened, tasks, datasets, strict=True):
         precision = options.precision or task.recipe.precision
-        precisions.setdefault(precision, []).append(one.target)
-        scores = evaluation.scores(task, in_precision(one.model, precision, device), data, device=device)
-        evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, options.checkpoint)))
+        precisions.setdefault(precision, []).append(source.target)
+        scores = evaluation.scores(task, in_precision(source.model, precision, device), data, device=device)
+        measured = _measured(source, task, options.checkpoint)
+        evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
-    output.table(table.columns, table.rows)
-    output.say(*table.notes)
+    options.print_table(table.columns, table.rows)
+    options.say(*table.notes)
     for precision in precisions.keys() - {"32-true"}:
-        output.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
+        options.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
         for record in records:
             record |= {"precision": precision} if record["run"] in precisions[precision] else {}
     written = [write_json(folder / "evaluation.json", records)]
     figure, picture = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:
-        from graticule.lab.figures.save import save_figure
-
         written.append(save_figure(figure, picture))
     elif picture.is_file():
         picture.unlink()  # it is of the scores that the table replaces
-    output.give(records)
-    output.wrote(*written)
-    return 0
+    return options.finish(records, *written)
 
 
-def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
-    """Read the classes of images from the features of models."""
-    import torch
-
-    from graticule.analysis.probe import pooled_features, probe_classes
-    from graticule.analysis.share import mean_estimate
-    from graticule.external.traced_model import convert_stock
-    from graticule.lab.commands.opening import label_models, test_data
-    from graticule.registry.checks import parse_sizes
-    from graticule.system.files import write_json
-
-    for field in dataclasses.fields(options):
-        used = field.name in {one.name for one in dataclasses.fields(Evaluate)} | {"sizes"}
-        if not used and getattr(options, field.name) != _default(field):
-            raise ValueError(f"`{field.name}` must be left out with `probe`, got {getattr(options, field.name)}.")
+def _probe(options: Any, opened: Sequence[Opened]) -> int:
+    for name, value in _task_options(options).items():
+        if name != "sizes":
+            raise ValueError(f"`{name}` must be left out with `probe`, got {value}.")
     if options.precision not in (None, "32-true"):
         raise ValueError(f"`precision` must be 32-true with `probe`, got {options.precision}.")
     device, folder = choose_device(options.device), output_folder(options.output, opened[0].folder)
     records, rows = [], []
-    for label, one in zip(label_models(opened), opened, strict=True):
-        data = test_data(one, options)
+    for label, source in zip(label_models(opened), opened, strict=True):
+        data = test_data(source, options)
         classes = data.groups if hasattr(data, "groups") else data.test_labels()
         if classes is None:
             raise ValueError(f"`images` must have a folder for each class, got {str(options.images)!r} with one.")
         labels = torch.as_tensor(classes)
-        model = (convert_stock(one.model) or one.model).eval().to(device)
-        for size in parse_sizes(options.sizes) or [one.size]:
+        model = (convert_stock(source.model) or source.model).eval().to(device)
+        for size in parse_sizes(options.sizes) or [source.size]:
             batches = ((images.to(device), targets) for images, targets in data.eval_dataloader(size))
             features, _ = pooled_features(model, batches)
             mean = mean_estimate(100 * probe_classes(features, labels, options.probe).double().numpy())
             value, low, high = (float(part) for part in (mean.value, mean.low, mean.high))
             cells = f"{value:.1f}", f"{low:.1f} to {high:.1f}", f"{len(labels):,}", str(len(labels.unique()))
             rows.append((label, f"{size[0]}x{size[1]}", *cells))
-            about = {"run": one.target, "size": list(size), "probe": options.probe}
+            about = {"run": source.target, "size": list(size), "probe": options.probe}
             records.append(about | {"top1": value, "interval": [low, high], "images": len(labels)})
-    output.table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), rows)
-    output.give(records)
-    output.wrote(write_json(folder / "probe.json", records))
-    return 0
+    options.print_table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), rows)
+    return options.finish(records, write_json(folder / "probe.json", records))
+
+
+def _task_options(options: Any) -> dict[str, Any]:
+    """Return the options of the evaluations of tasks that differ from their defaults."""
+    common = {field.name for field in dataclasses.fields(Evaluate)}
+    fields = [field for field in dataclasses.fields(options) if field.name not in common]
+    values = {field.name: getattr(options, field.name) for field in fields}
+    return {field.name: values[field.name] for field in fields if values[field.name] != default_of(field)}
 
 
 def _choose_task(opened: Opened) -> Any:
     """Return the task that scores a model: that of its run, or classification for a model by name."""
-    from graticule.lab.tasks.classification import Recipe
-    from graticule.lab.training.task import task_of
-
     if opened.run is not None:
         return opened.run.task()
     if not opened.classes:
@@ -175,22 +156,15 @@ def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:
 
 def options_class() -> type:
     """Return the options of the command with those of every task's evaluation."""
-    from graticule.lab.training.task import list_tasks
-
-    tasks = list_tasks()
-    kinds: list[type] = list(dict.fromkeys(tasks[name].evaluation for name in tasks))
+    kinds: list[type] = list(dict.fromkeys(task.evaluation for _, task in sorted(list_tasks().items())))
     fields = {field.name: field for field in dataclasses.fields(Evaluate)}
     for kind in kinds:
         for field in dataclasses.fields(kind):
             known = fields.setdefault(field.name, field)
-            if (known.type, _default(known)) != (field.type, _default(field)):
+            if (known.type, default_of(known)) != (field.type, default_of(field)):
                 raise ValueError(
                     f"`evaluation` {kind.__name__} must not have the option {field.name}, which is another one of "
                     "graticule evaluate."
                 )
     merged = type("Evaluate", (*reversed(kinds), Evaluate), {"__doc__": Evaluate.__doc__, "__module__": __name__})
     return dataclass(merged)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -8,18 +8,21 @@ import webbrowser
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 import graticule
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import NamedModels, command_line, output_file, parse, print_written, read_picture
+from graticule.lab.commands.opening import Opened, has_data, label_models, open_models, read_picture
+from graticule.lab.commands.options import NamedModels, command_line, parse, print_written
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import LARGEST, decode
+from graticule.lab.data.transforms import evaluation_transform
+from graticule.lab.pages.explorer import explored, write_explorer
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from graticule.lab.commands.opening import Opened
 
 
 @dataclass
@@ -52,9 +55,11 @@ def run(arguments: list[str]) -> int:
     options = parse(Explore, "explore", arguments)
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
-    page = output_file(options.output, Path("explorer.html"))
-    from graticule.lab.commands.opening import label_models, open_models
-    from graticule.lab.pages.explorer import explored, write_explorer
+    page = options.output
+    if page is not None and (page.is_dir() or not page.suffix):
+        page = page / "explorer.html"
+    if page is not None and page.suffix != ".html":
+        raise ValueError(f"`output` must be a folder, or a file NAME.html, got {str(options.output)!r}.")
 
     images = _find_images(options.images, options.models)
     opened = open_models(options.models, options, "explore")
@@ -65,7 +70,7 @@ def run(arguments: list[str]) -> int:
         data = model.run.data() if model.run is not None and any(isinstance(image, int) for image in images) else None
         batches = [_read_images(model, images, size, data) for size in sizes]
         models.append(explored(model.model, batches, model.info.mean, model.info.std, label, model.title))
-    page = page if options.output else opened[0].folder / page
+    page = page or opened[0].folder / "explorer.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     about = f"Made by {command_line('explore', arguments)} with graticule {graticule.__version__}, {date}."
@@ -77,8 +82,6 @@ def run(arguments: list[str]) -> int:
 
 def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     """Return the images as indices of test images or as files, before any work."""
-    from graticule.lab.commands.opening import has_data
-
     without_data = next((target for target in targets if not has_data(target)), None)
     sources: list[int | Path] = [int(text) if text.isdecimal() else Path(text) for text in images or ["0"]]
     for source in sources:
@@ -95,12 +98,6 @@ def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
 
 def _read_images(opened: Opened, sources: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
     """Return the images as inputs of the model, (n, C, height, width); `data` has the test images."""
-    import torch
-
-    from graticule.lab.data.augmentation import Augmentation
-    from graticule.lab.data.images import LARGEST, decode
-    from graticule.lab.data.transforms import evaluation_transform
-
     assert opened.info is not None
     transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
     mode = "L" if opened.info.channels == 1 else "RGB"

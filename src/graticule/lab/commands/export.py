@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, NamedModels, Output, parse, parse_size
+from graticule.lab.commands.opening import open_source
+from graticule.lab.commands.options import JsonOutput, NamedModels, parse, parse_size
+from graticule.position.places import by
 from graticule.registry.checks import known_name
-
-if TYPE_CHECKING:
-    from graticule.surgery.export import Exported
+from graticule.surgery.export import Exported, export
+from graticule.surgery.export_program import Exportable
 
 #: The suffix of a file in each format.
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -51,13 +52,11 @@ class Export(NamedModels, JsonOutput):
 def run(arguments: list[str]) -> int:
     """Export a model, run it and compare it."""
     options = parse(Export, "export", arguments)
-    printer = Output(options.json)
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
         known_name("dynamic", name, ("batch", "sides"))
     named = options.output is not None and not options.output.is_dir()
     chosen = options.format or (None if named else "onnx")
-    from graticule.lab.commands.opening import open_source
 
     source = open_source(options.model, "export", options)
     model: Any = source.model
@@ -65,27 +64,23 @@ def run(arguments: list[str]) -> int:
     output = output if named else output / f"model{SUFFIXES.get(chosen or '', '')}"
     if options.maps:
         model = _maps(model)
-    from graticule.surgery.export import export
-    from graticule.surgery.export_program import Exportable
 
     size = parse_size(options.img_size, len(Exportable.of(model).size))
     exported = export(model, output, chosen, img_size=size, dynamic=free, features=options.features, int8=options.int8)
-    printer.say(*report(exported))
-    printer.give(dataclasses.asdict(exported))
-    printer.wrote(output)
-    return 0
+    options.say(*report(exported))
+    return options.finish(dataclasses.asdict(exported), output)
 
 
 def report(exported: Exported) -> list[str]:
     """Return the facts of an exported file, in lines."""
-    from graticule.position.places import by
-
-    lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
-    for one in exported.compared:
-        lines.append(
-            f"compared   batch {one.batch}, {by(one.size)}: differs from PyTorch by {one.error:.1e} of the largest"
-        )
-    return lines
+    return [
+        f"takes      {exported.takes}",
+        f"size       {exported.size / 1e6:.2f} MB",
+        *(
+            f"compared   batch {call.batch}, {by(call.size)}: differs from PyTorch by {call.error:.1e} of the largest"
+            for call in exported.compared
+        ),
+    ]
 
 
 def _maps(model: Any) -> Any:

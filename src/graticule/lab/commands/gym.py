@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import JsonOutput, Output, command_line, output_folder, parse
+from graticule.lab.commands.choices import parse_choices
+from graticule.lab.commands.options import JsonOutput, command_line, output_folder, parse
+from graticule.lab.gym.base import task_rows
+from graticule.lab.gym.profile import read_profile
 from graticule.lab.gym.recipe import GymRecipe
+from graticule.lab.gym.run import gym, standard_choices, standard_tasks
 from graticule.lab.studies.execution import executor_of, parse_on
+from graticule.position.position import ENCODINGS
 from graticule.registry.plugins import load_plugin, source_of
 from graticule.system.files import read_json, write_text
 
@@ -54,32 +59,24 @@ class Gym(JsonOutput):
 def run(arguments: list[str]) -> int:
     """Train choices on tasks, and print their profiles."""
     options = parse(Gym, "gym", arguments)
-    output = Output(options.json)
     if options.list_:
-        from graticule.lab.gym.base import task_rows
-
         columns, *rows = task_rows()
         for name, question, knows, frame, surfaces, chance in rows:
-            output.say(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
-        output.give([dict(zip(columns, row, strict=True)) for row in rows])
-        return 0
+            options.say(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
+        return options.finish([dict(zip(columns, row, strict=True)) for row in rows])
     parse_on(options.on)
-    from graticule.lab.commands.choices import parse_choices
 
     if options.card is not None:
         _set_protocol(options, options.card)
     elif options.table is not None:
         raise ValueError(f"`table` must be given with `card`, got {str(options.table)!r} alone.")
     base = options.recipe.quick() if options.quick else options.recipe
-    given = options.choices or _single(base)
-    choices = parse_choices(base, given, "gym")
-    from graticule.lab.gym.run import gym, standard_choices, standard_tasks
+    texts = options.choices or _single(base)
+    choices = parse_choices(base, texts, "gym")
 
     choices = choices or parse_choices(base, standard_choices(), "gym")
     seeds, table = options.seeds[:1] if options.quick else options.seeds, None
     if options.table is not None:
-        from graticule.lab.gym.profile import read_profile
-
         if not options.table.is_file():
             raise FileNotFoundError(
                 f"`table` must be gym.csv of a gym, got {str(options.table)!r}, which does not exist."
@@ -99,9 +96,9 @@ def run(arguments: list[str]) -> int:
             executor=executor,
         )
     for side in profile.sides:
-        output.say(f"\n{profile.title(side)}")
+        options.say(f"\n{profile.title(side)}")
         columns, *rows = profile.table(side)
-        output.table(columns, rows)
+        options.print_table(columns, rows)
     written = [folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")]
     if options.card is not None:
         notes = [
@@ -109,23 +106,21 @@ def run(arguments: list[str]) -> int:
             *["A check of a few steps with one seed, not a result."] * options.quick,
         ]
         written.append(write_text(folder / "card.md", profile.card(table, notes)))
-    output.wrote(*written)
-    output.give([dataclasses.asdict(row) for row in profile.rows])
-    return 0
+    return options.finish([dataclasses.asdict(row) for row in profile.rows], *written)
 
 
 def _set_protocol(options: Gym, plugin: Path) -> None:
     """Load the plugin of a card, and set the choice, the seeds and the sizes, which are the same for all cards."""
     fixed = Gym()
-    if given := [
-        name for name in ("tasks", "seeds", "sizes", "recipe") if getattr(options, name) != getattr(fixed, name)
-    ]:
-        raise ValueError(f"`card` must be given without other values of {', '.join(given)}, which are fixed for cards.")
+    names = ("tasks", "seeds", "sizes", "recipe")
+    if others := [name for name in names if getattr(options, name) != getattr(fixed, name)]:
+        raise ValueError(
+            f"`card` must be given without other values of {', '.join(others)}, which are fixed for cards."
+        )
     load_plugin(plugin)
-    from graticule.position.position import ENCODINGS
 
-    own = [f"encoding={name}" for name, kind in ENCODINGS.items() if source_of(kind) == plugin.resolve()]
-    options.choices = options.choices or own
+    encodings = [f"encoding={name}" for name, kind in ENCODINGS.items() if source_of(kind) == plugin.resolve()]
+    options.choices = options.choices or encodings
     if len(options.choices) != 1:
         raise ValueError(
             f"`card` must be a plugin that registers one encoding, or be given with one of --choices, got "

@@ -9,8 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from graticule.backbones.language import create_language_model, list_language_models
+from graticule.backbones.registry import create_model, list_models
+from graticule.dense.detector import HEADS
+from graticule.dense.features import NECKS
+from graticule.dense.segmentation import DECODERS
+from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.options import JsonOutput, parse
+from graticule.lab.data.registry import list_datasets, list_texts
+from graticule.lab.data.text_module import ByteTokenizer
+from graticule.lab.recipes.load import list_recipes
+from graticule.lab.studies.matrix import combinations, families, initials, rows
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.parts.image_scores import show_multiply_adds
+from graticule.lab.training.cost import count_multiply_adds
+from graticule.lab.training.task import list_tasks
+from graticule.position.position import ENCODINGS
+from graticule.position.resampling import RESAMPLERS
 
 
 @dataclass
@@ -42,18 +60,17 @@ class Models(JsonOutput):
 def run(arguments: list[str]) -> int:
     """List the names that options accept, or print the sizes of models, or the matrix."""
     options = parse(Models, "models", arguments)
-    output = Output(options.json)
     if options.matrix:
-        return _print_matrix(options, output)
+        return _print_matrix(options)
     if options.encodings or options.reasons:
         raise ValueError("`encodings` and `reasons` must be left out without --matrix, got one of them.")
     if options.patterns:
-        return _print_sizes(options.patterns, output)
+        return _print_sizes(options)
     names = list_names()
-    output.give(names)
+    options.finish(names)
     for title, group in names.items():
         lines = [f"  {name}  {about}" for name, about in group.items()] if isinstance(group, Mapping) else []
-        output.say(
+        options.say(
             f"{title}:", *(lines or textwrap.wrap(", ".join(group), 78, initial_indent="  ", subsequent_indent="  "))
         )
     return 0
@@ -61,17 +78,6 @@ def run(arguments: list[str]) -> int:
 
 def list_names() -> dict[str, Any]:
     """Return title -> the names that options accept; the recipes with a line about each."""
-    from graticule.backbones.language import list_language_models
-    from graticule.backbones.registry import list_models
-    from graticule.dense.detector import HEADS
-    from graticule.dense.features import NECKS
-    from graticule.dense.segmentation import DECODERS
-    from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
-    from graticule.lab.data.registry import list_datasets, list_texts
-    from graticule.lab.recipes.load import list_recipes
-    from graticule.lab.training.task import list_tasks
-    from graticule.position.resampling import RESAMPLERS
-
     return {
         "models": list_models(),
         "language models": list_language_models(),
@@ -79,7 +85,7 @@ def list_names() -> dict[str, Any]:
         "joinings": list_joinings(),
         "decompositions of LaPE's norm": list(list_decompositions()),
         "resamplers": list(RESAMPLERS),
-        "tasks": list(list_tasks()),
+        "tasks": sorted(list_tasks()),
         "necks": list(NECKS),
         "heads of detectors": list(HEADS),
         "decoders of segmentation": list(DECODERS),
@@ -89,35 +95,27 @@ def list_names() -> dict[str, Any]:
     }
 
 
-def _print_sizes(patterns: Sequence[str], output: Output) -> int:
+def _print_sizes(options: Models) -> int:
     """Print the sizes of the models of these names, which are built without memory for their weights."""
-    from graticule.backbones.language import list_language_models
-    from graticule.backbones.registry import list_models
-
     backbones, language_models = list_models(), list_language_models()
-    names = match_names(patterns, [*backbones, *language_models])
+    names = match_names(options.patterns, [*backbones, *language_models])
     records: dict[str, Any] = {}
     for measure, kind in ((measure_backbone, backbones), (measure_language_model, language_models)):
         if sizes := {name: measure(name) for name in names if name in kind}:
             rows = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
             columns = [key.replace("_", "-") for key in next(iter(sizes.values()))]
-            output.table(["model", *columns], rows)
+            options.print_table(["model", *columns], rows)
             records |= sizes
-    output.give(records)
-    return 0
+    return options.finish(records)
 
 
 def _format_size(key: str, value: Any) -> str:
-    """Format a measure of a model for the table."""
-    from graticule.lab.tasks.parts.image_scores import show_multiply_adds
-
     if key == "parameters":
         return f"{value / 1e6:.2f} M"
     if key == "multiply_adds":
         return show_multiply_adds(value)
-    return (
-        ("x" if key in ("image", "patches") else "-").join(map(str, value)) if isinstance(value, list) else str(value)
-    )
+    cross = "x" if key in ("image", "patches") else "-"
+    return cross.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -137,11 +135,6 @@ def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def measure_backbone(name: str) -> dict[str, Any]:
     """Measure a backbone for images of its own size, on the meta device."""
-    import torch
-
-    from graticule.backbones.registry import create_model
-    from graticule.lab.training.cost import count_multiply_adds
-
     with torch.device("meta"):
         model = create_model(name).eval()
         image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
@@ -157,12 +150,6 @@ def measure_backbone(name: str) -> dict[str, Any]:
 
 def measure_language_model(name: str) -> dict[str, Any]:
     """Measure a language model with bytes as tokens and the context of the default recipe, on the meta device."""
-    import torch
-
-    from graticule.backbones.language import create_language_model
-    from graticule.lab.data.text_module import ByteTokenizer
-    from graticule.lab.tasks.language import TextRecipe
-
     tokens = ByteTokenizer().vocab_size
     with torch.device("meta"):
         model = create_language_model(name, tokens, context=TextRecipe.context)
@@ -175,21 +162,16 @@ def measure_language_model(name: str) -> dict[str, Any]:
     }
 
 
-def _print_matrix(options: Models, output: Output) -> int:
-    """Print the supported combinations of models, encodings and joinings."""
-    from graticule.backbones.registry import create_model, list_models
-    from graticule.lab.studies.matrix import combinations, families, initials, rows
-    from graticule.position.position import ENCODINGS
-
+def _print_matrix(options: Models) -> int:
     for encoding in options.encodings:
         ENCODINGS.specs(encoding)
     models = {name: create_model(name) for name in match_names(options.patterns, list_models())} or families()
     reasons = combinations(models, options.encodings or None)
-    output.table(("encoding", *models), rows(reasons))
-    output.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
+    options.print_table(("encoding", *models), rows(reasons))
+    options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
     if options.reasons:
-        output.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))
-    output.give(
+        options.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))
+    return options.finish(
         [
             {"model": model, "encoding": encoding, "joining": joining, "refused": reason or None}
             for (model, encoding, joining), reason in reasons.items()

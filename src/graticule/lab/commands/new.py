@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Literal
 
 from graticule.lab.arguments import Positional
+from graticule.lab.commands.models import list_names
 from graticule.lab.commands.options import output_folder, parse, print_written
+from graticule.system.files import write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Kind -> command that tries a file of that kind.
@@ -54,7 +57,6 @@ def run(arguments: list[str]) -> int:
     for path in (file, test):
         if path.exists():
             raise ValueError(f"`name` must be new, got {name!r}, for which {path} exists.")
-    from graticule.system.files import write_text
 
     parts = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_")), "file": file.name}
     for path, template in ((file, options.kind), (test, f"test_{options.kind}")):
@@ -67,11 +69,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Check that a name is a new identifier."""
-    import keyword
-
-    from graticule.lab.commands.models import list_names
-
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
     known = list_names()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
@@ -26,6 +28,7 @@ from graticule.lab.tasks.classification import images_of
 from graticule.lab.training.opening import create_named, is_ours, label_names, open_module, source_kind
 from graticule.lab.training.run import Run, run_of
 from graticule.lab.training.run_folder import RunFolder
+from graticule.lab.training.task import list_tasks
 from graticule.registry.checks import is_path, known_name, printable
 
 #: The value of `weights` for those of the initialization.
@@ -280,3 +283,39 @@ def label_models(opened: Sequence[Opened]) -> list[str]:
         parts = {target: names[:-1] for target, names in parts.items()}
     labels = {target: "/".join(names) or folders[target].name for target, names in parts.items()}
     return [printable(labels.get(model.target, model.target)) for model in opened]
+
+
+def read_picture(path: Path, read: Any) -> Any:
+    """Read an image; one that cannot be read is a ValueError."""
+    try:
+        return read(path)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
+
+
+def check_task_options(task: str, **values: Any) -> None:
+    """Check that no option of the evaluation of another task is given."""
+    options = {name: [field.name for field in fields(kind.evaluation)] for name, kind in list_tasks().items()}
+    known = options[task]
+    for name, value in values.items():
+        if value and name not in known:
+            others = [other for other, names in options.items() if name in names]
+            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
+            text = " ".join(map(str, value)) if isinstance(value, list) else value
+            raise ValueError(
+                f"`{name}` must be left out with the task {task}, which {has}, got {text}; --{name} is for "
+                f"{' and '.join(others)}."
+            )
+
+
+def choose_device(name: str) -> str:
+    """Resolve auto to cuda if there is a GPU, otherwise to cpu."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.Generator(name)
+    except (RuntimeError, AssertionError) as error:  # the latter if PyTorch was built without it
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"`device` must be one that PyTorch has here, such as cpu, got {name!r} ({reason}).") from None
+    return name

@@ -23,10 +23,28 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class JsonOutput:
-    """The option of commands that print results."""
+    """The option of commands that print results: text for people, or with --json only one value for programs."""
 
     json: bool = False
     """print the results as JSON, and nothing else, on stdout"""
+
+    def say(self, *lines: str) -> None:
+        """Print lines for people."""
+        if lines and not self.json:
+            print(*lines, sep="\n")
+
+    def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """Print a table for people; returns its rows as records, with numeric cells as numbers."""
+        self.say(format_table([[printable(cell) for cell in row] for row in (columns, *rows)]))
+        return [dict(zip(columns, map(_number_of, row), strict=True)) for row in rows]
+
+    def finish(self, results: object, *written: Path) -> int:
+        """Print the results for programs, NaN and infinity as null, and the names of written files; returns 0."""
+        if self.json:
+            print(json.dumps(_finite(results), indent=2, allow_nan=False, default=str))
+        if written:
+            print_written(*written, file=sys.stderr if self.json else None)
+        return 0
 
 
 @dataclass(kw_only=True)
@@ -75,34 +93,27 @@ class Figures:
     """format of the figures: png, or pdf or svg, which scale to any size"""
 
 
-def parse(kind: type[T], name: str, arguments: Sequence[str], **defaults: Any) -> T:
+def parse(kind: type[T], command: str, arguments: Sequence[str]) -> T:
     """Parse the arguments of a command into a dataclass.
-
-    Args:
-        kind: the dataclass.
-        name: the command, for messages.
-        arguments: as given.
-        defaults: defaults of its fields, instead of their own.
 
     Raises:
         SystemExit: after the help was printed.
         BadArguments: for an unknown option, a missing or an invalid value.
     """
-    return _build(kind, _given(kind, name, arguments, defaults), defaults)
+    return _build(kind, _parse_changes(kind, command, arguments))
 
 
-def _given(kind: type, name: str, arguments: Sequence[str], defaults: Mapping[str, Any]) -> dict[FieldPath, Any]:
+def _parse_changes(kind: type, command: str, arguments: Sequence[str], **defaults: Any) -> dict[FieldPath, Any]:
     """Return the field of each given option -> its value; prints the help if it is asked for."""
     if asked := {"-h", "--help", "--help-all"} & set(arguments):
-        print(help_page(kind, name, every="--help-all" in asked, **defaults))
+        print(help_page(kind, command, every="--help-all" in asked, **defaults))
         raise SystemExit(0)
-    return parse_arguments(options_of(kind, **defaults), arguments, name)
+    return parse_arguments(options_of(kind, **defaults), arguments, command)
 
 
-def _build(kind: type[T], given: Mapping[FieldPath, Any], defaults: Mapping[str, Any]) -> T:
-    own = {path[0]: value for path, value in given.items() if not path[1:]}
-    within = {path: value for path, value in given.items() if path[1:]}
-    return change(kind(**{**defaults, **own}), within)
+def _build(kind: type[T], changes: Mapping[FieldPath, Any], **defaults: Any) -> T:
+    values = {path[0]: value for path, value in changes.items() if not path[1:]}
+    return change(kind(**{**defaults, **values}), {path: value for path, value in changes.items() if path[1:]})
 
 
 @dataclass
@@ -124,11 +135,11 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
         arguments: the options as given.
         command: the command, for messages.
     """
-    changes = _given(kind, command, arguments, {"recipe": recipe})
+    changes = _parse_changes(kind, command, arguments, recipe=recipe)
     names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
     if epochs := changes.get(("recipe", "epochs")):
         recipe = _shortened(recipe, epochs, names)
-    options: Any = _build(kind, changes, {"recipe": recipe})
+    options: Any = _build(kind, changes, recipe=recipe)
     root = getattr(options.recipe, "data_root", None)
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist.")
@@ -137,25 +148,21 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     return options
 
 
-def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:
-    """Return the recipe with a warm-up and decays that fit into `epochs`, unless given, and print what changed."""
+def _shortened(recipe: Any, epochs: int, names: Collection[str]) -> Any:
+    """Return the recipe with a warm-up and decays that fit into `epochs`, but for those in `names`."""
     warmup, decays = getattr(recipe, "warmup_epochs", 0), getattr(recipe, "decay_epochs", ())
-    if "warmup_epochs" not in given and 0 < epochs <= warmup:
+    if "warmup_epochs" not in names and 0 < epochs <= warmup:
         shorter = warmup * epochs // recipe.epochs
-        said = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"
-        print(said, file=sys.stderr)
+        text = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"
+        print(text, file=sys.stderr)
         recipe = dataclasses.replace(recipe, warmup_epochs=shorter, warmup_prefix=recipe.warmup_prefix and shorter > 0)
-    if "decay_epochs" not in given and 0 < epochs <= max(decays, default=0):
+    if "decay_epochs" not in names and 0 < epochs <= max(decays, default=0):
         earlier = tuple(sorted({at * epochs // recipe.epochs for at in decays} - {0}))
-        said = f"the decays of the recipe, at {_listed(decays)} of {recipe.epochs} epochs, are moved to"
-        print(f"{said} {_listed(earlier)} of {epochs}", file=sys.stderr)
+        before, after = (", ".join(map(str, at)) or "none" for at in (decays, earlier))
+        text = f"the decays of the recipe, at {before} of {recipe.epochs} epochs, are moved to {after} of {epochs}"
+        print(text, file=sys.stderr)
         recipe = dataclasses.replace(recipe, epochs=epochs, decay_epochs=earlier)
     return recipe
-
-
-def _listed(epochs: Sequence[int]) -> str:
-    """Return the epochs as a text."""
-    return ", ".join(map(str, epochs)) or "none"
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:
@@ -164,71 +171,16 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return shlex.join(["graticule", command, *arguments, *plugins])
 
 
-def parse_size(given: str | None, axes: int = 2) -> Any:
+def parse_size(text: str | None, axes: int = 2) -> Any:
     """Parse the size of images, or of films of three `axes`; None if it is not given."""
-    return parse_sizes([given], "img_size", axes)[0] if given else None
+    return parse_sizes([text], "img_size", axes)[0] if text else None
 
 
-def read_picture(path: Path, read: Any) -> Any:
-    """Read an image; one that cannot be read is a ValueError."""
-    from PIL import Image
-
-    try:
-        return read(path)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
-
-
-def check_task_options(task: str, **given: Any) -> None:
-    """Check that no option of the evaluation of another task is given."""
-    from graticule.lab.training.task import list_tasks
-
-    tasks = list_tasks()
-    options = {name: [field.name for field in dataclasses.fields(tasks[name].evaluation)] for name in tasks}
-    known = options[task]
-    for name, values in given.items():
-        if values and name not in known:
-            others = [other for other, names in options.items() if name in names]
-            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
-            shown = " ".join(map(str, values)) if isinstance(values, list) else values
-            raise ValueError(
-                f"`{name}` must be left out with the task {task}, which {has}, got {shown}; --{name} is for "
-                f"{' and '.join(others)}."
-            )
-
-
-def choose_device(given: str) -> str:
-    """Resolve auto to cuda if there is a GPU, otherwise to cpu."""
-    import torch
-
-    if given == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.Generator(given)
-    except (RuntimeError, AssertionError) as error:  # the latter if PyTorch was built without it
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"`device` must be one that PyTorch has here, such as cpu, got {given!r} ({reason})."
-        ) from None
-    return given
-
-
-def output_folder(given: Path | None, default: Path) -> Path:
+def output_folder(output: Path | None, default: Path) -> Path:
     """Return the output folder of a command."""
-    if given is not None and given.exists() and not given.is_dir():
-        raise ValueError(f"`output` must be a folder, got {str(given)!r}, which is not.")
-    return given or default
-
-
-def output_file(given: Path | None, default: Path) -> Path:
-    """Return the file of a command that writes one: `given`, or one named as `default` in it if it has no suffix."""
-    if given is None:
-        return default
-    file = given / default.name if given.is_dir() or not given.suffix else given
-    if default.suffix and file.suffix != default.suffix:
-        raise ValueError(f"`output` must be a folder, or a file NAME{default.suffix}, got {str(given)!r}.")
-    return file
+    if output is not None and output.exists() and not output.is_dir():
+        raise ValueError(f"`output` must be a folder, got {str(output)!r}, which is not.")
+    return output or default
 
 
 def print_written(*paths: Path, file: TextIO | None = None) -> None:
@@ -237,34 +189,7 @@ def print_written(*paths: Path, file: TextIO | None = None) -> None:
     print(f"wrote {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}", file=file)
 
 
-@dataclass(frozen=True)
-class Output:
-    """Output of a command: text for people, or with --json only one value for programs on stdout."""
-
-    json: bool
-
-    def say(self, *lines: str) -> None:
-        """Print lines for people."""
-        if lines and not self.json:
-            print(*lines, sep="\n")
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """Print a table for people; returns its rows as records, with numeric cells as numbers."""
-        if not self.json:
-            print(format_table([[printable(cell) for cell in row] for row in (columns, *rows)]))
-        return [dict(zip(columns, map(_value, row), strict=True)) for row in rows]
-
-    def wrote(self, *paths: Path) -> None:
-        """Print the names of written files, with --json on stderr."""
-        print_written(*paths, file=sys.stderr if self.json else None)
-
-    def give(self, values: object) -> None:
-        """Print the results of a command for programs; NaN and infinity are null."""
-        if self.json:
-            print(json.dumps(_finite(values), indent=2, allow_nan=False, default=str))
-
-
-def _value(cell: str) -> float | str | None:
+def _number_of(cell: str) -> float | str | None:
     """Return a cell of a table as a number if it is one, or None if it is a dash."""
     if cell == "-":
         return None

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from torch import nn
+
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.position_maps import bias_maps
+from graticule.backbones.base import Backbone
+from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.external.hub import save_pretrained
+from graticule.hub.files import Card, check_repo_id, push_folder
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import Opened, open_source
 from graticule.lab.commands.options import NamedModels, parse, print_written
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from graticule.lab.training.run import Run
+from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
+from graticule.lab.figures.save import save_figure
+from graticule.lab.tasks.classification import images_of
+from graticule.lab.training.run import Run
+from graticule.registry.fields import read_typed
 
 #: Untrained models of the same shape that the correlations are compared with.
 _UNTRAINED = 39
@@ -48,8 +57,6 @@ def run(arguments: list[str]) -> int:
     options = parse(Publish, "publish", arguments)
     if options.private and options.push is None:
         raise ValueError("`private` must be left out without --push, which creates the repository.")
-    from graticule.hub.files import check_repo_id, push_folder
-    from graticule.lab.commands.opening import open_source
 
     if options.push is not None:
         check_repo_id(options.push)
@@ -57,12 +64,9 @@ def run(arguments: list[str]) -> int:
     if (folder / "recipe.json").exists():
         raise ValueError(f"`folder` must be new or that of a published model, got {str(folder)!r}, a run.")
     source = open_source(options.model, "publish", options)
-    from graticule.backbones.base import Backbone
-    from graticule.external.hub import save_pretrained
-    from graticule.hub.files import Card
 
     if source.run is not None:
-        _publish_run(source.run, source.model, folder, options.format)
+        _publish_run(source.run, source, folder, options.format)
     else:
         save_pretrained(source.model, folder, host=options.host)
         drawn = isinstance(source.model, Backbone)
@@ -75,25 +79,21 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _publish_run(run: Run, model: Any, folder: Path, figure_format: str) -> None:
+def _publish_run(run: Run, source: Opened, folder: Path, figure_format: str) -> None:
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
-    from graticule.hub.files import Card
-    from graticule.lab.tasks.classification import images_of
-
     recipe: Any = run.recipe()
     facts = vars(images_of(run)) if run.task().inputs == "images" else run.described()
     mean, std, names = (list(facts[key]) for key in ("mean", "std", "class_names"))
-    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     limit = "" if recipe.limit_train is None else f", {recipe.limit_train:,} images of it"
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
-    figures = _figures(getattr(model, "backbone", model), title, folder, figure_format)
+    model: Any = source.model
+    figures = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
     card = Card(data, _results(run, recipe), _measured(run), figures)
     known = {"label_names": names} if names else {}  # a model without classes can be adapted
     model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, **known}, card=card)
 
 
 def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
-    """Return the results of a finished run, with names of its metric."""
     if not run.finished:
         return []
     result, metric, count = run.result(), recipe.metric, run.examples("test")
@@ -107,8 +107,6 @@ def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
 
 def _measured(run: Run) -> str:
     """Describe the machine and the versions that a run was trained with."""
-    from graticule.registry.fields import read_typed
-
     described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
     versions, machine = described.get("versions", {}), described.get("machine", {})
     with_ = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "timm") if name in versions)
@@ -118,12 +116,6 @@ def _measured(run: Run) -> str:
 
 def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
-    from graticule.analysis.correlation import position_correlations
-    from graticule.analysis.position_maps import bias_maps
-    from graticule.encodings.forms.absolute import AbsoluteEncoding
-    from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
-    from graticule.lab.figures.save import save_figure
-
     folder.mkdir(parents=True, exist_ok=True)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):

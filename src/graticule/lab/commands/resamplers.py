@@ -6,17 +6,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from graticule.backbones.token_model import TokenModel
+from graticule.external.convert.conversion import convert
+from graticule.external.convert.parts import can_convert
+from graticule.external.traced_model import ResampledTables, TracedModel
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import (
-    JsonOutput,
-    NamedModels,
-    OnDevice,
-    Output,
-    choose_device,
-    output_folder,
-    parse,
-)
+from graticule.lab.commands.opening import choose_device, open_models, pictures_of
+from graticule.lab.commands.options import JsonOutput, NamedModels, OnDevice, output_folder, parse
+from graticule.lab.data.pictures import find_pictures
+from graticule.lab.studies.resamplers import try_resamplers
+from graticule.lab.tasks.parts.image_scores import check_sizes
 from graticule.registry.checks import Range, parse_sizes, printable
+from graticule.surgery.resize import resampled_modules
 
 
 @dataclass
@@ -45,19 +46,9 @@ class Resamplers(NamedModels, JsonOutput, OnDevice):
 def run(arguments: list[str]) -> int:
     """Compare all resamplers on a model at other image sizes."""
     options = parse(Resamplers, "resamplers", arguments)
-    printer = Output(options.json)
     sizes = parse_sizes(options.sizes)
     if not sizes or len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
-    from graticule.backbones.token_model import TokenModel
-    from graticule.external.convert.conversion import convert
-    from graticule.external.convert.parts import can_convert
-    from graticule.external.traced_model import ResampledTables, TracedModel
-    from graticule.lab.commands.opening import open_models, pictures_of
-    from graticule.lab.data.pictures import find_pictures
-    from graticule.lab.studies.resamplers import try_resamplers
-    from graticule.lab.tasks.parts.image_scores import check_sizes
-    from graticule.surgery.resize import resampled_modules
 
     find_pictures(options.images)  # before the model is built
     (opened,) = open_models([options.model], options, "resamplers")
@@ -77,11 +68,9 @@ def run(arguments: list[str]) -> int:
     labels = None if pictures.labels is None else pictures.labels.tolist()
     study = try_resamplers(model, images, trained_at, labels, device=device)
     header, *rows = study.rows()
-    printer.table(header, rows)
-    printer.say(*study.notes())
+    options.print_table(header, rows)
+    options.say(*study.notes())
     if labels is None and opened.info is not None and opened.info.class_names:
-        printer.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
+        options.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
     output.mkdir(parents=True, exist_ok=True)
-    printer.give(study.record())
-    printer.wrote(study.write(output / "resamplers.json"))
-    return 0
+    return options.finish(study.record(), study.write(output / "resamplers.json"))

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.options import JsonOutput, parse
+from graticule.lab.studies.runs import Summary, find_runs, flat_values, summarise
 from graticule.registry.checks import printable
-
-if TYPE_CHECKING:
-    from graticule.lab.studies.runs import Summary
 
 #: Values of recipes that are shown first: in columns if they differ, otherwise in the line below the table.
 _FIRST = ("model", "encoding", "joining", "seed", "lr")
@@ -42,25 +40,21 @@ class Runs(JsonOutput):
 def run(arguments: list[str]) -> int:
     """List the runs in folders."""
     options = parse(Runs, "runs", arguments)
-    runs = _sorted(_found(options.folders), options.sort)
-    output = Output(options.json)
+    runs = _sorted(_find_runs(options.folders), options.sort)
     if options.json:
-        output.give([_record(name, summary) for name, summary in runs])
-        return 0
+        return options.finish([_record(name, summary) for name, summary in runs])
     if not runs:
-        output.say(printable(f"no run in {', '.join(map(str, options.folders))}"))
+        options.say(printable(f"no run in {', '.join(map(str, options.folders))}"))
     else:
-        _show(runs, output)
+        _show(runs, options)
     for name, summary in runs:
         if summary.damage:
-            output.say(f"{name} is damaged: {printable(summary.damage)}")
+            options.say(f"{name} is damaged: {printable(summary.damage)}")
     return 0
 
 
-def _found(folders: Sequence[Path]) -> list[tuple[str, Summary]]:
+def _find_runs(folders: Sequence[Path]) -> list[tuple[str, Summary]]:
     """Return the names and the summaries of the runs in folders, each run once."""
-    from graticule.lab.studies.runs import find_runs, summarise
-
     names: dict[Path, str] = {}
     for folder in folders:
         for place in find_runs(folder):
@@ -77,8 +71,6 @@ def _sorted(runs: list[tuple[str, Summary]], by: str) -> list[tuple[str, Summary
 
 def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     """Return the first values of the recipes, and all that differ: name -> one per run, `-` if a run has none."""
-    from graticule.lab.studies.runs import flat_values
-
     recipes = [flat_values(summary.recipe) for summary in summaries]
     keys = dict.fromkeys([*_FIRST, *(key for recipe in recipes for key in recipe)])
     columns = {key: [_value(recipe, key) for recipe in recipes] for key in keys}
@@ -96,8 +88,7 @@ def _value(recipe: Mapping[str, str], key: str) -> str:
     return "own" if (key, value) == ("encoding", "None") else value
 
 
-def _show(runs: Sequence[tuple[str, Summary]], output: Output) -> None:
-    """Print the table of runs, and their common values."""
+def _show(runs: Sequence[tuple[str, Summary]], options: Runs) -> None:
     values = _values([summary for _, summary in runs])
     shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(runs) > 1}
     others = [key for key in values if key not in shared and key not in _FIRST]
@@ -112,14 +103,14 @@ def _show(runs: Sequence[tuple[str, Summary]], output: Output) -> None:
         for at, (name, summary) in enumerate(runs)
     ]
     ages = [_length(time.time() - summary.changed) for _, summary in runs]
-    output.table([*columns, "changed"], [[*row, age] for row, age in zip(rows, ages, strict=True)])
+    options.print_table([*columns, "changed"], [[*row, age] for row, age in zip(rows, ages, strict=True)])
     if shared:
-        output.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
+        options.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
     if left_out:
-        output.say(f"other values differ or are not in all recipes, as --json lists: {', '.join(left_out)}")
+        options.say(f"other values differ or are not in all recipes, as --json lists: {', '.join(left_out)}")
     counts = Counter(summary.state for _, summary in runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    output.say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {states}")
+    options.say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {states}")
 
 
 def _rank(summary: Summary) -> tuple[str, float, int]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, show_results, study_with
 from graticule.lab.commands.options import output_folder, parse
+from graticule.lab.pages.run_report import run_page
+from graticule.lab.studies.execution import executor_of, parse_on
+from graticule.lab.studies.images import Correct, read_images, write_images
+from graticule.lab.studies.plan import plan, planned_rows
+from graticule.lab.studies.results import Results
+from graticule.lab.studies.study import TRAINED, Study, list_studies, load_study, read_table
+from graticule.lab.studies.study_runs import missing_runs, run_study
+from graticule.lab.training.run import Run
 from graticule.registry.checks import known_name
-
-if TYPE_CHECKING:
-    from graticule.lab.studies.study import Study
 
 
 @dataclass
@@ -53,16 +58,13 @@ class StudyOptions(RunOptions):
 def run(arguments: list[str]) -> int:
     """Run a study, or list them."""
     options = parse(StudyOptions, "study", arguments)
-    from graticule.lab.studies.study import list_studies, load_study
-
-    output = options.parsed()
+    parse_on(options.on)
     if Path(options.study).is_dir():
         studies = list_studies(options.study)
         if not studies:
             raise ValueError(f"`study` must be a folder with studies (NAME.py), got {options.study!r}, which has none.")
-        output.say(*(f"{file}  {question}" for file, question in studies.items()))
-        output.give(studies)
-        return 0
+        options.say(*(f"{file}  {question}" for file, question in studies.items()))
+        return options.finish(studies)
     study = load_study(options.study)
     name = Path(options.study).stem
     suffix = "-quick" * options.quick + folder_suffix(options)
@@ -76,15 +78,6 @@ def run(arguments: list[str]) -> int:
     table = options.table or folder / f"study_{name}.csv"
     selected = _select(study, options)
 
-    from graticule.lab.pages.run_report import run_page
-    from graticule.lab.studies.execution import executor_of
-    from graticule.lab.studies.images import Correct, read_images, write_images
-    from graticule.lab.studies.plan import plan, planned_rows
-    from graticule.lab.studies.results import Results
-    from graticule.lab.studies.study import TRAINED, read_table
-    from graticule.lab.studies.study_runs import missing_runs, run_study
-    from graticule.lab.training.run import Run
-
     end = study.endpoint
     judged = end.metric or next(iter(study.recipes().values())).metric.key
     if options.images and (judged, end.at, end.minus) != ("top1", TRAINED, None):
@@ -95,18 +88,16 @@ def run(arguments: list[str]) -> int:
     chosen: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.plan:
         columns, *planned = Results(name, selected, read_table(table)).power()
-        output.give({"tests": output.table(columns, planned)})
-        return 0
+        return options.finish({"tests": options.print_table(columns, planned)})
     if options.list_:
         rows = read_table(table)
         missing = missing_runs(selected, rows, folder, **chosen)
         columns, *planned = planned_rows(missing)
-        records = output.table(columns, planned) if missing else []
+        records = options.print_table(columns, planned) if missing else []
         measured = len(selected.cells) * len(selected.seeds) - len(missing)
         cost = Results(name, selected, rows).cost()
-        output.say(f"{len(missing)} runs to train, {measured} in {table}; about {cost} on one core")
-        output.give({"runs": records, "kept": measured, "cost": cost})
-        return 0
+        options.say(f"{len(missing)} runs to train, {measured} in {table}; about {cost} on one core")
+        return options.finish({"runs": records, "kept": measured, "cost": cost})
     with executor_of(options.on) as executor:
         run_study(selected, folder, table, executor=executor, progress=not options.json, **chosen)
     written = [table]
@@ -121,31 +112,26 @@ def run(arguments: list[str]) -> int:
     if options.images:
         written.append(write_images(table, known.values()))
     results = Results.of_table(f"study_{name}", study, table)
-    output.say(study.question)
-    tables = show_results(results, output)
+    options.say(study.question)
+    tables = show_results(results, options)
     written += results.write(folder)
     if runs:
         written.append(run_page(runs, results).write(folder / "report.html"))
-    output.wrote(*written)
-    output.give({"question": study.question, **tables, "interim": results.interim()})
-    return 0
+    return options.finish({"question": study.question, **tables, "interim": results.interim()}, *written)
 
 
 def _select(study: Study, options: StudyOptions) -> Study:
-    """Return the study with only the chosen seeds, choices and variants."""
     choices = options.choices or list(study.choices)
     variants = options.variants or list(study.variants)
-    for given, known, argument in ((choices, study.choices, "choices"), (variants, study.variants, "variants")):
-        for one in given:
-            known_name(argument, one, known)
+    for argument, names, known in (("choices", choices, study.choices), ("variants", variants, study.variants)):
+        for name in names:
+            known_name(argument, name, known)
     seeds = options.seeds or list(study.seeds)
     return dataclasses.replace(
         study,
-        choices={name: study.choices[name] for name in choices},
-        variants={name: study.variants[name] for name in variants},
-        without=tuple(
-            (choice, variant) for choice, variant in study.without if choice in choices and variant in variants
-        ),
+        choices={choice: study.choices[choice] for choice in choices},
+        variants={variant: study.variants[variant] for variant in variants},
+        without=tuple(cell for cell in study.without if cell[0] in choices and cell[1] in variants),
         seeds=tuple(seeds[:1] if options.quick else seeds),
         tests=tuple(pair for pair in study.tested if set(pair) <= set(choices)),
         interactions=tuple(four for four in study.interactions if set(four) <= set(choices)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.commands.options import command_line, output_folder, parse_recipe
+from graticule.lab.recipes.load import list_recipes, load_recipe
 from graticule.lab.training.interruption import STOPPED, Interrupted, Preempted, requeue_code
 from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.checks import printable
@@ -43,18 +44,11 @@ or SLURM.
 """
 
 
-def _smallest() -> TrainingRecipe:
-    """Return the recipe whose options are those without a recipe."""
-    from graticule.lab.recipes.load import load_recipe
-
-    return load_recipe("digits_quick")
-
-
 @dataclass(kw_only=True)
 class Train:
     """Train a recipe; every value of it can be overridden."""
 
-    recipe: Any = field(default_factory=_smallest)
+    recipe: Any = field(default_factory=lambda: load_recipe("digits_quick"))
     output: Path | None = None
     """run folder (default: runs/RECIPE-DATE-TIME)"""
     auto_resume: bool = False
@@ -65,8 +59,6 @@ class Train:
 
 def run(arguments: list[str]) -> int:
     """Train a recipe, or resume a run."""
-    from graticule.lab.recipes.load import list_recipes
-
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         recipes = list_recipes()
         print(USAGE)
@@ -95,15 +87,12 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
     try:
         run = train(recipe, run.folder, resume=resume)
     except Interrupted as reason:
-        rank = getattr(rank_zero_only, "rank", 0)
-        again = printable(command_line("train", ["--resume", str(run.folder)]))
-        if isinstance(reason, Preempted):
-            if not rank:
-                print(f"saved and stopped on a signal; resume with: {again}", file=sys.stderr)
-            return requeue
-        if not rank:
-            print(f"stopped; resume with: {again}", file=sys.stderr)
-        return STOPPED
+        preempted = isinstance(reason, Preempted)
+        if not getattr(rank_zero_only, "rank", 0):
+            again = printable(command_line("train", ["--resume", str(run.folder)]))
+            what = "saved and stopped on a signal" if preempted else "stopped"
+            print(f"{what}; resume with: {again}", file=sys.stderr)
+        return requeue if preempted else STOPPED
     if getattr(rank_zero_only, "rank", 0):  # the first process prints the results
         return 0
     result, place = run.result(), printable(str(run.folder))
@@ -111,23 +100,15 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
         print("this run is already finished.")
     metric = recipe.metric
     last, best = (metric.show(result[f"{which}_{metric.key}"]) for which in ("last", "best"))
-    print(f"{metric.label} {last} after the last epoch, {best} in the best ", end="")
-    print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
+    epochs = f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s"
+    print(f"{metric.label} {last} after the last epoch, {best} in the best {epochs}")
     if skipped := result["skipped_images"]:
         named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
         print(f"{len(skipped)} broken images were left out: {named}")
     task = run.task()
     run_page({run.folder.name: [run]}).write(run.folder / "report.html")
-    names = [
-        "recipe.json",
-        "metrics.csv",
-        "log.txt",
-        "report.html",
-        "weights.safetensors",
-        "checkpoints/",
-        "tensorboard/",
-    ]
-    print(f"wrote {place}: {', '.join(names)}")
+    names = "recipe.json, metrics.csv, log.txt, report.html, weights.safetensors, checkpoints/, tensorboard/"
+    print(f"wrote {place}: {names}")
     if next_step := task.next_step(shlex.quote(place)):
         print(next_step)
     return 0
@@ -159,8 +140,6 @@ def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
         raise ValueError("`--resume` must come first, without a recipe; call graticule train --resume RUN --option ...")
     if arguments[0].startswith("-"):
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
-    from graticule.lab.recipes.load import list_recipes, load_recipe
-
     loaded = load_recipe(arguments[0])
     if "--quick" in arguments:  # before the overrides, which take precedence
         loaded = loaded.quick()

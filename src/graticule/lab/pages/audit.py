@@ -15,7 +15,7 @@ from graticule.lab.pages.report import Report, add_position
 from graticule.position.places import axis_names, by
 
 
-def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
+def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
     """Build the page of an audit.
 
     Args:
@@ -23,54 +23,55 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         title: of the page, such as the name of the model.
         lines: settings of the audit, as rows of the first table.
     """
-    kind = "films" if len(found.img_size) > 2 else "images"
-    report = Report(title, f"Position audit: {found.images} {kind} of {by(found.img_size)} pixels")
-    for sentence in findings(found):
+    kind = "films" if len(audit.img_size) > 2 else "images"
+    report = Report(title, f"Position audit: {audit.images} {kind} of {by(audit.img_size)} pixels")
+    for sentence in findings(audit):
         report.note(sentence)
     if lines:
         report.table(("", ""), lines, "Settings of the audit")
-    _share(report, found.share)
-    _cost(report, found)
-    _probe(report, found)
-    _effects(report, found)
-    _sizes(report, found)
-    if found.translation is not None:
+    _share(report, audit.share)
+    _cost(report, audit)
+    _probe(report, audit)
+    _effects(report, audit)
+    _sizes(report, audit)
+    if audit.translation is not None:
         report.heading("Translation")
         report.text(
             "The image is shifted by whole patches; what leaves it on one side enters on the other. 0: features are "
             "shifted with it. 1: they change as much as they differ between tokens and images."
         )
-        figure = translation_plot({title: found.translation})
+        figure = translation_plot({title: audit.translation})
         report.figure(figure, "Difference after a shift, by layer", "Lines of the difference after a shift by layer")
-        columns, *rows = found.translation.summary()
-        report.table(columns, rows, found.translation.verdict())
-    if found.attention is not None:
-        _attention(report, found.attention)
-    if found.maps:
+        columns, *rows = audit.translation.summary()
+        report.table(columns, rows, audit.translation.verdict())
+    if audit.attention is not None:
+        _attention(report, audit.attention)
+    if audit.maps:
         report.heading("Position maps")
-        add_position(report, found.maps, title)
-    if found.unavailable:
+        add_position(report, audit.maps, title)
+    if audit.unavailable:
         report.heading("Not measured")
-        report.table(("analysis", "reason"), sorted(found.unavailable.items()))
+        report.table(("analysis", "reason"), sorted(audit.unavailable.items()))
     return report
 
 
-def findings(found: Audit) -> list[str]:
+def findings(audit: Audit) -> list[str]:
     """Return the main findings, one sentence each."""
-    share, names = found.share, axis_names(len(found.img_size))
+    share, names = audit.share, axis_names(len(audit.img_size))
     where = "the features" if share.features else "the last layer"
     most = int(np.nanargmax(share.total.value)) if not np.isnan(share.total.value).all() else -1
+    entry = "features" if share.names[most] == "features" else f"layer {share.names[most]}"
     sentences = [
         f"Position alone explains {share.total.text(-1)} % of the variance of {where}, {share.linear.text(-1)} % "
-        f"linearly in {_words(names)}; at most {share.total.text(most)} %, in {_entry(share.names[most])}."
+        f"linearly in {_words(names)}; at most {share.total.text(most)} %, in {entry}."
     ]
-    highest = map(_number, np.nanmax([one.mean for one in found.probes], axis=0))
-    best = int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
+    highest = map(_number, np.nanmax([probe.mean for probe in audit.probes], axis=0))
+    best = int(np.argmax([np.nanmean(probe.mean) for probe in audit.probes]))
     sentence = f"{_words(names).capitalize()} can be read with R² up to {_words(highest)}, best in layer {best}"
-    if found.probe_content is not None:
-        sentence += f"; from the patches alone with {_words(map(_number, found.probe_content.mean))}"
+    if audit.probe_content is not None:
+        sentence += f"; from the patches alone with {_words(map(_number, audit.probe_content.mean))}"
     sentences.append(f"{sentence}.")
-    for effect in found.effects:
+    for effect in audit.effects:
         if effect.name in ("position zeroed", "position shuffled"):
             sentence = f"With the {effect.name}, the features of the last layer change by {effect.mean_change[-1]:.2f} "
             sentence += "of their spread"
@@ -79,13 +80,13 @@ def findings(found: Audit) -> list[str]:
             if effect.accuracy is not None:
                 sentence += f"; accuracy {_signed(effect.accuracy)} points"
             sentences.append(f"{sentence}.")
-    if found.times:
-        one = found.times[-1]
-        if "without" in one.seconds:
-            median, low, high = one.share("computed", "without")
+    if audit.times:
+        turns = audit.times[-1]
+        if "without" in turns.seconds:
+            median, low, high = turns.share("computed", "without")
             noise = ", so no more than the noise of this machine" if low < 0 else ""
             sentences.append(
-                f"Position takes {100 * median:.1f} % of a forward pass of {one.batch} images (quartiles "
+                f"Position takes {100 * median:.1f} % of a forward pass of {turns.batch} images (quartiles "
                 f"{100 * low:.1f} to {100 * high:.1f} %{noise})."
             )
     return sentences
@@ -94,10 +95,6 @@ def findings(found: Audit) -> list[str]:
 def _words(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _entry(name: str) -> str:
-    return name if name == "features" else f"layer {name}"
 
 
 def _share(report: Report, share: PositionShare) -> None:
@@ -111,24 +108,24 @@ def _share(report: Report, share: PositionShare) -> None:
     )
     caption = "Share of the variance that position explains; bars are intervals of 95 %, by the jackknife over images"
     report.figure(share_plot(share), caption, "Lines of the share of position by layer")
-    for one in (share, *share.others.values()):
-        columns, *rows = one.summary()
+    for at_size in (share, *share.others.values()):
+        columns, *rows = at_size.summary()
         norms = "outliers: percent of tokens with a norm above 3 times the median"
-        report.table(columns, rows, f"Shares in percent at {by(one.img_size)}, with intervals of 95 %; {norms}")
+        report.table(columns, rows, f"Shares in percent at {by(at_size.img_size)}, with intervals of 95 %; {norms}")
 
 
-def _cost(report: Report, found: Audit) -> None:
+def _cost(report: Report, audit: Audit) -> None:
     report.heading("Cost")
-    total = sum(found.position.values())
-    rows = [(kind, f"{count:,}", f"{100 * count / found.parameters:.2f} %") for kind, count in found.position.items()]
-    rows.append(("all position information", f"{total:,}", f"{100 * total / found.parameters:.2f} %"))
-    rows.append(("the model", f"{found.parameters:,}", "100 %"))
+    total = sum(audit.position.values())
+    rows = [(kind, f"{count:,}", f"{100 * count / audit.parameters:.2f} %") for kind, count in audit.position.items()]
+    rows.append(("all position information", f"{total:,}", f"{100 * total / audit.parameters:.2f} %"))
+    rows.append(("the model", f"{audit.parameters:,}", "100 %"))
     report.table(("part", "parameters", "share"), rows, "Parameters")
-    if found.unknown:
-        report.note(f"Not counted, and not changed below, as their structure is not known: {', '.join(found.unknown)}.")
-    if found.times:
+    if audit.unknown:
+        report.note(f"Not counted, and not changed below, as their structure is not known: {', '.join(audit.unknown)}.")
+    if audit.times:
         shares: list[tuple[str, ...]] = []
-        for turns in found.times:
+        for turns in audit.times:
             for name, less, more in (
                 ("computing position information", "folded", "computed"),
                 ("using it", "without", "folded"),
@@ -147,7 +144,7 @@ def _cost(report: Report, found: Audit) -> None:
         )
 
 
-def _probe(report: Report, found: Audit) -> None:
+def _probe(report: Report, audit: Audit) -> None:
     report.heading("Linear probe of position")
     report.text(
         "A linear map of the features of a patch predicts its coordinates. It is fitted by ridge regression, and "
@@ -155,25 +152,25 @@ def _probe(report: Report, found: Audit) -> None:
         "content alone tells something of position, such as sky above and ground below. In the control, the labels "
         "are shuffled over the patches of each image."
     )
-    figure = probe_plot(found.probe_content, found.probes)
+    figure = probe_plot(audit.probe_content, audit.probes)
     report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of the coordinates by layer")
-    whole = [("patches alone", found.probe_content)] if found.probe_content is not None else []
+    layers = [("patches alone", audit.probe_content)] if audit.probe_content is not None else []
     rows = []
-    for name, one in [*whole, *((str(layer), one) for layer, one in enumerate(found.probes))]:
-        assert one is not None
-        cells = map(_with_error, one.mean, one.error)
-        rows.append((name, *cells, *map(_with_error, one.control_mean, one.control_error)))
-    names = axis_names(len(found.img_size))
+    for name, probe in [*layers, *((str(layer), probe) for layer, probe in enumerate(audit.probes))]:
+        assert probe is not None
+        cells = map(_with_error, probe.mean, probe.error)
+        rows.append((name, *cells, *map(_with_error, probe.control_mean, probe.control_error)))
+    names = axis_names(len(audit.img_size))
     columns = ("layer", *names, *(f"control: {axis}" for axis in names))
     report.table(columns, rows, "R² ± standard error over folds")
-    one = found.probes[-1]
-    if one.examples < 10 * one.channels:
+    probe = audit.probes[-1]
+    if probe.examples < 10 * probe.channels:
         report.note(
-            f"{one.examples:,} patches are few for {one.channels} channels: with more images R² would be larger."
+            f"{probe.examples:,} patches are few for {probe.channels} channels: with more images R² would be larger."
         )
 
 
-def _effects(report: Report, found: Audit) -> None:
+def _effects(report: Report, audit: Audit) -> None:
     report.heading("Effects of changed position")
     report.text(
         "The same images are passed through the model with its position information changed. Zeroed: no layer gets "
@@ -182,27 +179,27 @@ def _effects(report: Report, found: Audit) -> None:
         "a PEG, are not changed. Removed: after each layer, the directions that the probe reads are projected out of "
         "the features; the control removes as many directions, those of shuffled labels."
     )
-    if found.effects:
-        figure = effect_plot(found.effects)
+    if audit.effects:
+        figure = effect_plot(audit.effects)
         caption = "Change of the features by layer; bars are standard errors over images"
         report.figure(figure, caption, "Lines of the change of the features by layer")
-    columns, rows = _effect_table(found.effects)
+    columns, rows = _effect_table(audit.effects)
     caption = "Last layer"
-    if found.accuracy is not None:
-        of = "5 leave-one-out neighbors of the unchanged model" if found.neighbors else "the unchanged model"
-        caption += f"; accuracy of {of}: {_pair(found.accuracy, 1)} %"
+    if audit.accuracy is not None:
+        of = "5 leave-one-out neighbors of the unchanged model" if audit.neighbors else "the unchanged model"
+        caption += f"; accuracy of {of}: {audit.accuracy[0]:.1f} ± {audit.accuracy[1]:.1f} %"
     report.table(columns, rows, caption)
 
 
-def _sizes(report: Report, found: Audit) -> None:
-    if not found.sizes:
+def _sizes(report: Report, audit: Audit) -> None:
+    if not audit.sizes:
         return
     report.heading("Other sizes")
     report.text(
-        f"Features of the same images at another size, resampled to the grid at {by(found.img_size)}, compared with "
+        f"Features of the same images at another size, resampled to the grid at {by(audit.img_size)}, compared with "
         "those at that size."
     )
-    effects = list(found.sizes.values())
+    effects = list(audit.sizes.values())
     report.figure(effect_plot(effects), "Change of the features by layer", "Lines of the change of the features")
     columns, rows = _effect_table(effects)
     report.table(("size", *columns[1:]), rows, "Last layer")
@@ -211,17 +208,21 @@ def _sizes(report: Report, found: Audit) -> None:
 def _effect_table(effects: Sequence[Effect]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return columns and rows of the effects on the last layer and on the predicted classes."""
     columns = ["change", "change of features", "cosine"]
-    if any(one.same is not None for one in effects):
+    if any(effect.same is not None for effect in effects):
         columns.append("top-1 as before")
-    if any(one.right is not None for one in effects):
+    if any(effect.right is not None for effect in effects):
         columns += ["accuracy (points)", "p (McNemar)"]
     rows = []
-    for one in effects:
-        row = [one.name, _with_error(one.mean_change[-1], one.change_error[-1]), f"{one.cosine[-1].mean():.3f}"]
-        if one.same is not None:
-            row.append(f"{100 * one.same.mean():.1f} %")
-        if one.accuracy is not None and one.p_value is not None:
-            row += [_signed(one.accuracy), f"{one.p_value:.2g}"]
+    for effect in effects:
+        row = [
+            effect.name,
+            _with_error(effect.mean_change[-1], effect.change_error[-1]),
+            f"{effect.cosine[-1].mean():.3f}",
+        ]
+        if effect.same is not None:
+            row.append(f"{100 * effect.same.mean():.1f} %")
+        if effect.accuracy is not None and effect.p_value is not None:
+            row += [_signed(effect.accuracy), f"{effect.p_value:.2g}"]
         rows.append(tuple(row + ["-"] * (len(columns) - len(row))))
     return tuple(columns), rows
 
@@ -237,7 +238,7 @@ def _attention(report: Report, summary: AttentionSummary) -> None:
     rows = []
     for index, layer in enumerate(summary.layers):
         values = (summary.distance[index], summary.entropy[index], summary.prefix[index])
-        spans = [f"{np.nanmin(one):.2f} to {np.nanmax(one):.2f}" for one in values]
+        spans = [f"{np.nanmin(heads):.2f} to {np.nanmax(heads):.2f}" for heads in values]
         rows.append((str(layer), *spans, f"{summary.uniform[index]:.2f}"))
     columns = ("layer", "distance (patches)", "entropy (nats)", "share on prefix tokens", "distance if uniform")
     report.table(columns, rows, "Range over the heads, mean over images")
@@ -249,10 +250,6 @@ def _number(value: float) -> str:
 
 def _with_error(value: float, error: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3f} ± {error:.3f}"
-
-
-def _pair(pair: tuple[float, float], decimals: int) -> str:
-    return f"{pair[0]:.{decimals}f} ± {pair[1]:.{decimals}f}"
 
 
 def _signed(pair: tuple[float, float]) -> str:

@@ -254,12 +254,7 @@ _SIDE = 224
 
 @checked
 def explored(
-    model: nn.Module,
-    images: Sequence[Tensor],
-    mean: Sequence[float],
-    std: Sequence[float],
-    label: str,
-    title: str = "",
+    model: nn.Module, images: Sequence[Tensor], mean: Sequence[float], std: Sequence[float], label: str, title: str = ""
 ) -> Explored:
     """Compute the maps and images of a model for the explorer; `write_explorer` makes a page of one or two models.
 

@@ -96,7 +96,10 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     grids = [grid.shape for grid in view.grids(size)]
     maps, notes = list(_of_position(view, size)), []
     with suppress(ValueError):  # if the model is not a gated MLP
-        maps += list(_mixing(view, size))
+        matrices = enumerate(mixing_matrices(view.model, size))
+        maps += [
+            _compact("mixing", layer, values, grid, _names("group", len(values))) for layer, (grid, values) in matrices
+        ]
     try:
         maps += _attention(view, images, "attention")
         maps += _attention(view.without_position(), images, "without")
@@ -136,13 +139,7 @@ def _similarity(kind: str, similarities: Correlations, first: int) -> Iterator[M
             yield Maps(kind, first + layer, values[None], shape, shape, heads)
 
 
-def _mixing(view: ModelView, size: Size) -> Iterator[Maps]:
-    for layer, (grid, values) in enumerate(mixing_matrices(view.model, size)):
-        yield _compact("mixing", layer, values, grid, _names("group", len(values)))
-
-
 def _attention(view: ModelView, images: Tensor, kind: str) -> Iterator[Maps]:
-    """Yield the attention of each layer for each image."""
     for layer in view.attention(images):
         shapes, heads = (layer.queries.shape, layer.keys.shape), _names("head", layer.num_heads)
         to_patches = layer.weights[..., layer.keys.prefix :]
