@@ -44,9 +44,9 @@ def test_a_model_that_is_moved_copied_folded_or_loaded_on_the_device_is_the_same
 def test_a_new_head_and_another_size_stay_on_the_device(device, case):
     model = model_of(case)
     height, width = model.img_size
-    images = images_for(model)
-    wide = torch.cat([images, images], -1)
+    wide = torch.cat([images_for(model)] * 2, -1)
     moved = copy.deepcopy(model).to(device)
+    assert_close_in_norm({"logits": moved(wide.to(device))}, {"logits": model(wide)}, 1e-4)
     for part in (model, moved):
         part.set_input_size((height, 2 * width))
     assert devices_of(moved) <= {device}

@@ -11,12 +11,13 @@ import transformers
 from torch import nn
 
 import graticule
-from graticule import fold, resize
+from graticule import Grid, fold, resize
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.folded import FoldedPosition
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import build_resampler
-from tiny import ENCODERS, SIZE, assert_same, draw, images, tiny
+from in_turn import in_turn
+from tiny import COVER, SIZE, assert_same, draw, images, tiny
 
 PYRAMID = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "num_heads": (3, 3), "window_size": 4}
 _STAGES = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "groups": (3, 3)}
@@ -34,15 +35,13 @@ def positions(model, grid):
 def built(name, encoding=None, joining="default", **options):
     """Return a small model in float64 with random parameters."""
     torch.manual_seed(0)
-    given = {} if encoding is None else {"encoding": encoding}
-    return draw(graticule.create_model(name, joining=joining, **given, **options)).double().eval()
+    options |= {} if encoding is None else {"encoding": encoding}
+    return draw(graticule.create_model(name, joining=joining, **options)).double().eval()
 
 
 #: Every encoding, in a ViT or in a gated MLP; every joining of a table; the families with windows.
 CASES = [
-    *[("vit_tiny_patch16_224", encoding, "default", SIZE, (24, 40)) for encoding in ENCODERS],
-    *[("vit_tiny_patch16_224", "learnable", joining, SIZE, (24, 40)) for joining in graticule.list_joinings()],
-    ("vit_tiny_patch16_224", "relative_bias", "lape", SIZE, (24, 40)),
+    *[("vit_tiny_patch16_224", encoding, joining, SIZE, (24, 40)) for encoding, joining in COVER],
     ("swin_tiny_patch4_window7_224", None, "default", PYRAMID, (48, 80)),
     ("swin_tiny_patch4_window7_224", "learnable + relative_bias", "lape", PYRAMID, (48, 80)),
     ("posmlp_tiny_224", "lrpe", "default", POSMLP, (48, 80)),
@@ -250,7 +249,7 @@ def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
             resize(vit, wrong)
 
 
-def test_a_failed_resize_is_undone():
+def test_a_failed_resize_is_undone(monkeypatch):
     model = Undone()
     weight, index = model.weight, model.index
     with pytest.raises(RuntimeError, match="no such size"):
@@ -258,39 +257,33 @@ def test_a_failed_resize_is_undone():
     assert model.weight is weight and model.index is index and not hasattr(model, "more") and model.sizes == [1]
     assert list(model.state_dict()) == ["weight", "index"]
 
-
-def test_a_failed_resize_of_a_folded_model_is_undone(monkeypatch):
-    model = fold(built("vit_tiny_patch16_224", "learnable", "lape", **SIZE))
-    x = images(dtype=torch.float64)
-    before = model(x)
-
     def fails(self, grid):
         self.original.set_grid(grid)
         raise MemoryError
 
+    folded, x = fold(built("vit_tiny_patch16_224", "learnable", "lape", **SIZE)), images(dtype=torch.float64)
+    before = folded(x)
     with monkeypatch.context() as patch:
         patch.setattr(FoldedPosition, "set_grid", fails)
         with pytest.raises(MemoryError):
-            resize(model, (24, 40))
-    assert torch.equal(model(x), before) and model.img_size == (32, 32)
-    assert_same(graticule.unfold(model)(x), before)
+            resize(folded, (24, 40))
+    assert torch.equal(folded(x), before) and folded.img_size == (32, 32)
+    assert_same(graticule.unfold(folded)(x), before)
 
 
 # Patch embeddings, on models of this library, timm and transformers
 
 #: A model per library, as a function of its patch size.
 HOSTS = {
-    "graticule": lambda: draw(
-        graticule.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": 28, "patch_size": 7})
-    ),
+    "graticule": lambda: draw(tiny(img_size=28, patch_size=7)),
     "timm": lambda: draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": 28, "patch_size": 7})),
     "transformers": lambda: _dinov2(),
 }
 
 
-def _dinov2(**given):
+def _dinov2():
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 7}
-    return draw(transformers.Dinov2Model(transformers.Dinov2Config(**{**small, **given})))
+    return draw(transformers.Dinov2Model(transformers.Dinov2Config(**small)))
 
 
 def convolution(model):
@@ -437,3 +430,81 @@ def test_the_encoder_of_sam_2_of_timm_keeps_the_table_of_its_size():
     with pytest.raises(ValueError, match="must be a multiple of the windows, 32 x 32 pixels, got 144 x 96"):
         graticule.resize(model, (144, 96))
     assert model.pos_embed.shape == (1, 16, 32, 24)
+
+
+# A model of images that takes volumes gives a volume of one slice the outputs of the image
+
+VIT, DEIT = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
+
+
+def image_model(name=VIT, encoding="learnable", joining="default", **options):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 48, "num_heads": 4, "depth": 2, "num_classes": 5, "patch_size": 4, "img_size": (8, 12)}
+    return draw(graticule.create_model(name, encoding=encoding, joining=joining, **sizes, **options)).double().eval()
+
+
+def repeated(x, depth):
+    return x[:, :, None].expand(-1, -1, depth, -1, -1)
+
+
+VOLUME_CASES = [
+    *((VIT, "learnable", joining, {}) for joining in graticule.list_joinings()),
+    *((VIT, encoding, "default", {"reg_tokens": 2}) for encoding in ("none", "alibi + learnable", "log_n", "kerple")),
+    (DEIT, "learnable(prefix_rows='first')", "lape", {}),
+]
+
+
+@in_turn(("name", "encoding", "joining", "options"), VOLUME_CASES)
+@torch.no_grad()
+def test_a_volume_of_one_slice_has_the_logits_of_the_image_and_opens_again(name, encoding, joining, options, tmp_path):
+    model, x = image_model(name, encoding, joining, **options), torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    logits = model(x)
+    assert resize(model, (6, 8, 12), patch_size=(2, 4, 4)) is model
+    assert model.grid.shape == (3, 2, 3) and model.img_size == (6, 8, 12) and model.patch_size == (2, 4, 4)
+    torch.testing.assert_close(model(repeated(x, 2)), logits, rtol=0, atol=1e-12)
+    volumes = torch.randn(2, 3, 6, 8, 12, dtype=torch.float64)
+    opened = graticule.from_pretrained(model.save_pretrained(tmp_path)).double()
+    torch.testing.assert_close(opened(volumes), model.float().double()(volumes), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_weights_of_a_patch_are_spread_over_its_slices():
+    model = image_model(class_token=False, global_pool="avg")
+    x = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    flat, logits = model.patch_embed.proj.weight.clone(), model(x)
+    resize(model, (6, 8, 12), patch_size=(3, 4, 4))
+    solid = model.patch_embed.proj.weight
+    torch.testing.assert_close(solid.sum(2), flat, rtol=0, atol=1e-15)
+    torch.testing.assert_close(solid, (flat / 3)[:, :, None].expand_as(solid), rtol=0, atol=0)
+    torch.testing.assert_close(model(repeated(x, 6)), logits, rtol=0, atol=1e-9)  # equal slices, no other tokens
+
+
+@torch.no_grad()
+def test_size_patch_and_channels_change_together():
+    model, gray = image_model(), torch.randn(2, 1, 16, 24, dtype=torch.float64)
+    flat = resize(copy.deepcopy(model), (16, 24), patch_size=8, channels=1)
+    resize(model, (4, 16, 24), patch_size=(2, 8, 8), channels=1)
+    assert model.in_chans == 1 and model.grid == Grid(2, 2, 3, prefix=1)
+    torch.testing.assert_close(model(repeated(gray, 2)), flat(gray), rtol=0, atol=1e-9)
+    assert resize(model, (8, 8, 24)).grid == Grid(4, 1, 3, prefix=1)  # and as one of volumes
+
+
+@in_turn(
+    ("build", "size", "options", "message"),
+    [
+        (lambda: graticule.create_model("pvt_tiny", img_size=64), (4, 64, 64), {}, "PyramidVision.*no third axis"),
+        (lambda: graticule.fold(image_model()), (4, 8, 12), {}, "`model` must not be folded"),
+        (image_model, (3, 8, 12), {"patch_size": (2, 4, 4)}, "`img_size` must be a positive multiple .* got depth 3"),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), (4, 8, 12), {}, "unless `model` is one of our backbones"),
+        *(
+            (lambda name=name: image_model(encoding=name), (4, 8, 12), {}, "a volume of one slice")
+            for name in ("rope", "shaw")
+        ),
+    ],
+)
+def test_what_cannot_take_volumes_is_refused_with_the_reason_and_is_unchanged(build, size, options, message):
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        resize(model, size, **options)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

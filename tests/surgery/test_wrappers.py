@@ -72,8 +72,18 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("option", ["batch", *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS)])
-@pytest.mark.parametrize("name", WRAPPERS)
+#: In `make test`, with a free batch; all wrappers with all options in `make test-slow`.
+FAST = ("attached, folded", "debiased", "debiased, converted", "debiased host", "host")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        pytest.param(name, option, marks=() if name in FAST and option == "batch" else pytest.mark.slow)
+        for name in WRAPPERS
+        for option in OPTIONS
+    ],
+)
 def test_every_wrapper_is_exported_with_every_option_or_refused(name, option, tmp_path):
     torch.manual_seed(0)
     model, path = WRAPPERS[name](), tmp_path / "model.pt2"
@@ -91,18 +101,25 @@ def test_every_wrapper_is_exported_with_every_option_or_refused(name, option, tm
             torch.testing.assert_close(torch.export.load(path).module()(x)[0], model(x), rtol=1e-4, atol=1e-4)
 
 
+SWIN = {"img_size": 32, "depths": (1,), "num_heads": (1,), "embed_dim": 16, "window_size": 4, "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "side"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3}, 32),  # tokens
+        pytest.param("swin_tiny_patch4_window7_224", SWIN, 32, marks=pytest.mark.slow),  # channels last
+        pytest.param("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, 64, marks=pytest.mark.slow),  # channels first
+    ],
+)
 @torch.no_grad()
-def test_a_debiased_model_of_any_library_is_traced_with_a_free_batch():
-    swin = {"img_size": 32, "depths": (1,), "num_heads": (1,), "embed_dim": 16, "window_size": 4, "patch_size": 4}
-    last = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **swin)
-    first = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=5)
-    for host, side in ((_host(), 32), (last.eval(), 32), (first.eval(), 64)):  # tokens; channels last; channels first
-        model = _debiased(host, side=side)
-        free = ({0: torch.export.Dim("batch", min=1)},)
-        program = torch.export.export(model, (images(side, side),), dynamic_shapes=free).module()
-        for batch in (1, 3):
-            x = images(side, side, batch)
-            torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
+def test_a_debiased_model_of_any_library_is_traced_with_a_free_batch(name, sizes, side):
+    model = _debiased(timm.create_model(name, num_classes=5, **sizes).eval(), side=side)
+    free = ({0: torch.export.Dim("batch", min=1)},)
+    program = torch.export.export(model, (images(side, side),), dynamic_shapes=free).module()
+    for batch in (1, 3):
+        x = images(side, side, batch)
+        torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
@@ -119,14 +136,14 @@ def test_every_wrapper_has_the_same_outputs_in_several_threads(name, frequent_sw
     """Images of two sizes with as many patches; a model that is folded for one size refuses the other."""
     model = WRAPPERS[name]()
     x = [images(24, 40), images(40, 24)]
-    expected = [model(each) for each in x]
+    expected = [model(image) for image in x]
 
     def run(thread):
         with torch.inference_mode():
             return [torch.equal(model(x[thread % 2]), expected[thread % 2]) for _ in range(20)]
 
     with ThreadPoolExecutor(4) as threads:
-        assert all(same for each in threads.map(run, range(4)) for same in each)
+        assert all(map(all, threads.map(run, range(4))))
 
 
 def test_activation_checkpointing_of_an_attached_position_works_in_the_threads_of_the_backward_pass():
@@ -146,20 +163,18 @@ def test_activation_checkpointing_of_an_attached_position_works_in_the_threads_o
         thread.start()
         thread.join()
 
-    model(x).sum().backward()
-    expected = gradients(model)
-    model.zero_grad()
-    run_in_thread(backward, model(x).sum())
-    assert not errors
-    for name, value in gradients(model).items():
-        torch.testing.assert_close(value, expected[name])
-    with ThreadPoolExecutor(1) as other:
-        other.submit(model, images(24, 40)).result()
+    def check():
         model.zero_grad()
         run_in_thread(backward, model(x).sum())
-    assert not errors
-    for name, value in gradients(model).items():
-        torch.testing.assert_close(value, expected[name])
+        assert not errors
+        torch.testing.assert_close(gradients(model), expected)
+
+    model(x).sum().backward()
+    expected = {name: value.clone() for name, value in gradients(model).items()}
+    check()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(model, images(24, 40)).result()
+        check()
 
 
 @pytest.mark.parametrize("encoding", ["learnable", "relative_bias"])
@@ -168,11 +183,10 @@ def test_activation_checkpointing_of_two_sizes_in_one_backward_pass_has_the_same
     graticule.attach(model, encoding=encoding)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    found, wide, high = [], images(24, 40), images(40, 24)
+    wide, high, by_mode = images(24, 40), images(40, 24), []
     for checkpointing in (False, True):
         model.zero_grad()
         model.set_grad_checkpointing(checkpointing)
         (model(wide).square().sum() + model(high).square().sum()).backward()
-        found.append(gradients(model))
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value)
+        by_mode.append({name: value.clone() for name, value in gradients(model).items()})
+    torch.testing.assert_close(*by_mode)

@@ -72,7 +72,9 @@ def check_task(recipe: TrainingRecipe) -> None:
     """
     recipe = dataclasses.replace(recipe.quick(), keep=2)
     task = task_of(recipe)
-    _check_recipe(recipe)
+    again = read_recipe(json.loads(json.dumps(recipe.to_dict())))
+    names = recipe.differences(again)
+    assert again == recipe, f"a recipe must be the same after it was written as JSON, not differ in {', '.join(names)}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         data = task.build_data()
@@ -83,12 +85,6 @@ def check_task(recipe: TrainingRecipe) -> None:
         _check_validation(task, model, data)
         with tempfile.TemporaryDirectory() as folder:
             _check_runs(recipe, Path(folder))
-
-
-def _check_recipe(recipe: TrainingRecipe) -> None:
-    found = read_recipe(json.loads(json.dumps(recipe.to_dict())))
-    names = recipe.differences(found)
-    assert found == recipe, f"a recipe must be the same after it was written as JSON, not differ in {', '.join(names)}"
 
 
 def _check_description(task: Task[Any, Any], data: Any) -> dict[str, Any]:
@@ -127,32 +123,34 @@ def _check_validation(task: Task[Any, Any], model: nn.Module, data: Any) -> None
         values: Mapping[str, Tensor] = task.validate(model, batch)
         sizes = {name: tuple(value.shape) for name, value in values.items()}
         assert sizes, "`validate` must return a value of each example, got none"
-        assert all(size == (len(next(iter(values.values()))),) for size in sizes.values()), (
+        size = len(next(iter(values.values())))
+        assert all(shape == (size,) for shape in sizes.values()), (
             f"`validate` must return one value per example, (n,), got the shapes {sizes}"
         )
         wrong = [name for name, value in values.items() if not value.isfinite().all()]
         assert not wrong, f"`validate` must return finite values, not of {', '.join(wrong)}"
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-        count += len(next(iter(values.values())))
-    own = type(task).score is not Task.score
+        count += size
     key = task.metric.key
-    assert own or key in sums, f"`validate` must return {key!r}, of which the score is the mean, got {', '.join(sums)}"
+    assert type(task).score is not Task.score or key in sums, (
+        f"`validate` must return {key!r}, of which the score is the mean, got {', '.join(sums)}"
+    )
     assert isinstance(task.score(sums, count), float | int), "`score` must return a number"
 
 
 def _check_runs(recipe: TrainingRecipe, folder: Path) -> None:
-    whole = train(recipe, folder / "whole", progress=False)
-    part = Run(Path(shutil.copytree(whole.folder, folder / "part")))
+    complete = train(recipe, folder / "whole", progress=False)
+    part = Run(Path(shutil.copytree(complete.folder, folder / "part")))
     assert part.last is not None
     part.last.unlink()  # as if it had been killed in the second epoch
     for path in (part.weights, part.result_file):
         path.unlink()
     resumed = train(recipe, part.folder, resume=True, progress=False)
-    one, other = (read_state(run.weights) for run in (whole, resumed))
-    wrong = [name for name, value in one.items() if name not in other or not torch.equal(value, other[name])]
-    assert not wrong and one.keys() == other.keys(), (
+    weights, others = (read_state(run.weights) for run in (complete, resumed))
+    wrong = [name for name, value in weights.items() if name not in others or not torch.equal(value, others[name])]
+    assert not wrong and weights.keys() == others.keys(), (
         f"a run that is resumed must end with the same weights, bit for bit, not others in {', '.join(wrong[:3])}"
     )
-    results = [{**run.result(), "seconds": 0} for run in (whole, resumed)]
+    results = [{**run.result(), "seconds": 0} for run in (complete, resumed)]
     assert results[0] == results[1], f"a run that is resumed must have the same results, got {results}"

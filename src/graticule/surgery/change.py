@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
-from graticule.surgery.fits.contributions import entered_blocks, share_kept, table_contributions
+from graticule.surgery.fits.contributions import share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
 from graticule.surgery.freeze import check_floating
 
@@ -52,9 +53,9 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
         first: index of the first layer of the stage.
     """
     shares = []
-    table = before.given[0].added_to_stream if before.given else None
+    table = before.positions[0].added_to_stream if before.positions else None
     stream: Tensor | None = None
-    for index, (old, new) in enumerate(zip(before.given, after, strict=True)):
+    for index, (old, new) in enumerate(zip(before.positions, after, strict=True)):
         layer = first + index
         if new.added_to_stream is not None:
             stream = new.added_to_stream if stream is None else stream + new.added_to_stream
@@ -265,12 +266,10 @@ def change_position(
         )
         transfer(model, weights)
         fits = fit_position(model.position, old, before)
-        shares, first = [], 0
-        after = model.position(model.grid)
+        layers, shares, first = iter(model.position(model.grid)), [], 0
         for stage in before:
-            last = first + len(stage.given)
-            shares += measure(stage, after[first:last], first)
-            first = last
+            shares += measure(stage, [*islice(layers, len(stage.positions))], first)
+            first += len(stage.positions)
         drift = () if images is None else drift_of(tokens, features(model, images))
         certificate = Certificate(tuple(fits), tuple(shares), drift)
         if least is not None and certificate.kept is not None and certificate.kept < least:
@@ -315,10 +314,9 @@ def _check(model: Backbone, images: Tensor | None) -> Tensor | None:
 
 def _record(model: Backbone, images: Tensor) -> list[Before]:
     """Record the state of each stage, and measure the contributions of its table to its layers."""
-    contributions = table_contributions(model, images)
-    positions, first, states = model.position(model.grid), 0, []
-    for grid, blocks in zip(model.position_grids(model.grid), entered_blocks(model), strict=True):
-        last = first + len(blocks)
-        states.append(Before(grid, positions[first:last], contributions[first:last]))
-        first = last
+    layers = zip(model.position(model.grid), table_contributions(model, images), strict=True)
+    states = []
+    for grid, depth in zip(model.position_grids(model.grid), model.depths, strict=True):
+        positions, contributions = zip(*islice(layers, depth), strict=True)
+        states.append(Before(grid, positions, contributions))
     return states

@@ -24,7 +24,7 @@ from graticule.layers.tokenizers import on_axes
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, Position
 from graticule.registry.checks import checked, install, known_name
-from graticule.surgery.export_program import Exportable, Program, Size, Sizes, prepared, trace
+from graticule.surgery.export_program import Exportable, Program, Size, Sizes, trace
 from graticule.system.files import write_whole
 
 #: Function that runs a file on images (B, C, height, width), and returns its outputs.
@@ -272,20 +272,23 @@ def export(
     subject = subject.plain()
     sizes = Sizes.of(subject, size, dynamic)
     if sizes.sides:
-        kind.check_position(subject.position)
-    program = Program(prepared(subject, sizes), features)
-    traced = trace(program, sizes)
-    expected = _runner(Program(prepared(subject, sizes, folded=False), features))
-    batches = [(random_images(subject.channels, batch, size), size) for batch, size in sizes.checked()]
-    for images, size in batches:  # before translating, which takes longer
-        checked_error(difference(_run_traced(traced, images, sizes), expected(images)), path, size)
+        kind.check_position(subject.holder.position)
+    program = Program(subject.at(sizes), features)
+    traced, reference = trace(program, sizes), Program(subject.at(sizes, folded=False), features)
+    batches = []
+    for batch, size in sizes.checked():  # before translating, which takes longer
+        images = random_images(subject.channels, batch, size)
+        with torch.no_grad():
+            expected = reference(images)
+        checked_error(difference(_run_traced(traced, images, sizes), expected), path, size)
+        batches.append((images, size, expected))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model{kind.suffix}"
         kind.write(file, traced, program, sizes, int8)
         run = kind.open(file)
         compared = []
-        for images, size in batches:
-            error = difference(run(images), expected(images))
+        for images, size, expected in batches:
+            error = difference(run(images), expected)
             compared.append(ProgramComparison(len(images), size, error if int8 else checked_error(error, path, size)))
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
     return Exported(path, name, str(sizes), path.stat().st_size, tuple(compared))
@@ -299,14 +302,6 @@ def _format(path: Path, name: str | None) -> str:
         known = ", ".join(suffixes)
         raise ValueError(f"`format` must be given where `path` does not end in {known}, got {str(path)!r}.")
     return suffixes[path.suffix]
-
-
-def _runner(program: Program) -> Runner:
-    @torch.no_grad()
-    def run(images: Tensor) -> list[Tensor]:
-        return list(program(images))
-
-    return run
 
 
 def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:

@@ -17,7 +17,6 @@ from graticule.backbones.base import Backbone
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.hub.kinds import HubModel
 from graticule.position.places import by
-from graticule.position.position import Position
 from graticule.position.windows import Windows
 from graticule.registry.checks import known_name
 from graticule.surgery.attached import AttachedPosition
@@ -39,18 +38,16 @@ class Exportable:
     """A model to export.
 
     model: a backbone, a model around one (a segmentation model, feature maps), or a module with an attached position.
+    holder: the backbone in it, or the attached position.
     channels: channels of its images.
     size: (height, width) in pixels of the images that its position is stored for, or with a depth.
-    position: the position of its layers.
-    backbone: the backbone in it; None for an attached position.
     divisor: a divisor of the sides of images, in addition to the backbone's requirements.
     """
 
     model: Any
+    holder: Backbone | AttachedPosition
     channels: int
     size: Size
-    position: Position
-    backbone: Backbone | None = None
     divisor: int = 1
 
     @classmethod
@@ -60,25 +57,21 @@ class Exportable:
             raise ValueError(f"`model` must not be a {type(model).__name__}: {model.no_program}.")
         inner = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
         if isinstance(inner, Backbone):
-            divisor = getattr(model, "divisor", 1)
-            return cls(model, inner.in_chans, inner.img_size, inner.position, inner, divisor)
+            return cls(model, inner, inner.in_chans, inner.img_size, getattr(model, "divisor", 1))
         attached = next((part for part in model.modules() if isinstance(part, AttachedPosition)), None)
         first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
         if attached is not None and first is not None and attached.patch_size is not None:
-            rows, columns = (side * count for side, count in zip(attached.patch_size, attached.grid.shape, strict=True))
-            return cls(model, first.in_channels, (rows, columns), attached.position)
+            size = tuple(side * count for side, count in zip(attached.patch_size, attached.grid.shape, strict=True))
+            return cls(model, attached, first.in_channels, size)
         raise ValueError(
             f"`model` must be a backbone of images, a model with one, or have an attached position that follows the "
             f"size of its images, got {type(model).__name__}; graticule.convert, before `debias`, turns a model of "
             "timm or transformers into one."
         )
 
-    def check(self, size: Size) -> None:
+    def check(self, size: Any) -> None:
         """Check that the model can be resized to images of `size`."""
-        if self.backbone is None:
-            self._attached.grid_at(size)
-        else:
-            self.backbone.grid_at(size)
+        self.holder.grid_at(size)
         if any(side % self.divisor for side in size):
             raise ValueError(
                 f"`img_size` must have sides that are multiples of {self.divisor}, as the model's maps, got {by(size)}."
@@ -86,7 +79,7 @@ class Exportable:
 
     def check_free(self) -> None:
         """Check that a program of the model can accept images of other sizes."""
-        if self.backbone is not None:
+        if isinstance(self.holder, Backbone):
             return
         larger = [side + step for side, step in zip(self.size, self.patch, strict=True)]
         try:
@@ -110,46 +103,38 @@ class Exportable:
     @property
     def patch(self) -> Size:
         """Return (height, width) in pixels of a patch of the first stage."""
-        if self.backbone is None:
-            return self._attached.patch_size or (1, 1)
-        return tuple(side >> (len(self.backbone.depths) - 1) for side in self.backbone.coarsest_patch)
+        if isinstance(self.holder, AttachedPosition):
+            return self.holder.patch_size or (1, 1)
+        return tuple(side >> (len(self.holder.depths) - 1) for side in self.holder.coarsest_patch)
 
     @property
     def step(self) -> Size:
         """Return the step of free sides, (height, width) in pixels: whole windows in every stage."""
-        if self.backbone is None:
-            return self.patch
-        last = len(self.backbone.depths) - 1
-        windows = self._windows
+        windows = list(enumerate(reversed(self._windows)))  # from the last stage, with the coarsest patches
+        coarsest = self.holder.coarsest_patch if isinstance(self.holder, Backbone) else self.patch
         return tuple(
-            math.lcm(self.divisor, *((side >> (last - stage)) * window[axis] for stage, window in enumerate(windows)))
-            for axis, side in enumerate(self.backbone.coarsest_patch)
+            math.lcm(self.divisor, *((side >> halvings) * window[axis] for halvings, window in windows))
+            for axis, side in enumerate(coarsest)
         )
 
     @property
     def _windows(self) -> list[tuple[int, ...]]:
         """Return (rows, columns) for each stage, which must divide its grid; ones for a stage without windows."""
-        model = self.backbone
-        if model is None:
-            return []
+        model = self.holder
+        if isinstance(model, AttachedPosition):
+            return [(1, 1)]
         grid = model.grid
         if grid.windows:  # which are larger at sizes of more patches than a window has
             size = getattr(model, "window_size", None) or model.windows
             many = 2 * math.lcm(*tree_leaves(size))
             grid = model.grid_at(tuple(many * side for side in model.coarsest_patch))
-        grids = model.position_grids(grid)
-        windows: list[tuple[int, ...]] = []
-        for stage in range(len(model.depths)):
-            seen = [part for places in model.where(stage, grids[stage]) for part in places]
-            shapes: list[tuple[int, ...]] = [places.window.shape for places in seen if isinstance(places, Windows)]
-            if grid.windows:
-                shapes.append(grid.windows[stage])
-            windows.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(model.img_size))))
+        windows = []
+        for stage, stage_grid in enumerate(model.position_grids(grid)):
+            parts = [part for places in model.where(stage, stage_grid) for part in places]
+            shapes = [places.window.shape for places in parts if isinstance(places, Windows)]
+            shapes += grid.windows[stage : stage + 1]
+            windows.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(self.size))))
         return windows
-
-    @property
-    def _attached(self) -> AttachedPosition:
-        return next(part for part in self.model.modules() if isinstance(part, AttachedPosition))
 
     @property
     def feature_count(self) -> int:
@@ -164,12 +149,15 @@ class Exportable:
                 module.product = "matrix"  # a product over displacements is an operator of this library
         return Exportable.of(model)
 
-    def at(self, size: Any, folded: bool) -> Exportable:
-        """Return a copy for images of `size`, folded or not; this subject must be a plain one."""
-        ready = copy.deepcopy(self.model)
-        if size != self.size:
-            resize(ready, size)
-        return Exportable.of(fold(ready) if folded else ready)
+    def at(self, sizes: Sizes, folded: bool = True) -> Exportable:
+        """Return a copy for images of `sizes`, folded if they are fixed; this subject must be a plain one."""
+        model = copy.deepcopy(self.model)
+        if sizes.sides:
+            return Exportable.of(model)
+        if sizes.fixed != self.size:
+            size: Any = sizes.fixed
+            resize(model, size)
+        return Exportable.of(fold(model) if folded else model)
 
 
 @dataclass(frozen=True)
@@ -281,13 +269,6 @@ class Program(nn.Module):
         return tuple(outputs.values()) if isinstance(outputs, dict) else (outputs,)
 
 
-def prepared(subject: Exportable, sizes: Sizes, folded: bool = True) -> Exportable:
-    """Return a copy of a plain model for images of `sizes`, folded if height and width are fixed."""
-    if sizes.sides:
-        return Exportable.of(copy.deepcopy(subject.model))
-    return subject.at(sizes.fixed, folded)
-
-
 def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
     """Trace a program for images of `sizes`."""
     batch, size = sizes.example()
@@ -296,24 +277,18 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             traced = torch.export.export(program, (images,), dynamic_shapes=({**sizes.dimensions()},))
-    except ValueError as error:
+    except (ValueError, RuntimeError, TypeError, AssertionError) as error:
         if type(error) is ValueError:  # errors of this library already give the reason
             raise
-        raise _refusal(sizes, error) from error
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise _refusal(sizes, error) from error
+        free = " and ".join(name for name in ("batch", "sides") if getattr(sizes, name)) or "nothing"
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(
+            f"`model` must be one that torch.export can trace with {free} free, got the error: {reason[:300]}"
+        ) from error
     _remove_unused(traced)
     for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of code, and paths of this machine
     return traced
-
-
-def _refusal(sizes: Sizes, error: Exception) -> ValueError:
-    free = " and ".join(name for name in ("batch", "sides") if getattr(sizes, name)) or "nothing"
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ValueError(
-        f"`model` must be one that torch.export can trace with {free} free, got the error: {reason[:300]}"
-    )
 
 
 def _remove_unused(traced: torch.export.ExportedProgram) -> None:

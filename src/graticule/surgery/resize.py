@@ -140,11 +140,15 @@ def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
     Parameters are shared with `model`.
     """
     changed = shared_copy(model)
-    kind = RESAMPLERS[Spec.parse(name).name]
-    able = [module for module in resampled_modules(changed) if table_of(module) in kind.takes]
-    for module in able:
-        module.resampler = build_resampler(name, table_of(module))
-    return changed if able else None
+    return changed if _replace_resamplers(resampled_modules(changed), Spec.parse(name)) else None
+
+
+def _replace_resamplers(modules: Iterable[Any], resampler: Spec) -> bool:
+    """Replace the resamplers of all suitable tables; return whether there are any."""
+    suitable = [module for module in modules if table_of(module) in RESAMPLERS[resampler.name].takes]
+    for module in suitable:
+        module.resampler = build_resampler(resampler, table_of(module))
+    return bool(suitable)
 
 
 def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
@@ -326,17 +330,13 @@ def _resize_timm(
 def _set_resampler(holders: Sequence[Backbone | AttachedPosition], resampler: str | Spec) -> None:
     """Set the resampler of all suitable tables to `resampler`, also for publishing the model."""
     spec = RESAMPLERS.specs(resampler)[0]
-    takes = RESAMPLERS[spec.name].takes
     modules = with_own_resampler(part for holder in holders for part in holder.position.modules())
-    able = [part for part in modules if table_of(part) in takes]
-    if not able:
+    if not _replace_resamplers(modules, spec):
         has = sorted({f"tables of {table_of(part)}" for part in modules})
         raise ValueError(
             f"`resampler` must be one that resamples something of the model, which has "
             f"{' and '.join(has) or 'nothing that is resampled'}, got {spec}."
         )
-    for part in able:
-        part.resampler = build_resampler(spec, table_of(part))
     for holder in holders:
         created = dict(holder.created or {})
         if isinstance(holder, Backbone) and created:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,16 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.images import by_image, call, image_channels, image_size, own_patch_size, pair, set_input_size
+from graticule.external.images import (
+    by_image,
+    call,
+    error_line,
+    image_channels,
+    image_size,
+    own_patch_size,
+    pair,
+    set_input_size,
+)
 from graticule.external.recorder import Recording, record
 from graticule.external.structure import added_tensors, find_structure
 from graticule.position.places import by
@@ -62,14 +71,16 @@ class ModelUnderTest:
     patch: Size
     channels: int
     home: Size
+    _seen: dict[int, Recording] = field(init=False, default_factory=dict)
+    _rows: dict[tuple[int, int], Tensor] = field(init=False, default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> ModelUnderTest:
         """Build a subject from a copy of `model` on the CPU, with the weights of the model."""
-        own = copy.deepcopy(model).cpu().double().eval()
-        image, patch, channels = _sizes(own, img_size, patch_size)
+        double = copy.deepcopy(model).cpu().double().eval()
+        image, patch, channels = _sizes(double, img_size, patch_size)
         home = image[0] // patch[0], image[1] // patch[1]
-        return cls(own, image, patch, channels, home)
+        return cls(double, image, patch, channels, home)
 
     @property
     def grid(self) -> Size:
@@ -79,7 +90,11 @@ class ModelUnderTest:
     @property
     def patches(self) -> int:
         """H * W."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
+
+    def pixels(self, grid: Size) -> Size:
+        """Return (height, width) in pixels of the images of a grid."""
+        return grid[0] * self.patch[0], grid[1] * self.patch[1]
 
     def drawn(self) -> ModelUnderTest:
         """Return a subject with new random values of every trainable parameter, so that each one has an effect."""
@@ -114,7 +129,7 @@ class ModelUnderTest:
         Raises:
             NotApplicable: if the model refuses it.
         """
-        image = grid[0] * self.patch[0], grid[1] * self.patch[1]
+        image = self.pixels(grid)
         if image == self.image:
             return self
         model = copy.deepcopy(self.model)
@@ -128,10 +143,7 @@ class ModelUnderTest:
             if self._windows(image) != other._windows(image):
                 raise ValueError("the model changes its windows")
         except Exception as error:  # any error of another library means that it refuses the size
-            said = str(error).strip().partition("\n")[0]
-            raise NotApplicable(
-                f"a grid of {grid[0]} x {grid[1]} is refused: {type(error).__name__}: {said}"
-            ) from error
+            raise NotApplicable(f"a grid of {by(grid)} is refused: {error_line(error)}") from error
         return other
 
     def _windows(self, image: Size) -> list[Any]:
@@ -143,7 +155,7 @@ class ModelUnderTest:
         if isinstance(self.model, Backbone):
             grids = enumerate(self.model.position_grids(self.model.grid_at(image)))
             return [(at.within.shape, self.model.where(stage, at)) for stage, at in grids]
-        sides = [getattr(one, "window_size", None) for one in self.model.modules()]
+        sides = [getattr(module, "window_size", None) for module in self.model.modules()]
         return [side if pair(side) is not None and pair(side) != self.grid else None for side in sides]
 
     def small(self) -> ModelUnderTest:
@@ -151,28 +163,23 @@ class ModelUnderTest:
         if self.grid[0] != self.grid[1] and self.patches <= 512:
             return self
         try:
-            return self.at_first(*([(3 * factor, 5 * factor)] for factor in (1, 2, 4, 8)))[0]
+            return self.at_first((3, 5))[0]
         except NotApplicable:
             return self
 
-    def at_first(self, *choices: Sequence[Size]) -> list[ModelUnderTest]:
-        """Return the model at the grids of the first choice that it takes all of.
+    def at_first(self, *grids: Size, factors: Sequence[int] = (1, 2, 4, 8)) -> list[ModelUnderTest]:
+        """Return the model at all of `grids`, multiplied by the first of `factors` for which it takes them.
 
         Raises:
             NotApplicable: if there is none.
         """
         reasons = []
-        for grids in choices:
+        for factor in factors:
             try:
-                return [self.at(grid) for grid in grids]
+                return [self.at((factor * height, factor * width)) for height, width in grids]
             except NotApplicable as error:
                 reasons.append(error)
         raise reasons[-1]
-
-    @cached_property
-    def base(self) -> Recording:
-        """The recording of a constant image, up to the first attention."""
-        return self.seen()
 
     def seen(self, earlier: int = 0) -> Recording:
         """Return the recording of a constant image up to the attention after `earlier` others."""
@@ -180,13 +187,11 @@ class ModelUnderTest:
             self._seen[earlier] = record(self.model, self.constant(), earlier)
         return self._seen[earlier]
 
-    @cached_property
-    def _seen(self) -> dict[int, Recording]:
-        return {}
-
-    @cached_property
-    def _rows(self) -> dict[tuple[int, int], Tensor]:
-        return {}
+    def tokens(self, seen: Recording | None = None, earlier: int = 0) -> Tensor:
+        """Return the rows of the patches in the tokens of a recording, by default of a constant image, (H * W, D)."""
+        rows = self.rows(earlier=earlier)
+        seen = self.seen(earlier) if seen is None else seen
+        return seen.inputs[seen.tokens][0, rows]
 
     def rows(self, at: int | None = None, earlier: int = 0) -> Tensor:
         """Return the row of each patch in the recorded input `at` (default: the tokens), (H * W,), row by row.
@@ -207,8 +212,8 @@ class ModelUnderTest:
         if rows is None:
             if self.patches * math.prod(self.image) > _PIXELS:
                 raise NotApplicable(f"the tokens of the patches were not found with few images of {by(self.image)}")
-            each = torch.eye(self.patches, dtype=torch.bool).split(64)
-            changes = torch.cat([self._changes(at, patches, earlier) for patches in each])
+            masks = torch.eye(self.patches, dtype=torch.bool).split(64)
+            changes = torch.cat([self._changes(at, patches, earlier) for patches in masks])
             shares = changes / changes.amax(-1, keepdim=True).clamp_min(1e-30)
             if shares.shape[1] >= self.patches:  # convolutions of a stem may change a neighbor more
                 rows = torch.from_numpy(linear_sum_assignment(-(shares + 1e-6).log().numpy())[1])
@@ -257,41 +262,48 @@ class ModelUnderTest:
     @cached_property
     def tables(self) -> list[TableUnderTest]:
         """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches."""
-        found, rows = [], self.home[0] * self.home[1]
-        added = added_tensors(self.model, self.constant())
+        tables, rows = [], math.prod(self.home)
         try:
-            extra = self.base.inputs[self.base.tokens].shape[1] - self.patches
+            extra = self.seen().inputs[self.seen().tokens].shape[1] - self.patches
         except LookupError:
             extra = 0
-        for name, tensor in added.items():
-            wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
-            sides = [tensor.shape[axis] for axis in wide]
+        for name, tensor in added_tensors(self.model, self.constant()).items():
+            wide = tuple(axis for axis, side in enumerate(tensor.shape) if side > 1)
+            sides = tuple(tensor.shape[axis] for axis in wide)
             if len(wide) == 2 and rows <= sides[0] <= rows + max(extra, 0):
-                found.append(TableUnderTest(name, (wide[0],)))
-            elif len(wide) == 3 and tuple(sides[:2]) == self.home:
-                found.append(TableUnderTest(name, (wide[0], wide[1])))
-            elif len(wide) == 3 and tuple(sides[1:]) == self.home:
-                found.append(TableUnderTest(name, (wide[1], wide[2])))
-        return found
+                tables.append(TableUnderTest(name, wide[:1]))
+            elif len(wide) == 3 and self.home in (sides[:2], sides[1:]):
+                tables.append(TableUnderTest(name, wide[:2] if sides[:2] == self.home else wide[1:]))
+        return tables
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the rows of a table into those of other tokens and those of patches."""
+        ahead = len(rows) - math.prod(self.home)
+        return rows[:ahead], rows[ahead:]
 
     def with_tables(self, values: dict[str, Tensor]) -> ModelUnderTest:
         """Return a subject whose tables have other values, (rows, D) each."""
         model = copy.deepcopy(self.model)
-        held = dict([*model.named_parameters(), *model.named_buffers()])
+        tensors = tensors_of(model)
         with torch.no_grad():
             for table in self.tables:
-                held[table.name].copy_(from_rows(held[table.name], table, values[table.name]))
+                tensors[table.name].copy_(from_rows(tensors[table.name], table, values[table.name]))
         return replace(self, model=model)
 
     def values(self) -> dict[str, Tensor]:
         """Return the values of the tables, (rows, D) each."""
-        held = dict([*self.model.named_parameters(), *self.model.named_buffers()])
-        return {table.name: to_rows(held[table.name].detach(), table) for table in self.tables}
+        tensors = tensors_of(self.model)
+        return {table.name: to_rows(tensors[table.name].detach(), table) for table in self.tables}
 
     @cached_property
     def without_tables(self) -> ModelUnderTest:
         """A subject whose tables are zero."""
         return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by their names."""
+    return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def to_rows(value: Tensor, table: TableUnderTest) -> Tensor:
@@ -357,32 +369,38 @@ def _attended_patch(model: nn.Module, image: tuple[int, ...], first: tuple[int, 
 @torch.no_grad()
 def run(model: nn.Module, images: Tensor) -> Tensor:
     """Return the outputs of a model as one tensor, (B, ...)."""
-    found = call(model, images)
-    if isinstance(found, dict):
-        found = list(found.values())
-    if isinstance(found, tuple | list):
-        found = torch.cat([by_image(one, len(images)).flatten(1) for one in found if isinstance(one, Tensor)], 1)
-    if not isinstance(found, Tensor):
-        raise TypeError(f"`model` must return tensors, got {type(found).__name__}.")
-    return by_image(found, len(images))
+    outputs = call(model, images)
+    if isinstance(outputs, dict):
+        outputs = list(outputs.values())
+    if isinstance(outputs, tuple | list):
+        tensors = (output for output in outputs if isinstance(output, Tensor))
+        outputs = torch.cat([by_image(output, len(images)).flatten(1) for output in tensors], 1)
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"`model` must return tensors, got {type(outputs).__name__}.")
+    return by_image(outputs, len(images))
 
 
-def check_same(found: Tensor, expected: Tensor, law: str, tolerance: float = EXACT) -> None:
+def are_alike(rows: Tensor, tolerance: float = 1e-6) -> bool:
+    """Return whether all rows are the same, up to `tolerance` of the largest value."""
+    return float((rows - rows.mean(0)).abs().max()) <= tolerance * float(rows.abs().max())
+
+
+def check_same(actual: Tensor, expected: Tensor, law: str, tolerance: float = EXACT) -> None:
     """Raise `Failed` with `law` unless two outputs are the same, up to `tolerance` of the largest."""
-    if found.shape != expected.shape:
-        raise Failed(f"{law}, got a shape of {tuple(found.shape)} instead of {tuple(expected.shape)}")
-    if not is_same(found, expected, tolerance):
-        raise Failed(f"{law}, got a difference of {_difference(found, expected):.1e}")
+    if actual.shape != expected.shape:
+        raise Failed(f"{law}, got a shape of {tuple(actual.shape)} instead of {tuple(expected.shape)}")
+    if not is_same(actual, expected, tolerance):
+        raise Failed(f"{law}, got a difference of {_difference(actual, expected):.1e}")
 
 
-def is_same(found: Tensor, expected: Tensor, tolerance: float = SAME) -> bool:
+def is_same(actual: Tensor, expected: Tensor, tolerance: float = SAME) -> bool:
     """Return whether two outputs of one shape are the same, up to `tolerance` of the largest."""
     largest = float(torch.where(expected.isfinite(), expected, 0).abs().max())
-    return _difference(found, expected) <= tolerance * max(largest, 1e-3)
+    return _difference(actual, expected) <= tolerance * max(largest, 1e-3)
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return float(torch.where(found == expected, 0, found - expected).abs().max())  # 0 for infinities, of a mask, too
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    return float(torch.where(actual == expected, 0, actual - expected).abs().max())  # 0 for infinities, of a mask, too
 
 
 def any_of(*laws: Callable[[], str]) -> str:

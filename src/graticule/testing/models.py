@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.images import check_pictures, set_input_size
+from graticule.external.images import check_pictures, error_line, set_input_size
 from graticule.external.recorder import record
 from graticule.external.structure import added_tensors
 from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition
 from graticule.position.places import by
-from graticule.position.rotation import PairRotation, Rotation
+from graticule.position.rotation import PairRotation
 from graticule.registry.checks import known_name
 from graticule.testing import order
 from graticule.testing.model_under_test import (
@@ -29,11 +31,12 @@ from graticule.testing.model_under_test import (
     ModelUnderTest,
     NotApplicable,
     Size,
+    are_alike,
     check_same,
     from_rows,
     other_grid,
     run,
-    to_rows,
+    tensors_of,
 )
 from graticule.testing.order import RIGHT, relative
 
@@ -44,29 +47,26 @@ def sizes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     before = run(subject.model, images)
     new = other_grid(subject)
     reached = subject.at(new)
-    found = run(reached.model, reached.images(1))
-    if not bool(found.isfinite().all()):
+    if not bool(run(reached.model, reached.images(1)).isfinite().all()):
         raise Failed(f"outputs must be finite on {by(new)} patches")
-    notes = []
     model = copy.deepcopy(subject.model)
-    pixels = new[0] * subject.patch[0], new[1] * subject.patch[1]
     other = reached.images(1)
     try:
         dynamic = run(model, other)
     except Exception:  # any error of another library means that it refuses the size
-        notes.append("other sizes only through set_input_size")
+        notes = ["other sizes only through set_input_size"]
     else:
-        notes.append("other sizes in a forward pass")
+        notes = ["other sizes in a forward pass"]
         check_same(run(model, images), before, "another size in between must not change the result")
         if hasattr(model, "set_input_size"):
-            seen = [record(one, other).logits for one in (model, reached.model)]
-            if len({None if one is None else one.shape for one in seen}) > 1:
+            logits = [record(resized, other).logits for resized in (model, reached.model)]
+            if len({None if values is None else values.shape for values in logits}) > 1:
                 notes.append("with other windows by set_input_size")
             else:
                 law = f"set_input_size must give the same as a forward pass on {by(new)} patches"
                 check_same(run(reached.model, other), dynamic, law)
     if hasattr(model, "set_input_size"):
-        set_input_size(model, pixels)
+        set_input_size(model, subject.pixels(new))
         set_input_size(model, subject.image)
         old, now = subject.model.state_dict(), model.state_dict()
         changed = [name for name, value in old.items() if name not in now or now[name].shape != value.shape]
@@ -83,27 +83,29 @@ def sizes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
 def crop(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """The position of a crop is the crop of the position, along both axes or along none."""
     promised = [
-        type(one).__name__
-        for one in subject.model.modules()
-        if getattr(one, "grid_type", "") == "index" and getattr(one, "ref_feat_shape", None) is None
+        type(module).__name__
+        for module in subject.model.modules()
+        if getattr(module, "grid_type", "") == "index" and getattr(module, "ref_feat_shape", None) is None
     ]
-    models = subject.at_first(
-        *([(3 * factor, 3 * factor), (5 * factor, 3 * factor), (3 * factor, 5 * factor)] for factor in (1, 4, 8))
-    )
-    square, tall, wide = (_signature(one) for one in models)
-    kept = []
-    for larger in (tall, wide):
-        scale = max(float(value.abs().max()) for value in square.values())
-        common = [place for place in square if place in larger]
-        kept.append(all(float((square[p] - larger[p]).abs().max()) <= SAME * scale for p in common))
-    if all(kept):
+    models = subject.at_first((3, 3), (5, 3), (3, 5), factors=(1, 4, 8))
+    square, tall, wide = map(_signature, models)
+    largest = max(float(value.abs().max()) for value in square.values())
+    kept_along = {
+        axis: all(
+            float((value - larger[place]).abs().max()) <= SAME * largest
+            for place, value in square.items()
+            if place in larger
+        )
+        for axis, larger in (("width", tall), ("height", wide))
+    }
+    if all(kept_along.values()):
         return "positions of a crop are the crop of the positions"
-    shapes = [{name: value.shape for name, value in one.model.named_parameters()} for one in models]
+    shapes = [{name: value.shape for name, value in resized.model.named_parameters()} for resized in models]
     if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
         raise NotApplicable("its parameters are resampled for the size of the image")
-    if any(kept):
-        axis = "height" if kept[1] else "width"
-        raise Failed(f"positions must depend on both sides of the image or on none, got only its {axis}")
+    for axis, is_kept in kept_along.items():
+        if is_kept:
+            raise Failed(f"positions must depend on both sides of the image or on none, got only its {axis}")
     if promised and not added_tensors(subject.model, subject.constant()):  # a table may be resampled in each pass
         raise Failed(f"{promised[0]} counts positions in patches, which must not depend on the size, got that they do")
     raise NotApplicable("position is relative to the size of the image, or resampled for it")
@@ -117,9 +119,8 @@ def _signature(subject: ModelUnderTest) -> dict[Size, Tensor]:
             raise NotApplicable("attention is not a function of the displacement")
         return seen.by_displacement()
     except NotApplicable:
-        rows = subject.rows()
-        tokens = subject.base.inputs[subject.base.tokens][0, rows]
-        if float((tokens - tokens.mean(0)).abs().max()) <= 1e-6 * float(tokens.abs().max()):
+        tokens = subject.tokens()
+        if are_alike(tokens):
             raise
         width = subject.grid[1]
         return {(rank // width, rank % width): value for rank, value in enumerate(tokens)}
@@ -127,15 +128,12 @@ def _signature(subject: ModelUnderTest) -> dict[Size, Tensor]:
 
 def transposition(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """A model with transposed position tables and kernels gives the same result for the transposed image."""
-    rotary = [one for one in subject.model.modules() if _has_shape(getattr(one, "get_embed", None))]
-    if rotary:
-        return _rotary_transposition(type(rotary[0]).__name__, lambda shape: _module_cosines(rotary[0], shape))
-    ours = subject.model
-    if isinstance(ours, Backbone) and isinstance(_rotation(ours, ours.grid), PairRotation):
-        return _rotary_transposition("the encoding", lambda shape: _own_cosines(subject, shape))
-    square, tall, mirrored = subject.at_first(
-        *([(4 * factor, 4 * factor), (3 * factor, 5 * factor), (5 * factor, 3 * factor)] for factor in (1, 2, 4, 8))
-    )
+    for module in subject.model.modules():
+        if _has_shape(getattr(module, "get_embed", None)):
+            return _rotary_transposition(type(module).__name__, partial(_module_cosines, module))
+    if isinstance(subject.model, Backbone) and _rotation(subject.model, subject.model.grid) is not None:
+        return _rotary_transposition("the encoding", partial(_own_cosines, subject))
+    square, tall, mirrored = subject.at_first((4, 4), (3, 5), (5, 3))
     if not _transposes(square, square):
         raise NotApplicable("its position cannot be transposed from outside, or its layers have a direction")
     if not _transposes(tall, mirrored):
@@ -150,18 +148,16 @@ def _transposes(subject: ModelUnderTest, other: ModelUnderTest) -> bool:
     """Return whether `other`, at the transposed size, with the transposed weights of `subject`, gives the same."""
     images = subject.images(2)
     expected = run(subject.model, images)
-    model = _transposed(subject, other)
-    found = run(model, images.transpose(-2, -1).contiguous())
-    if found.shape != expected.shape:
-        return False
-    return float((found - expected).abs().max()) <= SAME * float(expected.abs().max())
+    outputs = run(_transposed(subject, other), images.transpose(-2, -1).contiguous())
+    return outputs.shape == expected.shape and (
+        float((outputs - expected).abs().max()) <= SAME * float(expected.abs().max())
+    )
 
 
 @torch.no_grad()
 def _transposed(subject: ModelUnderTest, other: ModelUnderTest) -> nn.Module:
     model = copy.deepcopy(other.model)
     sources = dict(subject.model.named_modules())
-    held = dict([*model.named_parameters(), *model.named_buffers()])
     for name, module in model.named_modules():
         source = sources[name]
         if isinstance(module, nn.Conv2d):
@@ -173,20 +169,22 @@ def _transposed(subject: ModelUnderTest, other: ModelUnderTest) -> nn.Module:
             window = getattr(source, "window_size", None)
             if not isinstance(window, tuple) or getattr(module, "window_size", None) != window[::-1]:
                 raise NotApplicable("the windows of its bias cannot be transposed")
-            height, width = 2 * window[0] - 1, 2 * window[1] - 1
-            value = source.relative_position_bias_table
-            count = height * width
-            turned = value[:count].view(height, width, -1).transpose(0, 1).reshape(count, -1)
-            table.copy_(torch.cat([turned, value[count:]]))
-    before = dict([*subject.model.named_parameters(), *subject.model.named_buffers()])
+            sides = 2 * window[0] - 1, 2 * window[1] - 1
+            rows, count = source.relative_position_bias_table, math.prod(sides)
+            table.copy_(torch.cat([_transposed_rows(rows[:count], sides), rows[count:]]))
     if subject.tables and other.home != subject.home[::-1]:
         raise NotApplicable("its tables are stored for one grid")
-    for one, another in zip(subject.tables, other.tables, strict=True):
-        rows = to_rows(before[one.name].detach(), one)
-        ahead = len(rows) - subject.home[0] * subject.home[1]
-        turned = rows[ahead:].view(*subject.home, -1).transpose(0, 1).flatten(0, 1)
-        held[another.name].copy_(from_rows(held[another.name], another, torch.cat([rows[:ahead], turned])))
+    values, tensors = subject.values(), tensors_of(model)
+    for before, after in zip(subject.tables, other.tables, strict=True):
+        ahead, patches = subject.split(values[before.name])
+        rows = torch.cat([ahead, _transposed_rows(patches, subject.home)])
+        tensors[after.name].copy_(from_rows(tensors[after.name], after, rows))
     return model
+
+
+def _transposed_rows(rows: Tensor, grid: Size) -> Tensor:
+    """Return (N, D), row by row of a grid, column by column."""
+    return rows.unflatten(0, grid).transpose(0, 1).flatten(0, 1)
 
 
 def _rotary_transposition(name: str, cosines: Callable[[Size], Tensor]) -> str:
@@ -208,12 +206,12 @@ def _rotary_transposition(name: str, cosines: Callable[[Size], Tensor]) -> str:
 
 def _module_cosines(rotary: Any, shape: Size) -> Tensor:
     """Return the cosines of a rotary module with timm's interface for a grid."""
-    one = copy.deepcopy(rotary)
-    if getattr(one, "feat_shape", None) is not None and hasattr(one, "update_feat_shape"):
-        one.update_feat_shape(list(shape))
-        table = one.get_embed()
+    resized = copy.deepcopy(rotary)
+    if getattr(resized, "feat_shape", None) is not None and hasattr(resized, "update_feat_shape"):
+        resized.update_feat_shape(list(shape))
+        table = resized.get_embed()
     else:
-        table = one.get_embed(shape=list(shape))
+        table = resized.get_embed(shape=list(shape))
     table = table[1] if isinstance(table, tuple) else table.chunk(2, -1)[1]
     if table.shape[-2] != shape[0] * shape[1]:
         raise NotApplicable(f"{type(rotary).__name__}.get_embed does not follow the shape")
@@ -222,22 +220,20 @@ def _module_cosines(rotary: Any, shape: Size) -> Tensor:
 
 def _own_cosines(subject: ModelUnderTest, shape: Size) -> Tensor:
     """Return the cosines by which the first layer of a model of this library rotates the patches of a grid."""
-    model = subject.model
-    assert isinstance(model, Backbone)
-    grid = model.grid_at((shape[0] * subject.patch[0], shape[1] * subject.patch[1]))
+    model: Any = subject.model
+    grid = model.grid_at(subject.pixels(shape))
     rotation = _rotation(model, grid)
-    assert isinstance(rotation, PairRotation)
+    assert rotation is not None
     cosines: Tensor = rotation.table.chunk(2, -1)[1].double()
     if cosines.shape[-2] != grid.tokens:
         raise NotApplicable("its tokens attend within windows")
-    cosines = cosines[..., grid.prefix :, :].unflatten(-2, shape)
-    return cosines
+    return cosines[..., grid.prefix :, :].unflatten(-2, shape)
 
 
 @torch.no_grad()
-def _rotation(model: Backbone, grid: Grid) -> Rotation | None:
-    first: LayerPosition = model.position(grid)[0]
-    return first.rotary
+def _rotation(model: Any, grid: Grid) -> PairRotation | None:
+    rotary = model.position(grid)[0].rotary
+    return rotary if isinstance(rotary, PairRotation) else None
 
 
 def _has_shape(function: Any) -> bool:
@@ -252,6 +248,10 @@ def batch(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     return "3 images give the same together and alone"
 
 
+#: Names of parameters of position.
+_POSITION = re.compile("pos|rel|rope|freq")
+
+
 def caches(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Alternating sizes, dtypes, devices and instances gives the same results as each alone."""
     images = subject.images(2)
@@ -260,8 +260,7 @@ def caches(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     check_same(run(model, images), first, "a copy must give the same")
     turns = []
     for grid in dict.fromkeys((other_grid(subject), subject.grid[::-1])):
-        pixels = grid[0] * subject.patch[0], grid[1] * subject.patch[1]
-        there = replace(subject, image=pixels).images(2)
+        there = replace(subject, image=subject.pixels(grid)).images(2)
         try:
             alone = run(copy.deepcopy(subject.model), there)
         except Exception:  # any error of another library means that it refuses the size
@@ -269,21 +268,20 @@ def caches(subject: ModelUnderTest, original: ModelUnderTest) -> str:
         try:
             after = run(model, there)
         except Exception as error:
-            said = str(error).partition("\n")[0]
-            raise Failed(f"a size must work after another, got on {by(grid)} patches: {said}") from error
+            reason = str(error).partition("\n")[0]
+            raise Failed(f"a size must work after another, got on {by(grid)} patches: {reason}") from error
         check_same(after, alone, f"{by(grid)} patches must give the same after another size")
         check_same(run(model, images), first, "the first size must give the same after another")
         turns.append("sizes")
     _after_turn(subject)
     for dtype, tolerance in ((torch.float32, 1e-2), (torch.float64, EXACT)):
         try:
-            found = run(copy.deepcopy(subject.model).to(dtype), images.to(dtype))
+            outputs = run(copy.deepcopy(subject.model).to(dtype), images.to(dtype))
         except Exception as error:
-            said = str(error).partition("\n")[0]
-            raise Failed(f"{dtype} must work after another dtype, got {type(error).__name__}: {said}") from error
-        if found.dtype != dtype:
-            raise Failed(f"outputs of a {dtype} model must be {dtype} after another dtype, got {found.dtype}")
-        check_same(found.double(), first, f"{dtype} must give the same after another dtype", tolerance)
+            raise Failed(f"{dtype} must work after another dtype, got {error_line(error)}") from error
+        if outputs.dtype != dtype:
+            raise Failed(f"outputs of a {dtype} model must be {dtype} after another dtype, got {outputs.dtype}")
+        check_same(outputs.double(), first, f"{dtype} must give the same after another dtype", tolerance)
     turns.append("dtypes")
     if torch.cuda.is_available():
         moved = run(copy.deepcopy(subject.model).cuda(), images.cuda())
@@ -291,16 +289,13 @@ def caches(subject: ModelUnderTest, original: ModelUnderTest) -> str:
         check_same(run(subject.model, images), first, "the CPU must give the same after a GPU")
         turns.append("devices")
     second = copy.deepcopy(subject.model)
-    names = [name for name, p in second.named_parameters() if p.requires_grad and _of_position(name)]
-    if names:
-        with torch.no_grad():
-            for name, parameter in second.named_parameters():
-                if name in names:
-                    parameter.add_(torch.randn_like(parameter))
-        if torch.equal(run(second, images), first):
-            raise Failed(f"two instances with other values of {names[0]} must differ, got the same")
-    fresh = run(subject.drawn().model, images)
-    if torch.equal(fresh, first):
+    drawn = {n: p for n, p in second.named_parameters() if p.requires_grad and _POSITION.search(n.lower())}
+    with torch.no_grad():
+        for parameter in drawn.values():
+            parameter.add_(torch.randn_like(parameter))
+    if drawn and torch.equal(run(second, images), first):
+        raise Failed(f"two instances with other values of {next(iter(drawn))} must differ, got the same")
+    if torch.equal(run(subject.drawn().model, images), first):
         raise Failed("two instances with other weights must differ, got the same")
     check_same(run(subject.model, images), first, "a second instance must not change the first")
     turns.append("instances")
@@ -312,7 +307,7 @@ def _after_turn(subject: ModelUnderTest) -> None:
     try:
         first = relative(subject)
         right = first.reading() == RIGHT
-        turned = relative(subject.at((subject.grid[1], subject.grid[0])))
+        turned = relative(subject.at(subject.grid[::-1]))
     except NotApplicable:
         return
     if right and turned.reading() != RIGHT:
@@ -329,27 +324,24 @@ def export(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     try:
         with torch.no_grad():
             program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        found = run(program.module(), subject.images(3).float())
+        outputs = run(program.module(), subject.images(3).float())
     except Exception as error:  # torch.export raises errors of many kinds
-        said = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise Failed(f"torch.export must take the model, got {type(error).__name__}: {said.strip()[:160]}") from error
-    if len(found) != 3:
-        raise Failed(f"an exported model must take any batch size, got {len(found)} outputs for 3 images")
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise Failed(f"torch.export must take the model, got {type(error).__name__}: {reason[:160]}") from error
+    if len(outputs) != 3:
+        raise Failed(f"an exported model must take any batch size, got {len(outputs)} outputs for 3 images")
     images = subject.images(3).float()
     check_same(run(program.module(), images), run(model, images), "an exported model must compute the same", 1e-4)
     return "exported with a dynamic batch"
 
 
-def _of_position(name: str) -> bool:
-    return any(part in name.lower() for part in ("pos", "rel", "rope", "freq"))
-
-
 def autocast(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Under autocast to bfloat16 each patch keeps its position of float32."""
-    try:
-        (wide,) = subject.at_first([(2, 160)], [(8, 160)])
-    except NotApplicable:
-        wide = subject
+    wide = subject
+    for height in (2, 8):
+        with suppress(NotApplicable):
+            wide = subject.at((height, 160))
+            break
     single = copy.deepcopy(wide.model).float()
     rows = wide.rows()
     images = wide.constant().float()
@@ -357,31 +349,30 @@ def autocast(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     with torch.autocast("cpu", torch.bfloat16):
         rounded = record(single, images)
     pairs = [(exact.inputs[exact.tokens][0, rows], rounded.inputs[rounded.tokens][0, rows])]
-    for one, other in ((exact.queries, rounded.queries), (exact.logits, rounded.logits)):
-        if one is not None and other is not None and one.shape == other.shape:
-            flat = [x[0].transpose(1, 2).flatten(0, 1).flatten(1) for x in (one, other)]  # (windows * n, ...)
+    for tensors in ((exact.queries, rounded.queries), (exact.logits, rounded.logits)):
+        flat = [x[0].transpose(1, 2).flatten(0, 1).flatten(1) for x in tensors if x is not None]  # (windows * n, ...)
+        if len(flat) == 2 and flat[0].shape == flat[1].shape:
             pairs.append((flat[0][rows], flat[1][rows]))
     differ = False
-    for one, other in pairs:
-        one, other = one.double(), other.double()
-        spread = float((one - one.mean(0)).abs().max())
-        scale = float(one.abs().max())
-        if spread <= 1e-4 * scale:
+    for pair in pairs:
+        single_values, rounded_values = (values.double() for values in pair)
+        if are_alike(single_values, 1e-4):
             continue
-        if differ and one.shape[1] >= 320:
+        if differ and single_values.shape[1] >= 320:
             break  # logits accumulate the rounding errors of queries, which were compared
         differ = True
-        error = float((other - one).abs().max())
+        scale = float(single_values.abs().max())
+        error = float((rounded_values - single_values).abs().max())
         if not error <= 0.04 * scale:
-            collapsed = len(one) - len(other.unique(dim=0))
+            collapsed = len(rounded_values) - len(rounded_values.unique(dim=0))
             shared = f"; {collapsed} patches share the value of another" if collapsed else ""
             raise Failed(
                 f"position under bfloat16 autocast must be near that in float32 on {by(wide.grid)} patches, got a "
                 f"difference of {error:.2g} with values up to {scale:.2g}{shared}"
             )
         # a row that clearly differs from the others must not become equal to one of them
-        first = torch.cdist(one, one, p=float("inf")) > 0.05 * scale
-        if bool((first & (torch.cdist(other, other, p=float("inf")) == 0)).any()):
+        distances = [torch.cdist(values, values, p=float("inf")) for values in (single_values, rounded_values)]
+        if bool(((distances[0] > 0.05 * scale) & (distances[1] == 0)).any()):
             raise Failed(f"positions must be distinct under bfloat16 autocast, got equal ones on {by(wide.grid)}")
     if not differ:
         raise NotApplicable("patches of a constant image are all the same up to the first attention")
@@ -417,10 +408,10 @@ class Finding:
     detail: str
 
     @classmethod
-    def of(cls, name: str, check: Callable[..., str], *given: object) -> Finding:
-        """Run a check of what is given."""
+    def of(cls, name: str, check: Callable[..., str], *args: object) -> Finding:
+        """Run a check with its arguments."""
         try:
-            return cls(name, "passed", check(*given))
+            return cls(name, "passed", check(*args))
         except Failed as error:
             return cls(name, "failed", str(error))
         except NotApplicable as error:
@@ -428,8 +419,7 @@ class Finding:
         except Exception as error:  # the model raises an error that the check does not expect
             if isinstance(error, MemoryError) or re.search("out of memory|allocate", str(error)):
                 raise
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            return cls(name, "failed", f"the check could not be run, got {said}")
+            return cls(name, "failed", f"the check could not be run, got {error_line(error)}")
 
 
 def inspect_model(
@@ -456,14 +446,9 @@ def inspect_model(
     for name in skip:
         known_name("skip", name, CHECKS)
     check_pictures(model)
-    found = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         original = ModelUnderTest.of(model, img_size, patch_size)
         subject = original.small().drawn()
         run(subject.model, subject.images(1))  # an error of the unchanged model is raised to the user
-        for name, check in CHECKS.items():
-            if name in skip:
-                continue
-            found.append(Finding.of(name, check, subject, original))
-    return found
+        return [Finding.of(name, check, subject, original) for name, check in CHECKS.items() if name not in skip]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -12,7 +13,16 @@ from torch import Tensor, nn
 from graticule.encodings.liere import LieRe
 from graticule.external.recorder import record
 from graticule.position.places import by
-from graticule.testing.model_under_test import SAME, Failed, ModelUnderTest, NotApplicable, Size, any_of, other_grid
+from graticule.testing.model_under_test import (
+    SAME,
+    Failed,
+    ModelUnderTest,
+    NotApplicable,
+    Size,
+    any_of,
+    are_alike,
+    other_grid,
+)
 
 #: Tolerance of logits, relative to their range.
 _TOLERANCE = 1e-3
@@ -20,6 +30,12 @@ RIGHT = "row by row"
 COLUMNS = "column by column"
 SHIFTED = "shifted by {:+d}"
 OPPOSITE = "queries and keys rotated in opposite directions"
+
+
+def coordinates(grid: Size) -> Tensor:
+    """Return the (y, x) of each patch, row by row, (H * W, 2)."""
+    rank = torch.arange(grid[0] * grid[1])
+    return torch.stack([rank // grid[1], rank % grid[1]], -1)
 
 
 @dataclass(frozen=True)
@@ -54,20 +70,15 @@ class Relative:
         """Return the order in which logits depend only on the displacement of two patches; None if there is none."""
         height, width = self.shape
         rank = torch.arange(height * width)
-        row_by_row = torch.stack([rank // width, rank % width], -1)
-        readings = {RIGHT: row_by_row, COLUMNS: torch.stack([rank % height, rank // height], -1)}
-        kept = {}
+        row_by_row = coordinates(self.shape)
+        readings = {RIGHT: (rank, row_by_row), COLUMNS: (rank, torch.stack([rank % height, rank // height], -1))}
         for shift in (1, -1, *range(2, self.outside + 1), *range(-2, -self.outside - 1, -1)):
-            inside = (rank + shift >= 0) & (rank + shift < len(rank))
-            name = SHIFTED.format(shift)
-            kept[name] = rank[inside]
-            readings[name] = row_by_row[rank[inside] + shift]
-        for name, place in readings.items():
-            chosen = kept.get(name, rank)
-            if self._depends_on(place[:, None] - place[None, :], chosen):
+            ranks = rank[(rank + shift >= 0) & (rank + shift < len(rank))]
+            readings[SHIFTED.format(shift)] = ranks, row_by_row[ranks + shift]
+        for name, (ranks, places) in readings.items():
+            if self._depends_on(places[:, None] - places, ranks):
                 return name
-        total = row_by_row[:, None] + row_by_row[None, :]
-        return OPPOSITE if self._depends_on(total, rank) else None
+        return OPPOSITE if self._depends_on(row_by_row[:, None] + row_by_row, rank) else None
 
     def _depends_on(self, pairs: Tensor, chosen: Tensor) -> bool:
         logits = self.logits[:, chosen][:, :, chosen].flatten(1)
@@ -79,28 +90,26 @@ class Relative:
     def by_displacement(self) -> dict[Size, Tensor]:
         """Map each displacement (dy, dx) to the logits of a pair with this displacement, (h,)."""
         height, width = self.shape
-        found = {}
-        for dy in range(-height + 1, height):
-            for dx in range(-width + 1, width):
-                i, j = max(dy, 0), max(dx, 0)
-                found[dy, dx] = self.logits[:, i * width + j, (i - dy) * width + j - dx]
-        return found
+        logits = {}
+        for dy, dx in itertools.product(range(-height + 1, height), range(-width + 1, width)):
+            i, j = max(dy, 0), max(dx, 0)
+            logits[dy, dx] = self.logits[:, i * width + j, (i - dy) * width + j - dx]
+        return logits
 
 
 def every_relative(subject: ModelUnderTest) -> list[Relative]:
     """Return all attentions between patches that differ only in their relative position, in order."""
-    reasons: list[NotApplicable] = []
-    found = []
-    earlier = 0
-    while not earlier or subject.seen(earlier).logits is not None:
+    reasons, attentions = [], []
+    for earlier in itertools.count():
+        if earlier and subject.seen(earlier).logits is None:
+            break
         try:
-            found.append(relative(subject, earlier=earlier))
+            attentions.append(relative(subject, earlier=earlier))
         except NotApplicable as error:
             reasons.append(error)
-        earlier += 1
-    if not found:
+    if not attentions:
         raise reasons[0]
-    return found
+    return attentions
 
 
 def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> Relative:
@@ -120,25 +129,24 @@ def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> R
     if seen.logits is None:
         others = seen.others or "neither scaled_dot_product_attention nor softmax"
         raise NotApplicable(f"no attention between all patches was seen: {others}")
-    tokens = seen.inputs[seen.tokens][0, rows]
-    if float((tokens - tokens.mean(0)).abs().max()) > 1e-6 * float(tokens.abs().max()):
+    if not are_alike(bare.tokens(seen, earlier)):
         raise NotApplicable("absolute position, computed or of a convolution, cannot be taken out of the tokens")
     logits = seen.logits[0]
     size = logits.shape[-1]
     inside = torch.nonzero(rows // size == rows[0] // size).flatten()  # the patches of the first patch's window
-    place = torch.stack([inside // subject.grid[1], inside % subject.grid[1]], -1)
-    shape = int(place[:, 0].max() - place[:, 0].min()) + 1, int(place[:, 1].max() - place[:, 1].min()) + 1
-    if shape[0] * shape[1] != len(inside):
+    places = coordinates(subject.grid)[inside]
+    height, width = (places.amax(0) - places.amin(0) + 1).tolist()
+    if height * width != len(inside):
         raise NotApplicable("the patches that attend to each other are not a rectangle")
     window, here = int(rows[0] // size), rows[inside] % size
     finite = logits[window][:, here][:, :, here]
     if not bool(finite.isfinite().all()):
         raise NotApplicable("patches are masked")
     queries = None if seen.queries is None else seen.queries[0, window][:, here]
-    found = Relative(finite, queries, shape, size - len(inside), earlier)
-    if found.range <= 1e-6 * float(finite.abs().max()):
+    attention = Relative(finite, queries, (height, width), size - len(inside), earlier)
+    if attention.range <= 1e-6 * float(finite.abs().max()):
         raise NotApplicable("no relative position information: attention is the same between all patches")
-    return found
+    return attention
 
 
 def roughness(values: Tensor, grid: Size) -> float:
@@ -162,24 +170,23 @@ def resampled_reading(measured: Tensor, old: Size, new: Size) -> tuple[str, floa
     Returns:
         The nearest reading, and the largest distance from it, in patches of the old grid.
     """
-    rank = torch.arange(old[0] * old[1])
-    table = torch.stack([rank // old[1], rank % old[1]], -1).double()
+    table = coordinates(old).double()
 
     def resized(values: Tensor, shape: Size, target: Size) -> Tensor:
         maps = values.T.reshape(1, 2, *shape)
         return F.interpolate(maps, size=target, mode="bilinear", antialias=True)[0].flatten(1).T
 
-    found = {RIGHT: resized(table, old, new)}
+    right = resized(table, old, new)
+    error = float((measured - right).abs().max())
+    if error <= 0.75:
+        return RIGHT, error
+    readings = [(RIGHT, right)]
     for shape, target in ((old[::-1], new[::-1]), (old, new[::-1]), (old[::-1], new)):
-        found[f"{COLUMNS} {shape} {target}"] = resized(table, (shape[0], shape[1]), (target[0], target[1]))
+        readings.append((COLUMNS, resized(table, shape, target)))
     for shift in (1, -1):
-        found[SHIFTED.format(shift)] = resized(table.roll(-shift, 0), old, new)
-    errors = {name: float((measured - one).abs().amax(-1).quantile(0.9)) for name, one in found.items()}
-    right = float((measured - found[RIGHT]).abs().max())
-    if right <= 0.75:
-        return RIGHT, right
-    nearest = min(errors, key=errors.__getitem__)
-    return nearest.partition(" (")[0], right
+        readings.append((SHIFTED.format(shift), resized(table.roll(-shift, 0), old, new)))
+    nearest = min(readings, key=lambda reading: float((measured - reading[1]).abs().amax(-1).quantile(0.9)))
+    return nearest[0], error
 
 
 def pair_layout(subject: ModelUnderTest, original: ModelUnderTest) -> str:
@@ -201,12 +208,13 @@ def _check_lengths(subject: ModelUnderTest, seen: Relative) -> None:
     share, queries = length_differences(seen), seen.queries
     if share is None or queries is None:
         raise NotApplicable("the queries of its attention were not seen")
-    if float((queries - queries.mean(1, keepdim=True)).abs().max()) <= 1e-6 * float(queries.abs().max()):
+    largest = float(queries.abs().max())
+    if float((queries - queries.mean(1, keepdim=True)).abs().max()) <= 1e-6 * largest:
         raise NotApplicable("queries are not rotated")
     other = relative(subject, -2.0, seen.earlier).queries
     if other is not None:
         added = (queries - queries[:, :1]) - (other - other[:, :1])
-        if float(added.abs().max()) <= 1e-6 * float(queries.abs().max()):
+        if float(added.abs().max()) <= 1e-6 * largest:
             raise NotApplicable("position is added to queries, which are not rotated")
     if share > SAME:
         raise Failed(
@@ -231,9 +239,8 @@ def axes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
 
 
 def _relative_axes(subject: ModelUnderTest) -> str:
-    seen = every_relative(subject)
-    said = [_axes_of(one, subject) for one in seen]
-    return said[0] + (f", in {len(seen)} attentions" if seen[1:] else "")
+    details = [_axes_of(attention, subject) for attention in every_relative(subject)]
+    return details[0] + (f", in {len(details)} attentions" if details[1:] else "")
 
 
 def _axes_of(seen: Relative, subject: ModelUnderTest) -> str:
@@ -262,12 +269,10 @@ def _table_axes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
         original = original.small()
     if original.grid[0] == original.grid[1]:
         raise NotApplicable("the grid is square")
-    rows = original.rows()
-    tokens = original.base.inputs[original.base.tokens][0, rows]
-    values = tokens - tokens.mean(0)
-    if float(values.abs().max()) <= 1e-6 * float(tokens.abs().max()):
+    tokens = original.tokens()
+    if are_alike(tokens):
         raise NotApplicable("no absolute position in the tokens")
-    ratio = roughness(values, original.grid)
+    ratio = roughness(tokens - tokens.mean(0), original.grid)
     if ratio > 1.5:  # at most 1.41 in 600 random convolutions, whose padding makes positions
         raise Failed(
             f"absolute position must be smooth row by row over {by(original.grid)} patches, got steps "
@@ -296,34 +301,26 @@ def _resampled(subject: ModelUnderTest) -> tuple[str, float, Size]:
     subject = subject.at(subject.home)
     if subject.grid[0] == subject.grid[1] and hasattr(subject.model, "set_input_size"):
         raise NotApplicable("the table is of a square grid and refuses others")
-    plain = subject.without_tables
-    width = subject.grid[1]
-    rank = torch.arange(subject.patches)
-    coordinates = torch.stack([rank // width, rank % width], -1).double()
-    held = {}
+    plain, places = subject.without_tables, coordinates(subject.grid).double()
+    filled = {}
     for name, value in subject.values().items():
-        ahead = len(value) - subject.patches
-        row = torch.cat([torch.full((ahead, 2), 50.0, dtype=value.dtype), coordinates])
-        held[name] = row.repeat(1, math.ceil(value.shape[1] / 2))[:, : value.shape[1]]
-    filled = subject.with_tables(held)
-    if (error := _off(filled, plain, coordinates)) > 1e-6:
+        ahead = torch.full((len(value) - subject.patches, 2), 50.0, dtype=value.dtype)
+        filled[name] = torch.cat([ahead, places]).repeat(1, math.ceil(value.shape[1] / 2))[:, : value.shape[1]]
+    with_places = subject.with_tables(filled)
+    if (error := float((_entered(with_places, plain) - places).abs().max())) > 1e-6:
         raise NotApplicable(f"the table is changed before it enters the tokens ({error:.1f} off)")
     new = other_grid(subject)
-    rows, values = _entered(filled.at(new), plain.at(new))
-    reading, error = resampled_reading(values[rows][:, :2], subject.grid, new)
+    reading, error = resampled_reading(_entered(with_places.at(new), plain.at(new)), subject.grid, new)
     return reading, error, new
 
 
-def _off(filled: ModelUnderTest, plain: ModelUnderTest, expected: Tensor) -> float:
-    rows, values = _entered(filled, plain)
-    return float((values[rows][:, :2] - expected).abs().max())
-
-
-def _entered(filled: ModelUnderTest, plain: ModelUnderTest) -> tuple[Tensor, Tensor]:
-    """Return the row of each patch, and the contribution of the table to each row, (rows, D)."""
-    for at, (one, other) in enumerate(zip(filled.base.inputs, plain.base.inputs, strict=False)):
-        if one.shape == other.shape and one.shape[1] >= plain.patches and not torch.equal(one, other):
-            return plain.rows(at), one[0] - other[0]
+def _entered(filled: ModelUnderTest, plain: ModelUnderTest) -> Tensor:
+    """Return the first two channels of the contribution of the table to each patch, (N, 2)."""
+    for at, (with_table, without) in enumerate(zip(filled.seen().inputs, plain.seen().inputs, strict=False)):
+        if with_table.shape != without.shape or with_table.shape[1] < plain.patches:
+            continue
+        if not torch.equal(with_table, without):
+            return (with_table - without)[0, plain.rows(at), :2]
     raise NotApplicable("the table does not enter the tokens")
 
 
@@ -331,11 +328,10 @@ def prefix(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Class and register tokens do not count as positions of patches."""
     try:
         rows = subject.rows()
-        outside = subject.base.inputs[subject.base.tokens].shape[1] - len(rows)
+        outside = subject.seen().inputs[subject.seen().tokens].shape[1] - len(rows)
     except NotApplicable:
         outside = 0
-    tables = [len(value) - subject.home[0] * subject.home[1] for value in subject.values().values()]
-    if outside <= 0 and not any(tables):
+    if outside <= 0 and not any(len(subject.split(value)[0]) for value in subject.values().values()):
         raise NotApplicable("no tokens besides the patches")
     return any_of(lambda: _relative_prefix(subject), lambda: _resampled_prefix(subject))
 
@@ -350,7 +346,7 @@ def _relative_prefix(subject: ModelUnderTest) -> str:
             )
         if reading != RIGHT:
             raise NotApplicable("attention is not a function of the displacement: see axes and pair layout")
-    return f"attention between patches is correct with {_tokens(seen.outside)}"
+    return f"attention between patches is correct with {seen.outside} other token{'s' * (seen.outside != 1)}"
 
 
 def _resampled_prefix(subject: ModelUnderTest) -> str:
@@ -365,11 +361,7 @@ def _resampled_prefix(subject: ModelUnderTest) -> str:
     return f"their rows stay out of a table resampled for {by(new)} patches"
 
 
-def _tokens(count: int) -> str:
-    return f"{count} other token{'s' * (count != 1)}"
-
-
 def _non_commuting(model: nn.Module) -> bool:
     """Return whether a model of this library rotates blocks of channels, which do not commute."""
     position = getattr(model, "position", None)
-    return isinstance(position, nn.Module) and any(isinstance(one, LieRe) for one in position.modules())
+    return isinstance(position, nn.Module) and any(isinstance(module, LieRe) for module in position.modules())

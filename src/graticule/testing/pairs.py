@@ -20,7 +20,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.testing.model_under_test import SAME, Failed, NotApplicable, check_same, is_same
 from graticule.testing.order import COLUMNS, OPPOSITE, RIGHT, Relative
-from graticule.testing.tables import PositionCode, Shape
+from graticule.testing.tables import PositionCode, Shape, laws_of
 
 #: Grids of the laws: a square, one of twice its sides, one of as many patches, and two transposed ones.
 GRIDS: tuple[Shape, ...] = ((6, 6), (12, 12), (4, 9), (3, 5), (5, 3))
@@ -67,19 +67,19 @@ class RotationCode(PairCode):
     @classmethod
     def of(cls, encoding: str, channels: int, heads: int = 1, prefix: int = 0) -> RotationCode:
         """Return the code of an encoding of this library."""
-        own, width = Grid(*GRIDS[0], prefix=prefix), channels * heads
-        position = build_position(own, dim=width, depth=1, num_heads=heads, encoding=encoding).double().eval()
-        if position(own)[0].rotary is None:
+        first, width = Grid(*GRIDS[0], prefix=prefix), channels * heads
+        position = build_position(first, dim=width, depth=1, num_heads=heads, encoding=encoding).double().eval()
+        if position(first)[0].rotary is None:
             raise ValueError(f"`encoding` must be one that rotates queries and keys, got {encoding!r}.")
         return cls(lambda x, grid: position(Grid(*grid, prefix=prefix))[0].rotary(x, x)[0], channels, heads, prefix)
 
     def rotated(self, queries: Tensor, grid: Shape) -> Tensor:
         """Return rotated queries of the same shape."""
-        found = self.run(self.rotate, grid, queries, grid)
-        if found.shape != queries.shape:
-            shapes = f"{tuple(queries.shape)}, got {tuple(found.shape)}"
+        outputs = self.run(self.rotate, grid, queries, grid)
+        if outputs.shape != queries.shape:
+            shapes = f"{tuple(queries.shape)}, got {tuple(outputs.shape)}"
             raise Failed(f"queries of {by(grid)} patches must keep their shape, {shapes}")
-        return found
+        return outputs
 
     def at(self, grid: Shape, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return the matrix that multiplies each token, (h, prefix + N, d, d)."""
@@ -113,10 +113,10 @@ class BiasCode(PairCode):
 
     def at(self, grid: Shape) -> Tensor:
         """Return the bias of a grid, (h, prefix + N, prefix + N)."""
-        found, side = self.run(self.compute, grid, grid), self.prefix + math.prod(grid)
-        if found.shape[-2:] != (side, side):
-            raise Failed(f"the bias of {by(grid)} patches must be {side} x {side}, got {tuple(found.shape)}")
-        return found.double().reshape(-1, side, side)
+        bias, side = self.run(self.compute, grid, grid), self.prefix + math.prod(grid)
+        if bias.shape[-2:] != (side, side):
+            raise Failed(f"the bias of {by(grid)} patches must be {side} x {side}, got {tuple(bias.shape)}")
+        return bias.double().reshape(-1, side, side)
 
     def attention(self, grid: Shape, plain: bool = False) -> Relative:
         """Return the bias between patches."""
@@ -144,9 +144,9 @@ def axes(code: PairCode) -> str:
     for grid in wide:
         if code.attention(grid).reading() == COLUMNS:
             raise Failed(f"position must run row by row over {by(grid)} patches, got {COLUMNS}")
-    for one, other in itertools.combinations(code.grids, 2):
-        if math.prod(one) == math.prod(other) and torch.allclose(code.at(one), code.at(other)):
-            raise Failed(f"{by(one)} patches must differ from {by(other)}, got the same position")
+    for first, second in itertools.combinations(code.grids, 2):
+        if math.prod(first) == math.prod(second) and torch.allclose(code.at(first), code.at(second)):
+            raise Failed(f"{by(first)} patches must differ from {by(second)}, got the same position")
     return f"row by row over {', '.join(map(by, wide))} patches"
 
 
@@ -188,12 +188,12 @@ def prefix(code: PairCode) -> str:
     if not code.prefix:
         raise NotApplicable("there are no such tokens")
     for grid in code.grids:
-        found, count = code.at(grid), code.prefix
+        position, count = code.at(grid), code.prefix
         if isinstance(code, RotationCode):
-            unit = torch.eye(code.channels, dtype=found.dtype).expand_as(found[:, :count])
-            check_same(found[:, :count], unit, f"tokens before {by(grid)} patches must not be rotated", SAME)
+            unit = torch.eye(code.channels, dtype=position.dtype).expand_as(position[:, :count])
+            check_same(position[:, :count], unit, f"tokens before {by(grid)} patches must not be rotated", SAME)
         else:
-            for values in (found[:, :count, count:], found[:, count:, :count].mT):
+            for values in (position[:, :count, count:], position[:, count:, :count].mT):
                 law = f"a token before {by(grid)} patches must have the same bias with all of them"
                 check_same(values, values[..., :1].expand_as(values), law, SAME)
         reading = code.attention(grid).reading() or ""
@@ -208,11 +208,11 @@ def dtype(code: RotationCode) -> str:
         exact, grid = code.at(LONG), LONG
     except Failed:  # tables of other sizes
         exact, grid = code.at(code.grids[-1]), code.grids[-1]
-    for one, most in ((torch.float32, 1e-3), (torch.bfloat16, 0.05)):
-        found = code.at(grid, one)
-        if found.dtype != one:
-            raise Failed(f"queries of {one} must stay {one}, got {found.dtype}")
-        check_same(found, exact, f"{one} must be near float64 on {by(grid)} patches", most)
+    for precision, most in ((torch.float32, 1e-3), (torch.bfloat16, 0.05)):
+        matrices = code.at(grid, precision)
+        if matrices.dtype != precision:
+            raise Failed(f"queries of {precision} must stay {precision}, got {matrices.dtype}")
+        check_same(matrices, exact, f"{precision} must be near float64 on {by(grid)} patches", most)
     return f"float32 and bfloat16 on {by(grid)} patches"
 
 
@@ -220,7 +220,7 @@ def batch(code: RotationCode) -> str:
     """A batch gives the same as each sample alone."""
     for grid in code.grids:
         queries = torch.randn(3, code.heads, code.prefix + math.prod(grid), code.channels, dtype=torch.float64)
-        alone = torch.cat([code.rotated(one, grid) for one in queries.split(1)])
+        alone = torch.cat([code.rotated(sample, grid) for sample in queries.split(1)])
         check_same(code.rotated(queries, grid), alone, "a batch must give the same as its samples alone", SAME)
     return "3 samples give the same together and alone"
 
@@ -255,8 +255,8 @@ def _coordinates(code: PairCode, axis: int) -> str:
         ("relative to the size, half-open", 1, 2),
         ("relative to the size, from the first patch to the last", side - 1, 2 * side - 1),
     ):
-        one, other = (at[(count, 0) if axis == 0 else (0, count)] for at, count in ((small, first), (large, second)))
-        if is_same(one, other):
+        near, far = (at[(count, 0) if axis == 0 else (0, count)] for at, count in ((small, first), (large, second)))
+        if is_same(near, far):
             return kind
     raise NotApplicable("coordinates depend on the size in another way")
 
@@ -274,12 +274,12 @@ def expected(code: PairCode) -> str:
 
 def _difference_of_biases(code: PairCode, known: PairCode) -> str:
     grid = code.grids[0]
-    found, other = code.at(grid), known.at(grid)
-    if torch.allclose(found, other.mT):
+    bias, other = code.at(grid), known.at(grid)
+    if torch.allclose(bias, other.mT):
         return "the opposite sign of displacements"
     turned = torch.arange(math.prod(grid)).view(grid).T.flatten() + code.prefix
     turned = torch.cat([torch.arange(code.prefix), turned])
-    exchanged = grid[0] == grid[1] and torch.allclose(found, other[:, turned][:, :, turned])
+    exchanged = grid[0] == grid[1] and torch.allclose(bias, other[:, turned][:, :, turned])
     return "rows and columns exchanged" if exchanged else "other values"
 
 
@@ -307,11 +307,11 @@ def _angles(code: PairCode, grid: Shape) -> tuple[Tensor, Tensor, Tensor]:
     A channel that is not rotated is its own partner.
     """
     matrices = code.at(grid)[:, code.prefix :]  # (h, N, d, d)
-    own = torch.arange(matrices.shape[-1])
-    coupled = matrices.abs().amax(1) * (own[:, None] != own) > SAME  # (h, d, d)
-    partner = torch.where(coupled.any(-1), coupled.int().argmax(-1), own)
+    channels = torch.arange(matrices.shape[-1])
+    coupled = matrices.abs().amax(1) * (channels[:, None] != channels) > SAME  # (h, d, d)
+    partner = torch.where(coupled.any(-1), coupled.int().argmax(-1), channels)
     sines = matrices.gather(-1, partner[:, None, :, None].expand(*matrices.shape[:-1], 1)).squeeze(-1)
-    sines = sines * torch.sign(own - partner)[:, None]
+    sines = sines * torch.sign(channels - partner)[:, None]
     angles = torch.atan2(sines, matrices.diagonal(dim1=-2, dim2=-1)).unflatten(1, grid)  # (h, H, W, d)
     first = angles[:, 0, 0]
     return partner, first, _wrapped(torch.stack([angles[:, 1, 0], angles[:, 0, 1]]) - first)
@@ -321,11 +321,11 @@ def _wrapped(angles: Tensor) -> Tensor:
     return math.pi - (math.pi - angles) % (2 * math.pi)
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
-    return bool(_wrapped(one - other).abs().max() <= SAME)
+def _near(angles: Tensor, other: Tensor) -> bool:
+    return bool(_wrapped(angles - other).abs().max() <= SAME)
 
 
-_LAWS = (axes, shift, transposition, prefix, coordinates, expected)
 # first the law that a cache fulfills once it is full
-BiasCode.laws = {one.__name__: one for one in (repetition, *_LAWS)}
-RotationCode.laws = {one.__name__: one for one in (repetition, length, dtype, batch, *_LAWS)}
+_LAWS = (axes, shift, transposition, prefix, coordinates, expected)
+BiasCode.laws = laws_of(repetition, *_LAWS)
+RotationCode.laws = laws_of(repetition, length, dtype, batch, *_LAWS)

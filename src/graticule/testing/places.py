@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def check_places(encoding: str, joining: str = "default") -> list[str]:
     Raises:
         AssertionError: naming the law that does not hold.
     """
-    found = []
+    names = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for name, law in LAWS.items():
             try:
@@ -45,88 +46,98 @@ def check_places(encoding: str, joining: str = "default") -> list[str]:
                 continue
             except (RuntimeError, IndexError) as error:
                 raise AssertionError(f"a grid must be taken or refused with a ValueError: {error}") from error
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
-def one_frame(encoding: str, joining: str) -> None:
+def one_frame(encoding: str, joining: str, shape: Shape) -> None:
     """Check that a film of one frame has the position of the image, and one row that of the text.
 
     That is for some values of the parameters of the new axis; all others are the same.
     """
+    lower, higher = _grid(encoding, shape), _grid(encoding, (1, *shape))
+    image, film = (built(grid, encoding, joining, "one_frame") for grid in (lower, higher))
+    before, random = _values(image), {name: value.clone() for name, value in _values(film).items()}
 
-    def check(shape: Shape) -> None:
-        lower, higher = (Grid(*sides, prefix=int(not mixes(encoding))) for sides in (shape, (1, *shape)))
-        image, film = (built(grid, encoding, joining, "one_frame") for grid in (lower, higher))
-        given, random = _values(image), {name: one.clone() for name, one in _values(film).items()}
+    def extend(place: int, drawn: bool) -> dict[str, Tensor | None]:
+        fresh = {name: value if drawn else torch.zeros_like(value) for name, value in random.items()}
+        return {name: _grown(before[name], new, place) if name in before else new for name, new in fresh.items()}
 
-        def fitted(place: int, drawn: bool) -> dict[str, Tensor | None]:
-            fresh = {name: one if drawn else torch.zeros_like(one) for name, one in random.items()}
-            return {name: _grown(given[name], one, place) if name in given else one for name, one in fresh.items()}
-
-        tries = itertools.starmap(fitted, itertools.product((0, -1, -2), (True, False)))
-        law = f"a grid of {higher.shape} must have the position of {shape} (`one_frame`)"
-        _check_any(film, tries, higher, image(lower), law)
-
-    _check_each(check, [(5,), (3, 4)])
+    tries = itertools.starmap(extend, itertools.product((0, -1, -2), (True, False)))
+    law = f"a grid of {higher.shape} must have the position of {shape} (`one_frame`)"
+    _check_any(film, tries, higher, image(lower), law)
 
 
-def permutation(encoding: str, joining: str) -> None:
+def permutation(encoding: str, joining: str, shape: Shape) -> None:
     """Check that permuting the axes of the grid, and of the parameters, permutes the position."""
-    shape, order = (5, 6, 7), (2, 0, 1)
-    grid, other = (Grid(*sides, prefix=int(not mixes(encoding))) for sides in (shape, [shape[at] for at in order]))
-    first, second = (built(each, encoding, joining, "permutation") for each in (grid, other))
+    order = (2, 0, 1)
+    grid, other = _grid(encoding, shape), _grid(encoding, [shape[axis] for axis in order])
+    first, second = (built(shaped, encoding, joining, "permutation") for shaped in (grid, other))
     patches, offsets = (
         torch.arange(math.prod(sides)).view(sides).permute(order).flatten() for sides in (shape, grid.table)
     )
     tokens = torch.cat([torch.arange(grid.prefix), patches + grid.prefix])
     three = torch.arange(len(offsets), len(offsets) + 3)  # rows of prefix tokens, after those of displacements
-    index = {len(each): each for each in (patches, tokens, offsets, torch.cat([offsets, three]))}
-    given = _values(first)
+    index = {len(ranks): ranks for ranks in (patches, tokens, offsets, torch.cat([offsets, three]))}
+    before = _values(first)
 
-    def moved(axes: list[int]) -> dict[str, Tensor | None]:
+    def move(axes: list[int]) -> dict[str, Tensor | None]:
         sides = {**index, 3: torch.tensor(axes), 4: torch.tensor([*axes, 3])}  # of the axes, and of their distance
-        return {name: _moved(given[_of_axis(name, given, order)], sides, order) for name in given}
+        return {name: _moved(before[_of_axis(name, before, order)], sides, order) for name in before}
 
-    expected = [reordered(each, Subset(tokens, grid.tokens)) for each in first(grid)]
-    tries = map(moved, ([*order], [2 - axis for axis in reversed(order)]))  # or the last axis first
+    expected = [reordered(layer, Subset(tokens, grid.tokens)) for layer in first(grid)]
+    tries = map(move, ([*order], [2 - axis for axis in reversed(order)]))  # or the last axis first
     _check_any(second, tries, other, expected, "permuting the axes must permute the position (`permutation`)")
 
 
-def points(encoding: str, joining: str) -> None:
+def points(encoding: str, joining: str, shape: Shape) -> None:
     """Check that points on a grid have the position of its patches, in any order."""
-
-    def check(shape: Shape) -> None:
-        grid = Grid(*shape, prefix=int(not mixes(encoding)))
-        position = built(grid, encoding, joining, "points")
-        on_grid, order = position(grid), torch.randperm(grid.patches)
-        places = grid.coordinates().double()[order]
-        index = torch.cat([torch.arange(grid.prefix), order + grid.prefix])
-        expected = [reordered(each, Subset(index, grid.tokens)) for each in on_grid]
-        for given in (places, places.expand(2, -1, -1)):  # of all samples, and of each
-            found = position(Points(given, prefix=grid.prefix))
-            check_layers(found, expected, grid.tokens, "points on a grid must have its position (`points`)")
-
-    _check_each(check, [(6,), (2, 3), (2, 3, 2)])
+    grid = _grid(encoding, shape)
+    position = built(grid, encoding, joining, "points")
+    on_grid, order = position(grid), torch.randperm(grid.patches)
+    tokens = Subset(torch.cat([torch.arange(grid.prefix), order + grid.prefix]), grid.tokens)
+    expected = [reordered(layer, tokens) for layer in on_grid]
+    places = grid.coordinates().double()[order]
+    for coordinates in (places, places.expand(2, -1, -1)):  # of all samples, and of each
+        positions = position(Points(coordinates, prefix=grid.prefix))
+        check_layers(positions, expected, grid.tokens, "points on a grid must have its position (`points`)")
 
 
-def crop(encoding: str, joining: str) -> None:
+def crop(encoding: str, joining: str, case: tuple[Shape, Shape, Shape]) -> None:
     """Check that the position of a crop is the crop of the position, on the grid of the parameters and on another."""
-
-    def check(case: tuple[Shape, Shape, Shape]) -> None:
-        first, shape, sides = case
-        prefix = int(not mixes(encoding))
-        position, whole = built(Grid(*first, prefix=prefix), encoding, joining, "crop"), Grid(*shape, prefix=prefix)
-        part = Grid(*sides, prefix=prefix, crop=Crop(shape, (1, 2, 0)[: len(shape)] + sides))
-        index = Subset(torch.cat([torch.arange(prefix), prefix + part.order()]), whole.tokens)
-        expected = [each.take(index) for each in position(whole)]
-        check_layers(position(part), expected, part.tokens, "a crop must have its part of the position (`crop`)")
-
-    _check_each(check, [((6, 8), (6, 8), (3, 4)), ((4, 5), (6, 8), (3, 4)), ((3, 4, 5), (3, 4, 5), (2, 2, 3))])
+    stored, shape, sides = case
+    position, full = built(_grid(encoding, stored), encoding, joining, "crop"), _grid(encoding, shape)
+    part = Grid(*sides, prefix=full.prefix, crop=Crop(shape, (1, 2, 0)[: len(shape)] + sides))
+    index = Subset(torch.cat([torch.arange(full.prefix), full.prefix + part.order()]), full.tokens)
+    expected = [layer.take(index) for layer in position(full)]
+    check_layers(position(part), expected, part.tokens, "a crop must have its part of the position (`crop`)")
 
 
+def _check_cases(law: Callable[..., None], cases: Sequence[Any], encoding: str, joining: str) -> None:
+    """Check a law in all cases that are not refused; raises a ValueError if all are."""
+    refused = []
+    for case in cases:
+        try:
+            law(encoding, joining, case)
+        except ValueError as error:
+            refused.append(error)
+    if len(refused) == len(cases):
+        raise refused[-1]
+
+
+#: Law -> its cases: grids, or for a crop the grid of the parameters, that of the image, and the sides of the crop.
+_CASES: dict[Callable[..., None], list[Any]] = {
+    one_frame: [(5,), (3, 4)],
+    permutation: [(5, 6, 7)],
+    points: [(6,), (2, 3), (2, 3, 2)],
+    crop: [((6, 8), (6, 8), (3, 4)), ((4, 5), (6, 8), (3, 4)), ((3, 4, 5), (3, 4, 5), (2, 2, 3))],
+}
 #: Name of each law -> its function of an encoding and a joining.
-LAWS: dict[str, Callable[[str, str], None]] = {law.__name__: law for law in (one_frame, permutation, points, crop)}
+LAWS = {law.__name__: partial(_check_cases, law, cases) for law, cases in _CASES.items()}
+
+
+def _grid(encoding: str, sides: Sequence[int]) -> Grid:
+    return Grid(*sides, prefix=int(not mixes(encoding)))
 
 
 def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") -> Position:
@@ -143,7 +154,7 @@ def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") ->
         position = build_position(grid, encoding=encoding, joining=joining, **sizes).double().eval()
     finally:
         torch.set_default_dtype(usual)
-    for exempt in (one for part in position.modules() for one in getattr(part, "exempt", ())):
+    for exempt in itertools.chain.from_iterable(getattr(part, "exempt", ()) for part in position.modules()):
         if law in exempt.partition(":")[0].split(", "):
             raise ValueError(f"`encoding` is exempt from {exempt}.")
     for parameter in position.parameters():
@@ -152,10 +163,10 @@ def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") ->
     return position
 
 
-def check_layers(found: Sequence[LayerPosition], expected: Sequence[LayerPosition], tokens: int, law: str) -> None:
+def check_layers(actual: Sequence[LayerPosition], expected: Sequence[LayerPosition], tokens: int, law: str) -> None:
     """Check that the positions of all layers are the same, for so many tokens."""
-    for one, two in zip(found, expected, strict=True):
-        first, second = values(one, tokens), values(two, tokens)
+    for layer, expected_layer in zip(actual, expected, strict=True):
+        first, second = values(layer, tokens), values(expected_layer, tokens)
         if first.keys() != second.keys():
             raise Failed(f"{law}, got the fields {', '.join(first)} instead of {', '.join(second)}")
         for field, value in second.items():
@@ -171,39 +182,33 @@ def mixes(encoding: Any) -> bool:
 
 def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
     """Return all that a layer gets, as tensors by the names of fields: functions are computed for the same tokens."""
-    generator = torch.Generator().manual_seed(7)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     x, q = draw(2, tokens, DIM), draw(2, HEADS, tokens, DIM // HEADS)
     inputs = {"B N D": x, "B h N d": q, "B h N N": draw(2, HEADS, tokens, tokens).softmax(-1)}
-    found: dict[str, Any] = {}
-    for field, value in _given(position).items():
+    tensors: dict[str, Any] = {}
+    for field, value in _fields_of(position).items():
+        kind = FIELD_KINDS[field].function_input
         if field == "rotary":
             queries, keys = value(q, q.flip(0))
-            found[field] = queries @ keys.mT
+            tensors[field] = queries @ keys.mT
         elif field == "bias":
-            found[field] = Bias.of(value).table(q)
+            tensors[field] = Bias.of(value).table(q)
         else:
-            found[field] = (
-                value(inputs[FIELD_KINDS[field].function_input])
-                if FIELD_KINDS[field].function_input and callable(value)
-                else value
-            )
+            tensors[field] = value(inputs[kind]) if kind and callable(value) else value
     for field in ("positional", "inputs"):
-        if field in found:
-            found.update((f"{field} {at}", each) for at, each in enumerate(found.pop(field)))
-    if not isinstance(found.get("mixing", x), Tensor):
-        mixing = found["mixing"]
-        found["mixing"] = mixing.matrix() if isinstance(mixing, Displacements) else mixing.mix(x)
-    return found
+        if field in tensors:
+            tensors.update((f"{field} {at}", tensor) for at, tensor in enumerate(tensors.pop(field)))
+    if not isinstance(tensors.get("mixing", x), Tensor):
+        mixing = tensors["mixing"]
+        tensors["mixing"] = mixing.matrix() if isinstance(mixing, Displacements) else mixing.mix(x)
+    return tensors
 
 
 def _values(position: Position) -> dict[str, Tensor]:
     """Return trained parameters and saved buffers, such as random directions, by their names."""
-    fixed = {name for name, one in position.named_parameters() if not one.requires_grad}
-    return {name: one for name, one in position.state_dict().items() if name not in fixed and one.is_floating_point()}
+    fixed = {name for name, parameter in position.named_parameters() if not parameter.requires_grad}
+    state = {name: value for name, value in position.state_dict().items() if value.is_floating_point()}
+    return {name: value for name, value in state.items() if name not in fixed}
 
 
 def _grown(value: Tensor, like: Tensor, place: int) -> Tensor | None:
@@ -218,22 +223,21 @@ def _grown(value: Tensor, like: Tensor, place: int) -> Tensor | None:
         if like.select(axis, 0).shape == value.shape:
             grown.select(axis, like.shape[axis] // 2).copy_(value)
             return grown
-    if value.ndim != like.ndim or any(
-        new - old not in (0, 1) for old, new in zip(value.shape, like.shape, strict=True)
-    ):
+    if value.ndim != like.ndim:
         return None
-    index = []
-    for old, new in zip(value.shape, like.shape, strict=True):
-        index.append(torch.tensor([at for at in range(new) if new == old or at != place % new]))
+    sides = [*zip(value.shape, like.shape, strict=True)]
+    if any(new - old not in (0, 1) for old, new in sides):
+        return None
+    index = [torch.tensor([at for at in range(new) if new == old or at != place % new]) for old, new in sides]
     grown[torch.meshgrid(*index, indexing="ij")] = value
     return grown
 
 
-def _of_axis(name: str, given: Iterable[str], order: Sequence[int]) -> str:
+def _of_axis(name: str, names: Iterable[str], order: Sequence[int]) -> str:
     """Return the name of the parameter of the axis that replaces that of `name`, such as `table_y` of `table_x`."""
-    stems = {one: re.sub("_[thywx]$", "", one) for one in given}
-    axes = [one for one, stem in stems.items() if stem == stems[name]]
-    axes.sort(key=lambda one: "thywx".find(one[-1]) % 9)  # a name without a letter is that of the last axis
+    stems = {other: re.sub("_[thywx]$", "", other) for other in names}
+    axes = [other for other, stem in stems.items() if stem == stems[name]]
+    axes.sort(key=lambda other: "thywx".find(other[-1]) % 9)  # a name without a letter is that of the last axis
     return axes[order[axes.index(name)]] if len(axes) == len(order) else name
 
 
@@ -247,29 +251,14 @@ def _moved(value: Tensor, index: Mapping[int, Tensor], order: Sequence[int]) -> 
     return value
 
 
-def _given(position: LayerPosition) -> dict[str, Any]:
+def _fields_of(position: LayerPosition) -> dict[str, Any]:
     return {field: value for field, value in position._asdict().items() if value is not None}
 
 
 def reordered(position: LayerPosition, tokens: Subset) -> LayerPosition:
     """Return the position of all tokens in another order, also of fields that cannot follow a part of them."""
-    return LayerPosition(**{one: FIELD_KINDS[one].take(value, tokens) for one, value in _given(position).items()})
-
-
-def _check_each(check: Callable[[Any], None], cases: Sequence[Any]) -> None:
-    """Check all cases that are not refused.
-
-    Raises:
-        ValueError: if all are.
-    """
-    refused = []
-    for case in cases:
-        try:
-            check(case)
-        except ValueError as error:
-            refused.append(error)
-    if len(refused) == len(cases):
-        raise refused[-1]
+    fields = _fields_of(position)
+    return LayerPosition(**{field: FIELD_KINDS[field].take(value, tokens) for field, value in fields.items()})
 
 
 def _check_any(
@@ -277,9 +266,9 @@ def _check_any(
 ) -> None:
     """Check that the position of `grid` is the expected one for one of several sets of parameters."""
     failed: Exception = Failed(f"{law}, got parameters of other shapes")
-    for given in tries:
-        known = {name: value for name, value in given.items() if value is not None}
-        if len(known) < len(given):
+    for parameters in tries:
+        known = {name: value for name, value in parameters.items() if value is not None}
+        if len(known) < len(parameters):
             continue
         for name, parameter in _values(position).items():
             parameter.copy_(known[name])

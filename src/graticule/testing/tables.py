@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from graticule.external.images import error_line
 from graticule.position.places import by
 from graticule.position.resampling import build_resampler
 from graticule.testing.model_under_test import SAME, Failed, NotApplicable, check_same, is_same
@@ -20,6 +21,11 @@ from graticule.testing.models import Finding
 Shape = tuple[int, int]
 
 
+def laws_of(*laws: Callable[[Any], str]) -> dict[str, Callable[[Any], str]]:
+    """Return laws by their names."""
+    return {law.__name__: law for law in laws}
+
+
 class PositionCode:
     """Position code alone, without a model, that `inspect_code` holds to laws."""
 
@@ -27,16 +33,15 @@ class PositionCode:
     laws: ClassVar[dict[str, Callable[[Any], str]]]
 
     @staticmethod
-    def run(code: Callable[..., Tensor], grid: Shape, *given: Any) -> Tensor:
+    def run(code: Callable[..., Tensor], grid: Shape, *args: Any) -> Tensor:
         """Return the values of code for a grid, and check that they are finite."""
         try:
-            found = code(*given).detach()
+            position = code(*args).detach()
         except Exception as error:  # any error of the code under test
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            raise Failed(f"{by(grid)} patches must be accepted, got {said}") from error
-        if not found.isfinite().all():
+            raise Failed(f"{by(grid)} patches must be accepted, got {error_line(error)}") from error
+        if not position.isfinite().all():
             raise Failed(f"positions of {by(grid)} patches must be finite")
-        return found
+        return position
 
 
 @dataclass(frozen=True)
@@ -61,18 +66,47 @@ class TableCode(PositionCode):
         """The largest difference of equal values, relative to the largest one; weights are float32 or the dtype's."""
         return max(SAME, 8 * torch.finfo(self.table.dtype).eps)
 
+    @property
+    def other_grids(self) -> tuple[Shape, ...]:
+        """Grids that are larger, smaller and mixed."""
+        height, width = self.native
+        return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
+
+    def check(self, actual: Tensor, expected: Tensor, law: str) -> None:
+        """Raise `Failed` with `law` unless positions are the expected ones."""
+        check_same(actual, expected, law, self.tolerance)
+
+    @contextmanager
+    def with_rows(self, rows: Tensor) -> Iterator[None]:
+        """Give the table other rows within a `with` statement."""
+        table = self.table.detach()
+        before = table.clone()
+        table.copy_(rows.reshape(table.shape))
+        try:
+            yield
+        finally:
+            table.copy_(before)
+
+    def with_patches(self, patches: Tensor) -> AbstractContextManager[None]:
+        """Give the rows of patches other values, (H, W, D), within a `with` statement."""
+        return self.with_rows(torch.cat([self.rows()[: self.prefix], patches.flatten(0, 1)]))
+
+    def native_map(self) -> Tensor:
+        """Return the rows of patches in the table, (H, W, D)."""
+        return self.rows()[self.prefix :].unflatten(0, self.native)
+
     def rows(self) -> Tensor:
         """Return the rows of the table, (prefix + N, D)."""
         return self.table.detach().reshape(-1, self.table.shape[-1])
 
     def at(self, grid: Shape) -> Tensor:
         """Return the positions of a grid, and check their number and their values."""
-        found = self.run(self.compute, grid, grid)
-        found = found.reshape(-1, found.shape[-1])
-        if len(found) != self.prefix + grid[0] * grid[1]:
+        rows = self.run(self.compute, grid, grid)
+        rows = rows.reshape(-1, rows.shape[-1])
+        if len(rows) != self.prefix + grid[0] * grid[1]:
             expected = f"{self.prefix + grid[0] * grid[1]} rows"
-            raise Failed(f"{by(grid)} patches must have {expected}, got {len(found)}")
-        return found
+            raise Failed(f"{by(grid)} patches must have {expected}, got {len(rows)}")
+        return rows
 
     def map(self, grid: Shape) -> Tensor:
         """Return the positions of the patches of a grid, (height, width, D)."""
@@ -82,8 +116,9 @@ class TableCode(PositionCode):
 
 def native(code: TableCode) -> str:
     """At its own grid, the table is not changed."""
-    law = f"{by(code.native)} patches, its own grid, must have the table itself"
-    check_same(code.at(code.native), code.rows(), law, code.tolerance)
+    code.check(
+        code.at(code.native), code.rows(), f"{by(code.native)} patches, its own grid, must have the table itself"
+    )
     return f"{by(code.native)} patches have the table itself"
 
 
@@ -100,10 +135,10 @@ def axes(code: TableCode) -> str:
 
 def constant(code: TableCode) -> str:
     """A table of equal rows gives these rows at every grid, so that the weights of resampling have the sum 1."""
-    with _changed(code, torch.ones_like(code.rows())):
-        for grid in _others(code):
-            found = code.map(grid)
-            check_same(found, torch.ones_like(found), f"{by(grid)} patches of equal rows must be equal", code.tolerance)
+    with code.with_rows(torch.ones_like(code.rows())):
+        for grid in code.other_grids:
+            patches = code.map(grid)
+            code.check(patches, torch.ones_like(patches), f"{by(grid)} patches of equal rows must be equal")
     return "equal rows stay equal"
 
 
@@ -112,23 +147,19 @@ def transposition(code: TableCode) -> str:
     height, width = code.native
     if height != width:
         raise NotApplicable("the table is not square")
-    grid, rows = _others(code)[0], code.rows().clone()
+    grid = code.other_grids[0]
     expected = code.map(grid).transpose(0, 1)
-    turned = rows[code.prefix :].unflatten(0, code.native).transpose(0, 1).flatten(0, 1)
-    with _changed(code, torch.cat([rows[: code.prefix], turned])):
-        law = f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed"
-        check_same(code.map(grid[::-1]), expected, law, code.tolerance)
+    with code.with_patches(code.native_map().transpose(0, 1)):
+        code.check(code.map(grid[::-1]), expected, f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed")
     return f"{by(grid)} patches, transposed"
 
 
 def reflection(code: TableCode) -> str:
     """The mirrored table gives mirrored positions, as coordinates of the middles of patches do, not of corners."""
-    grid, rows = _others(code)[0], code.rows().clone()
+    grid = code.other_grids[0]
     expected = code.map(grid).flip(0, 1)
-    mirrored = rows[code.prefix :].unflatten(0, code.native).flip(0, 1).flatten(0, 1)
-    with _changed(code, torch.cat([rows[: code.prefix], mirrored])):
-        law = f"{by(grid)} patches of the mirrored table must be mirrored"
-        check_same(code.map(grid), expected, law, code.tolerance)
+    with code.with_patches(code.native_map().flip(0, 1)):
+        code.check(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored")
     return f"{by(grid)} patches, mirrored"
 
 
@@ -136,12 +167,12 @@ def separation(code: TableCode) -> str:
     """A table that varies along one axis gives positions that vary along this axis alone."""
     height, width = code.native
     for axis, index in ((0, torch.arange(height)[:, None]), (1, torch.arange(width)[None])):
-        ramp = index.expand(height, width).to(code.table).flatten()[:, None].expand(-1, code.table.shape[-1])
-        with _changed(code, torch.cat([code.rows()[: code.prefix], ramp])):
-            for grid in _others(code):
-                found = code.map(grid)
-                across = found - found.narrow(1 - axis, 0, 1)
-                grows = found.select(axis, -1) > found.select(axis, 0)
+        ramp = index.to(code.table)[..., None].expand(height, width, code.table.shape[-1])
+        with code.with_patches(ramp):
+            for grid in code.other_grids:
+                patches = code.map(grid)
+                across = patches - patches.narrow(1 - axis, 0, 1)
+                grows = patches.select(axis, -1) > patches.select(axis, 0)
                 if across.abs().max() > code.tolerance * ramp.max() or not grows.all():
                     name = ("rows", "columns")[axis]
                     raise Failed(f"{by(grid)} patches of a table that grows along {name} must grow along {name} alone")
@@ -152,39 +183,38 @@ def prefix(code: TableCode) -> str:
     """The rows before those of patches are the same at every grid."""
     if not code.prefix:
         raise NotApplicable("there are no such rows")
-    for grid in _others(code):
-        found, rows = code.at(grid)[: code.prefix], code.rows()[: code.prefix]
-        check_same(found, rows, f"{by(grid)} patches must keep the rows before", code.tolerance)
+    for grid in code.other_grids:
+        law = f"{by(grid)} patches must keep the rows before"
+        code.check(code.at(grid)[: code.prefix], code.rows()[: code.prefix], law)
     return f"{code.prefix} rows before those of patches are kept"
 
 
 def repetition(code: TableCode) -> str:
     """Another grid in between changes nothing."""
     before = code.at(code.native).clone()
-    for grid in _others(code):
+    for grid in code.other_grids:
         code.at(grid)
-        law = f"{by(code.native)} patches must have the same after {by(grid)}"
-        check_same(code.at(code.native), before, law, code.tolerance)
+        code.check(code.at(code.native), before, f"{by(code.native)} patches must have the same after {by(grid)}")
     return "the same after other grids"
 
 
 def dtype(code: TableCode) -> str:
     """Positions have the dtype of the table."""
-    for grid, found in _accepted(code).items():
-        if found.dtype != code.table.dtype:
+    for grid, rows in _accepted(code).items():
+        if rows.dtype != code.table.dtype:
             law = f"positions of {by(grid)} patches must be {code.table.dtype}, as the table"
-            raise Failed(f"{law}, got {found.dtype}")
+            raise Failed(f"{law}, got {rows.dtype}")
     return f"{code.table.dtype}, as the table"
 
 
 def resampling(code: TableCode) -> str:
     """The table is resampled as declared: kernel, antialias, and centers of patches (half-open) or aligned corners."""
-    found, table = _accepted(code), code.rows()[code.prefix :].unflatten(0, code.native).movedim(-1, 0)
+    positions, table = _accepted(code), code.native_map().movedim(-1, 0)
 
     def follows(name: str) -> bool:
         resample = build_resampler(name)
-        expected = {grid: resample(table, grid).flatten(1).mT for grid in found}
-        return all(is_same(rows[code.prefix :], expected[grid], code.tolerance) for grid, rows in found.items())
+        expected = {grid: resample(table, grid).flatten(1).mT for grid in positions}
+        return all(is_same(rows[code.prefix :], expected[grid], code.tolerance) for grid, rows in positions.items())
 
     options = itertools.product(("bicubic", "bilinear"), (False, True), (False, True))
     names = [f"{kind}(antialias={wide}, align_corners={ends})" for kind, wide, ends in options]
@@ -200,13 +230,14 @@ def resampling(code: TableCode) -> str:
 def _accepted(code: TableCode) -> dict[Shape, Tensor]:
     """Return the positions of other grids; a law does not apply if they are refused, which other laws find."""
     try:
-        return {grid: code.at(grid) for grid in _others(code)}
+        return {grid: code.at(grid) for grid in code.other_grids}
     except Failed as error:
         raise NotApplicable(str(error)) from error
 
 
-_LAWS = (native, axes, constant, transposition, reflection, separation, prefix, repetition, dtype, resampling)
-TableCode.laws = {one.__name__: one for one in _LAWS}
+TableCode.laws = laws_of(
+    native, axes, constant, transposition, reflection, separation, prefix, repetition, dtype, resampling
+)
 
 
 def inspect_code(code: PositionCode) -> list[Finding]:
@@ -217,20 +248,3 @@ def inspect_code(code: PositionCode) -> list[Finding]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return [Finding.of(name, law, code) for name, law in code.laws.items()]
-
-
-def _others(code: TableCode) -> tuple[Shape, ...]:
-    """Return grids that are larger, smaller and mixed."""
-    height, width = code.native
-    return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
-
-
-@contextmanager
-def _changed(code: TableCode, rows: Tensor) -> Iterator[None]:
-    """Give the table other rows within a `with` statement."""
-    before = code.table.detach().clone()
-    code.table.detach().copy_(rows.reshape(code.table.shape))
-    try:
-        yield
-    finally:
-        code.table.detach().copy_(before)

@@ -30,7 +30,7 @@ def project_bias(old: Any, new: Any, before: Before) -> bool | str:
 
     A shared bias gets the mean over its layers. It is exact if the old bias depends on the displacement alone.
     """
-    return _project(new, before, [bias_table(layer, before.grid) for layer in before.given])
+    return _project(new, before, [bias_table(layer, before.grid) for layer in before.positions])
 
 
 @register_fit(JoinedPosition, BiasPosition)
@@ -49,21 +49,23 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
 @register_fit(NoPosition, SharedBiasPosition)
 def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
     """Set tables of displacements to zero, so that they have no effect."""
-    encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
+    encodings = _encodings(new)
     tables = [bias for encoding in encodings if isinstance(bias := getattr(encoding, "bias", encoding), RelativeBias)]
     for encoding in tables:
         encoding.relative_position_bias_table.zero_()
     return len(tables) == len(encodings)
 
 
+def _encodings(position: Any) -> list[Any]:
+    return [position.encoding] if isinstance(position, SharedBiasPosition) else list(position.encodings)
+
+
 def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool | str:
     if not any(parameter.requires_grad for parameter in new.parameters()):
         return "as it has no parameters to fit"
-    shared = isinstance(new, SharedBiasPosition)
-    encodings = [new.encoding] if shared else list(new.encodings)
-    groups = [list(new.joined)] if shared else [[layer] for layer in new.joined]
+    groups = [new.joined] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
     fitted = True
-    for encoding, layers in zip(encodings, groups, strict=True):
+    for encoding, layers in zip(_encodings(new), groups, strict=True):
         terms = [term for layer in layers if (term := logits[layer]) is not None]
         is_table = isinstance(encoding, RelativeBias) and encoding.grid.shape == before.grid.within.shape
         if len(terms) < len(layers) or not is_table or len(terms[0]) != encoding.num_heads:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +25,8 @@ def is_plain(attention: nn.Module) -> bool:
     return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
 
 
-def share_kept(total: Tensor, lost: Tensor) -> float:
-    """Return 1 - lost / whole, of sums of squares; if the whole is zero, whether nothing is lost."""
+def share_kept(total: Tensor | float, lost: Tensor) -> float:
+    """Return 1 - lost / total, of sums of squares; if the total is zero, whether nothing is lost."""
     return 1 - float(lost) / float(total) if total else float(not lost)
 
 
@@ -58,10 +56,8 @@ class Contribution:
 
     def kept(self, constant: Tensor) -> float:
         """Return the share of d that is kept if the layer gets `constant`, (N, D), instead."""
-        if not self.square:
-            return float(not constant.any())
         lost = self.square - 2 * (self.mean * constant).sum() + constant.square().sum()
-        return 1 - float(lost) / self.square
+        return share_kept(self.square, lost)
 
 
 def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | None]:
@@ -73,7 +69,8 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
     """
     positions = model.position(model.grid)
     layers: list[tuple[Tensor, nn.Module, nn.Module] | None] = []
-    for blocks in entered_blocks(model):
+    for stage, depth in enumerate(model.depths):
+        blocks = [model.block(stage, index) for index in range(depth)]
         table = positions[len(layers)].added_to_stream
         layers += [
             (table, block.norm1, getattr(block, "attn", block)) if table is not None and is_pre_norm(block) else None
@@ -99,22 +96,14 @@ def record_contributions(
         batch_axis: axis of the images in the input of the norms, 0 for (B, N, D) and 1 for (N, B, D).
     """
     sums = [None if layer is None else _Sums(layer[0], layer[2], batch_axis) for layer in layers]
-    hooks = [
-        layer[1].register_forward_hook(partial(_record, total))
-        for layer, total in zip(layers, sums, strict=True)
-        if layer is not None and total is not None
-    ]
+    pairs = [(layer[1], total) for layer, total in zip(layers, sums, strict=True) if layer and total]
+    hooks = [norm.register_forward_hook(total.add) for norm, total in pairs]
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
     return [None if total is None else total.contribution() for total in sums]
-
-
-def entered_blocks(model: Backbone) -> list[list[Any]]:
-    """Return the blocks of each stage."""
-    return [[model.block(stage, index) for index in range(depth)] for stage, depth in enumerate(model.depths)]
 
 
 def is_pre_norm(block: nn.Module) -> bool:
@@ -127,23 +116,22 @@ class _Sums:
 
     def __init__(self, table: Tensor, attention: nn.Module, batch_axis: int) -> None:
         self.table, self.attention, self.batch_axis = table, attention, batch_axis
-        self.count = 0
-        self.square = 0.0
+        self.count, self.square = 0, 0.0
         self.mean: Tensor = torch.zeros((), dtype=torch.float64, device=table.device)
         self.inputs = self.mean
+
+    def add(self, norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        """Add the images of a forward pass, as a hook of the norm of the layer."""
+        x, output = (tokens.transpose(0, self.batch_axis) for tokens in (args[0], output))
+        prefix = x.shape[1] - len(self.table)  # tokens that joined later and have no row
+        without = norm.forward(x - F.pad(self.table, (0, 0, prefix, 0)))  # not called, so that no hook sees it
+        with_it = output[:, prefix:].double()
+        difference = with_it - without[:, prefix:].double()
+        self.count += len(x)
+        self.mean = self.mean + difference.sum(0)
+        self.inputs = self.inputs + with_it.sum(0)
+        self.square += float(difference.square().sum())
 
     def contribution(self) -> Contribution:
         """Return the means."""
         return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, self.attention)
-
-
-def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-    x, output = (tokens.transpose(0, sums.batch_axis) for tokens in (args[0], output))
-    prefix = x.shape[1] - len(sums.table)  # tokens that joined later and have no row
-    without = norm.forward(x - F.pad(sums.table, (0, 0, prefix, 0)))  # not called, so that no hook sees it
-    with_it = output[:, prefix:].double()
-    difference = with_it - without[:, prefix:].double()
-    sums.count += len(x)
-    sums.mean = sums.mean + difference.sum(0)
-    sums.inputs = sums.inputs + with_it.sum(0)
-    sums.square += float(difference.square().sum())

@@ -26,13 +26,13 @@ class Before:
     """State of a stage before its position was replaced.
 
     grid: the grid of the stage, with its windows.
-    given: the position of each layer.
+    positions: the position of each layer.
     contributions: the contribution of the table to each layer; None if it was not measured.
     target: the table that a new encoding is fitted to, (N, D); for fits of tables.
     """
 
     grid: Grid
-    given: Sequence[LayerPosition]
+    positions: Sequence[LayerPosition]
     contributions: Sequence[Contribution | None]
     target: Tensor | None = None
 
@@ -88,7 +88,7 @@ def fit_position(new: Position, old: Position, before: Sequence[Before]) -> list
     for stage, was, now, state in _states(old, new, before):
         for part in _parts(now):
             former = _counterpart(part, _parts(was), _parts(now))
-            former = NoPosition(len(state.given)) if former is None else former
+            former = NoPosition(len(state.positions)) if former is None else former
             function = find_fit(type(former), type(part))
             result: bool | str = False if function is None else function(former, part, state)
             fitted = result is True or (_same(former, part) and part.form != "table")
@@ -104,16 +104,11 @@ def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[
         pairs = zip(cast("Any", old).stages, cast("Any", new).stages, strict=True)
     for stage, ((was, now), state) in enumerate(zip(pairs, before, strict=True)):
         if isinstance(was, WindowedPosition):
-            yield stage, was.whole, now.whole, replace(state, given=was.whole(state.grid))
-            yield stage, was.windowed, now.windowed, _of_pairs(was.windowed, was.window)
+            yield stage, was.whole, now.whole, replace(state, positions=was.whole(state.grid))
+            positions = was.windowed(was.window)
+            yield stage, was.windowed, now.windowed, Before(was.window, positions, [None] * len(positions))
         else:
             yield stage, was, now, state
-
-
-def _of_pairs(position: Position, grid: Grid) -> Before:
-    """Return the state of layers with a position for pairs of tokens, without contributions of a table."""
-    positions = position(grid)
-    return Before(grid, positions, [None] * len(positions))
 
 
 def _parts(position: Position) -> list[Position]:

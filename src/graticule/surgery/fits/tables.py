@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -49,7 +50,8 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
     For a sum, :math:`Y_y = \bar w_{y \cdot} - \bar w / 2` and :math:`X_x = \bar w_{\cdot x} - \bar w / 2`; for a
     product, the first singular vectors of each channel.
     """
-    table = patches_of(target_of(before), before.grid).unflatten(0, before.grid.shape)  # (H, W, D)
+    _, patches = before.grid.split(target_of(before))
+    table = patches.double().unflatten(0, before.grid.shape)  # (H, W, D)
     if new.grid.shape != before.grid.shape or new.grid.ndim != 2:
         return False
     if new.product:
@@ -73,22 +75,14 @@ def target_of(before: Before) -> Tensor:
     return before.target
 
 
-def patches_of(table: Tensor, grid: Grid) -> Tensor:
-    """Return the rows of the patches, (H * W, D), in float64."""
-    return table[len(table) - grid.patches :].double()
-
-
 @register_fit(NoPosition, BetweenBlocks)
 def start_as_identity(old: NoPosition, new: Any, before: Before) -> bool:
     """Set the last convolution of each PEG to zero, so that it adds nothing; exact."""
-    pegs = [module for module in new.modules() if isinstance(module, Peg)]
-    convolutions = [peg.proj[-1] for peg in pegs]
-    if not pegs or not all(isinstance(convolution, nn.Conv2d | nn.Conv3d) for convolution in convolutions):
+    convolutions = [module.proj[-1] for module in new.modules() if isinstance(module, Peg)]
+    if not convolutions or not all(isinstance(last, nn.Conv2d | nn.Conv3d) for last in convolutions):
         return False  # several layers end with a batch norm
-    for convolution in cast("list[nn.Conv2d | nn.Conv3d]", convolutions):
-        convolution.weight.zero_()
-        if convolution.bias is not None:
-            convolution.bias.zero_()
+    for parameter in itertools.chain.from_iterable(last.parameters() for last in convolutions):
+        parameter.zero_()
     return True
 
 
@@ -190,21 +184,16 @@ def first_alone(old: Default, new: Joining, before: Before) -> list[Tensor]:
 def mean_contribution(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Return the mean of the table's contributions to the layers, the least squares for one table."""
     table, contributions = target_of(before), contributions_of(new, before)
-    return [
-        table
-        if contributions is None
-        else torch.stack([contribution.mean for contribution in contributions]).mean(0).to(table.dtype)
-    ]
+    if contributions is None:
+        return [table]
+    return [torch.stack([contribution.mean for contribution in contributions]).mean(0).to(table.dtype)]
 
 
 def contributions_of(joining: Joining, before: Before) -> list[Contribution] | None:
     """Return the contributions of the table to the joined layers; None if they were not measured in all."""
     contributions = [before.contributions[layer] for layer in joining.joined]
-    return (
-        None
-        if any(contribution is None for contribution in contributions)
-        else cast("list[Contribution]", contributions)
-    )
+    measured = [contribution for contribution in contributions if contribution is not None]
+    return measured if len(measured) == len(contributions) else None
 
 
 def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) -> bool:
@@ -218,13 +207,13 @@ def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) ->
     if contributions is None:
         return False
     (encoding,) = position.encodings
-    table: Tensor = cast("Any", encoding)(before.grid).double()
+    stored: Tensor = cast("Any", encoding)(before.grid)
+    table = stored.double()
     for norm, contribution in zip(joining.norms, contributions, strict=True):
-        wide = norm.double()
-        fit_norm(wide, table, contribution.mean)
+        fit_norm(norm.double(), table, contribution.mean)
         if isinstance(joining, Lape):
-            table = wide(table)
-        norm.to(cast("Any", encoding)(before.grid).dtype)
+            table = norm(table)
+        norm.to(stored.dtype)
     return True
 
 
