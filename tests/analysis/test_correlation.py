@@ -32,11 +32,6 @@ def patches(table, grid):
     return grid.split(table.detach().double())[1].numpy()
 
 
-def one_hot(grid, axis):
-    """Return rows that encode only the row (axis 0) or only the column (axis 1) of each patch."""
-    return np.eye(max(grid.shape))[grid.coordinates()[:, axis].numpy()]
-
-
 # The cosine
 
 
@@ -107,72 +102,60 @@ def test_two_dimensionality_of_a_random_table_is_undefined(grid):
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_knowing_one_axis_alone_is_not_two_dimensional(grid):
+def test_two_dimensionality_of_one_axis_is_0_of_the_axes_1_and_of_a_sequence_between(grid):
     for axis in (0, 1):
-        assert two_dimensionality(cosine_similarity(one_hot(grid, axis)), grid) == 0
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_sinusoids_of_the_sequence_are_less_two_dimensional_than_those_of_the_axes(grid):
-    sequence = two_dimensionality(cosine_similarity(patches(Sinusoidal1d(grid, 64)(grid), grid)), grid)
-    axes = two_dimensionality(cosine_similarity(patches(Sinusoidal2d(grid, 64)(grid), grid)), grid)
+        one_hot = np.eye(max(grid.shape))[grid.coordinates()[:, axis].numpy()]
+        assert two_dimensionality(cosine_similarity(one_hot), grid) == 0
+    tables = (kind(grid, 64)(grid) for kind in (Sinusoidal1d, Sinusoidal2d))
+    sequence, axes = (two_dimensionality(cosine_similarity(patches(table, grid)), grid) for table in tables)
     assert axes == pytest.approx(1, abs=1e-5)  # both axes have the same formula
     assert sequence < 0.2
 
 
-@pytest.mark.parametrize("s", [np.eye(6), np.ones((6, 6))])
-def test_two_dimensionality_is_undefined_where_no_axis_is_known(s):
-    assert np.isnan(two_dimensionality(s, Grid(2, 3)))
-    assert np.isnan(two_dimensionality(np.ones((6, 6)), Grid(1, 6)))
+def test_two_dimensionality_is_undefined_where_no_axis_is_known():
+    for similarity, grid in ((np.eye(6), Grid(2, 3)), (np.ones((6, 6)), Grid(2, 3)), (np.ones((6, 6)), Grid(1, 6))):
+        assert np.isnan(two_dimensionality(similarity, grid))
 
 
-def layers_of(*shares):
-    """Return layers from each token similar only to itself, 0, to all tokens equal, 1."""
-    return np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
+def correlations(*shares, untrained=None):
+    """Return layers from each token similar only to itself, 0, to all tokens equal, 1; NaN without position."""
+    layers = np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
+    others = None if untrained is None else np.array(untrained)
+    return Correlations(Grid(2, 3), layers, ("after_norm",) * len(shares), untrained=others)
 
 
 def test_hierarchy_is_the_rank_correlation_of_reach_with_depth():
-    def model(*shares):
-        return Correlations(Grid(2, 3), layers_of(*shares), ("after_norm",) * len(shares))
-
-    assert model(0.1, 0.2, 0.5, 0.9).hierarchy == pytest.approx(1)
-    assert model(0.9, 0.5, 0.2).hierarchy == pytest.approx(-1)
-    assert model(0.1, 0.5, 0.2).hierarchy == pytest.approx(0.5)
-    assert np.isnan(model(0.1, 0.9).hierarchy)
-    assert np.isnan(model(0.5, 0.5, 0.5 + 1e-9).hierarchy)  # rounding is not a hierarchy
-    assert model(np.nan, 0.1, 0.2, 0.5).hierarchy == pytest.approx(1)
-
-
-def test_the_range_of_reach_is_a_share_of_a_uniform_maps():
-    grid = Grid(2, 3)
-    found = Correlations(grid, layers_of(0, np.nan, 1), ("after_norm", None, "after_norm"))
-    assert found.reach_range == pytest.approx(1)
-    assert np.isnan(Correlations(grid, layers_of(0.5), ("after_norm",)).reach_range)
+    for expected, shares in (
+        (1, (0.1, 0.2, 0.5, 0.9)),
+        (-1, (0.9, 0.5, 0.2)),
+        (0.5, (0.1, 0.5, 0.2)),
+        (1, (np.nan, 0.1, 0.2, 0.5)),
+        (np.nan, (0.1, 0.9)),
+        (np.nan, (0.5, 0.5, 0.5 + 1e-9)),  # rounding is not a hierarchy
+    ):
+        assert correlations(*shares).hierarchy == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
-    def model(untrained, *shares):
-        return Correlations(
-            Grid(2, 3), layers_of(*shares), ("after_norm",) * len(shares), untrained=np.array(untrained)
-        )
-
-    size = model([], 0.2, 0.4, 0.8).reach_range
-    assert model([size / 2, size, 2 * size], 0.2, 0.4, 0.8).p_value == pytest.approx(3 / 4)
-    assert model([0.0] * 39, 0.2, 0.4, 0.8).p_value == pytest.approx(1 / 40)
-    said = model([0.0] * 39, 0.2, 0.4, 0.8).verdict
-    assert "p = 0.025, 39 untrained models" in said and "rank correlation with depth +1.00" in said
-    drowned = model([1.0] * 39, 0.2, 0.4, 0.8).verdict
+def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range_of_reach():
+    assert correlations(0, np.nan, 1).reach_range == pytest.approx(1)  # as a share of a uniform map's
+    assert np.isnan(correlations(0.5).reach_range)
+    shares = (0.2, 0.4, 0.8)
+    size = correlations(*shares).reach_range
+    assert correlations(*shares, untrained=[size / 2, size, 2 * size]).p_value == pytest.approx(3 / 4)
+    beyond = correlations(*shares, untrained=[0.0] * 39)
+    assert beyond.p_value == pytest.approx(1 / 40)
+    assert "p = 0.025, 39 untrained models" in beyond.verdict
+    assert "rank correlation with depth +1.00" in beyond.verdict
+    drowned = correlations(*shares, untrained=[1.0] * 39).verdict
     assert "within what untrained models show (p = 1)" in drowned and "rank correlation" not in drowned
     # equal layers are like untrained ones, despite rounding
-    assert model([0.0] * 39, 0.5, 0.5 + 1e-12).p_value == 1
+    assert correlations(0.5, 0.5 + 1e-12, untrained=[0.0] * 39).p_value == 1
 
 
 def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
     model = nano(encoding="sinusoidal_2d", joining="lape_sharing")
     with torch.no_grad():
-        slow = (
-            torch.linspace(-1, 1, 16).repeat_interleave(2).repeat(2)
-        )  # from the fastest wave of an axis to the slowest
+        slow = torch.linspace(-1, 1, 16).repeat_interleave(2).repeat(2)  # the fastest wave of an axis first
         for depth, norm in zip(torch.linspace(-1, 1, 6), model.position.joining.norms, strict=True):
             norm.weight.copy_(1 + depth * slow)
     found = position_correlations(model, untrained=39)
@@ -198,24 +181,6 @@ def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
     np.testing.assert_allclose(found.center_maps[:, model.grid.height // 2, model.grid.width // 2], 1)
 
 
-def test_the_norm_of_a_layer_changes_that_layer_alone():
-    model = nano()
-    before = position_correlations(model).similarity
-    with torch.no_grad():
-        model.blocks[2].norm1.weight[5] *= 20
-    changed = np.abs(position_correlations(model).similarity - before).max((1, 2)) > 1e-6
-    assert changed.tolist() == [False, False, True, False, False, False]
-
-
-def test_unshared_tables_add_up_over_the_layers():
-    model = nano(joining="unshared")
-    found = position_correlations(model)
-    tables = [position.added_to_stream for position in model.position(model.grid)]
-    seen = patches(model.blocks[2].norm1(tables[0] + tables[1] + tables[2]), model.grid)
-    np.testing.assert_allclose(found.similarity[2], cosine_similarity(seen), atol=1e-5)
-    assert found.initial is None  # there is not one table
-
-
 @in_turn("joining", ["lape", "lape_sharing"])
 @in_turn("encoding", ["learnable", "sinusoidal_1d", "sinusoidal_2d"])
 def test_layers_with_lape_see_its_tables(joining, encoding):
@@ -233,17 +198,26 @@ def test_a_layer_with_both_sees_their_sum():
     model.position = CombinedPosition([model.position, other.position])
     found = position_correlations(model)
     assert found.sources == ("stream + after_norm",) * 3 + ("stream",) * 3
-    given = model.position(model.grid)
-    seen = patches(model.blocks[1].norm1(given[0].added_to_stream) + given[1].after_norm, model.grid)
+    first, second, *_ = model.position(model.grid)
+    seen = patches(model.blocks[1].norm1(first.added_to_stream) + second.after_norm, model.grid)
     np.testing.assert_allclose(found.similarity[1], cosine_similarity(seen), atol=1e-5)
     assert found.initial is None
 
 
-def test_another_model_and_a_negative_number_of_untrained_models_are_refused():
-    with pytest.raises(ValueError, match="`model` must be a backbone"):
-        position_correlations(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="`untrained` must be at least 0, got -1"):
-        position_correlations(nano(), untrained=-1)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: position_correlations(torch.nn.Linear(2, 2)), "`model` must be a backbone"),
+        (lambda: position_correlations(nano(), untrained=-1), "`untrained` must be at least 0, got -1"),
+        (
+            lambda: norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12)),
+            "`model` must be a backbone of one stage, got Linear",
+        ),
+    ],
+)
+def test_another_model_and_a_negative_number_of_untrained_models_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 # To and from a file
@@ -333,8 +307,6 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
 def test_coefficients_need_one_table_at_the_start(choice):
     with pytest.raises(ValueError, match="`model` must add one table to the embedded tokens"):
         norm_coefficients(small(*choice), torch.randn(1, 1, 8, 12))
-    with pytest.raises(ValueError, match="`model` must be a backbone of one stage, got Linear"):
-        norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12))
 
 
 @in_turn("joining", ["default", "shared", "lape_sharing", "lape"])

@@ -197,8 +197,9 @@ def similarity_of(rotary: Any, grid: Grid, head_dim: int, device: torch.device |
         basis = torch.eye(head_dim, device=device)[:, None, None].expand(-1, 1, grid.tokens, -1)  # (d, 1, N, d)
     else:
         basis = torch.zeros(1, 1, grid.tokens, head_dim, device=device)
-    queries, keys = rotary(basis, basis)
-    queries, keys = (_patch_vectors(x, grid) for x in (queries, keys))
+    # one unit vector for each head and patch, (h, H * W, k * d)
+    vectors = (grid.split(x.double())[1].permute(1, 2, 0, 3).flatten(2) for x in rotary(basis, basis))
+    queries, keys = (F.normalize(x, dim=-1) for x in vectors)
     return (queries @ keys.mT).mean(0).cpu().numpy()
 
 
@@ -210,12 +211,6 @@ def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | No
     similarity = np.stack([nothing if layer is None else layer for layer in layers])
     sources = tuple(None if layer is None else "rotation" for layer in layers)
     return Correlations(replace(grid, prefix=0).plane, similarity, sources)
-
-
-def _patch_vectors(x: Tensor, grid: Grid) -> Tensor:
-    """Return (k, h, N, d) as one unit vector per head and patch, (h, H * W, k * d), in float64."""
-    vectors = grid.split(x.double())[1].permute(1, 2, 0, 3).flatten(2)
-    return nn.functional.normalize(vectors, dim=-1)
 
 
 def _table_of_structure(structure: Structure) -> Correlations | None:

@@ -69,9 +69,9 @@ class AttentionMap:
         window, place = np.argwhere(self.windows == row * shape[1] + column)[0]
         tokens = self.windows[window]
         weights = self.patches(head, image * len(self.windows) + window)[place]
-        found = np.full(shape[0] * shape[1], np.nan)
-        found[tokens[tokens >= 0]] = weights[tokens >= 0]
-        return found.reshape(shape), (row, column), shape
+        values = np.full(shape[0] * shape[1], np.nan)
+        values[tokens[tokens >= 0]] = weights[tokens >= 0]
+        return values.reshape(shape), (row, column), shape
 
     def of_prefix(self, head: int, image: int = 0) -> Array:
         """Return the attention weights of the first prefix token, such as the class token, on the keys, (H', W').
@@ -127,4 +127,4 @@ class AttentionMap:
 
 def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:
     """Write the weights of `maps` to `path` as .npz, one array per layer, named from `layer0`; returns the path."""
-    return write_arrays(path, {f"layer{one.layer}": one.weights for one in maps})
+    return write_arrays(path, {f"layer{layer.layer}": layer.weights for layer in maps})

@@ -112,7 +112,6 @@ class BackboneView(ModelView):
         self.img_size = model.img_size if img_size is None else img_size
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
-        """Compute all layers; their position is replaced by `change`, and their tokens by `edit`."""
         model = self.model
         changed = self.change is not None or edit is not None
         with evaluating(model), _holding(model, _ChangedPosition(self, edit)) if changed else nullcontext():
@@ -131,13 +130,11 @@ class BackboneView(ModelView):
             return self.patches_of(self.model.features_of(layers), layers[-1][1])
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
         grid = self.model.grid_of(images)
         with evaluating(self.model):
             return grid.split(self.model.embed(images))[1], Grid(*grid.shape)
 
     def grids(self, img_size: Size) -> list[Grid]:
-        """Return the grid of each layer, for images of `img_size`."""
         return self.model.layer_grids(self.model.grid_at(img_size))
 
     @property
@@ -146,7 +143,6 @@ class BackboneView(ModelView):
         return self.model.coarsest_patch
 
     def resized_to(self, img_size: Size) -> BackboneView:
-        """Return a view that takes images of another size."""
         self.model.grid_at(img_size)
         view = self._with(self.change)
         if view.change is None and isinstance(self.model.position, FoldedPosition):
@@ -167,7 +163,6 @@ class BackboneView(ModelView):
         return self._with(lambda position, grid: [LayerPosition()] * len(position(grid)))
 
     def shuffled(self, seed: int = 0) -> BackboneView:
-        """Return a view of the model in which each patch has the position of another one, the same in all layers."""
 
         def change(position: Position, grid: Grid) -> list[LayerPosition]:
             layers = zip(position(grid), self.model.layer_grids(grid), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
     if isinstance(images, Mapping):
         return model(**images)
     known = _arguments(model)
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     config: Any = getattr(model, "config", None)
     if "spatial_shapes" in known:  # of packed patches
         side = config.patch_size
@@ -39,16 +39,15 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
         shapes = torch.tensor([[rows, columns]] * len(row), device=row.device)
         return model(row, row.new_ones(row.shape[:2], dtype=torch.long), shapes)
     if "interpolate_pos_encoding" in known:
-        own = image_size(model)
-        given["interpolate_pos_encoding"] = own is not None and tuple(images.shape[-2:]) != own
+        options["interpolate_pos_encoding"] = image_size(model) not in (None, tuple(images.shape[-2:]))
     patch = pair(getattr(config, "patch_size", None))
     if "noise" not in known or patch is None or not hasattr(config, "mask_ratio"):
-        return model(images, **given)
+        return model(images, **options)
     patches = images.shape[-2] // patch[0] * (images.shape[-1] // patch[1])
     order = torch.arange(patches, device=images.device, dtype=torch.float32).expand(len(images), -1)
     ratio, config.mask_ratio = config.mask_ratio, 0.0
     try:
-        return model(images, noise=order, **given)
+        return model(images, noise=order, **options)
     finally:
         config.mask_ratio = ratio
 
@@ -76,15 +75,15 @@ def check_pictures(model: nn.Module) -> None:
         return
     needed = [
         name
-        for name, one in _arguments(model).items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for name, value in _arguments(model).items()
+        if value.default is value.empty and value.kind in (value.POSITIONAL_ONLY, value.POSITIONAL_OR_KEYWORD)
     ]
     kind = type(model).__name__
     if len(needed) > 1:
         raise ValueError(
             f"`model` must take pictures (B, C, height, width) alone, got {kind}, which needs {' and '.join(needed)}."
         )
-    if any(isinstance(one, nn.Conv3d) for one in model.modules()):
+    if any(isinstance(part, nn.Conv3d) for part in model.modules()):
         raise ValueError(
             f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches; "
             "graticule.convert takes some of them."
@@ -102,11 +101,16 @@ def image_size(model: nn.Module) -> Size | None:
         return pair(math.isqrt(config.num_patches) * config.patch_size)
     stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
     configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
-    given = [getattr(one, "img_size", None) for one in (stem, getattr(model, "stem", None), model)]
-    given.append(configured and configured[1:])
-    for holder in (model, getattr(model, "config", None), *model.children(), *model.modules()):
-        given += [getattr(holder, name, None) for name in _IMAGE_SIZES]
-    return next((found for one in given if (found := pair(one)) is not None), None)
+    sizes = [getattr(part, "img_size", None) for part in (stem, getattr(model, "stem", None), model)]
+    sizes.append(configured and configured[1:])
+    for holder in (model, config, *model.children(), *model.modules()):
+        sizes += [getattr(holder, name, None) for name in _IMAGE_SIZES]
+    return _first_pair(sizes)
+
+
+def _first_pair(values: Iterable[object]) -> Size | None:
+    """Return the first of some values that is a side or two; None without one."""
+    return next((size for size in map(pair, values) if size is not None), None)
 
 
 def own_patch_size(model: nn.Module) -> Size | None:
@@ -114,33 +118,30 @@ def own_patch_size(model: nn.Module) -> Size | None:
 
     If none of them says it, it is the stride of the first convolution, if its kernels do not overlap.
     """
-    stem = next((one for name in _STEMS if (one := getattr(model, name, None)) is not None), None)
+    stem = next((part for name in _STEMS if (part := getattr(model, name, None)) is not None), None)
     holders = (stem, model, getattr(model, "config", None))
-    found = next((size for one in holders if (size := pair(getattr(one, "patch_size", None))) is not None), None)
-    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
-    if found is None and first is not None and first.stride == first.kernel_size:
-        return pair(first.stride)
-    return found
+    size = _first_pair(getattr(holder, "patch_size", None) for holder in holders)
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    return pair(first.stride) if size is None and first is not None and first.stride == first.kernel_size else size
 
 
 def image_channels(model: nn.Module) -> int:
     """Return the number of channels of the images of a model; 3 if it is not known."""
-    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d | nn.Conv3d)), None)
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Conv3d)), None)
     return int(getattr(model, "in_chans", 0) or 0) or (3 if first is None else first.in_channels)
 
 
 def window_of(block: nn.Module, names: Sequence[str] = ("window_size", "ws")) -> Size | None:
     """Return the first side or two sides, in patches, that a block or a part of it has under one of `names`."""
-    values = (pair(getattr(one, name, None)) for one in block.modules() for name in names)
-    return next((value for value in values if value is not None), None)
+    return _first_pair(getattr(part, name, None) for part in block.modules() for name in names)
 
 
-def pair(given: object) -> Size | None:
+def pair(value: object) -> Size | None:
     """Return a side or two as (height, width); None for anything else."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given, given
-    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(side, int) for side in given):
-        return int(given[0]), int(given[1])
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value, value
+    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(side, int) for side in value):
+        return int(value[0]), int(value[1])
     return None
 
 
@@ -151,11 +152,10 @@ def error_line(error: Exception) -> str:
 
 def set_input_size(model: Any, size: Size) -> None:
     """Call `set_input_size` of a model, with its current windows if it would change them."""
-    windows = {}
+    window = None
     if "window_size" in inspect.signature(model.set_input_size).parameters and not hasattr(model, "each_layer"):
-        sides = [side for one in model.modules() if (side := pair(getattr(one, "window_size", None))) is not None]
-        windows = {"window_size": sides[0]} if sides else {}
-    model.set_input_size(size, **windows)
+        window = window_of(model, ("window_size",))
+    model.set_input_size(size, **({} if window is None else {"window_size": window}))
 
 
 def by_image(x: Tensor, batch: int) -> Tensor:

@@ -37,16 +37,15 @@ class Recording:
         Raises:
             LookupError: if there is none.
         """
+        counts = [x.shape[1] for x in self.inputs]
         if self.logits is None:
-            wide = [at for at, one in enumerate(self.inputs) if one.shape[1] > 1]
-            if not wide:
+            if max(counts, default=0) < 2:
                 raise LookupError("no sequence of tokens was seen")
-            return wide[0]
+            return next(index for index, count in enumerate(counts) if count > 1)
         rows = self.logits.shape[1] * self.logits.shape[3]
-        found = [at for at, one in enumerate(self.inputs) if one.shape[1] == rows]
-        if not found:
+        if rows not in counts:
             raise LookupError("the tokens of the attention were not seen")
-        return found[-1]
+        return len(counts) - 1 - counts[::-1].index(rows)
 
 
 def logits_of(
@@ -105,13 +104,14 @@ class _Watcher(TorchFunctionMode):
         super().__init__()
         self.recording = Recording()
         self._batch, self._earlier = batch, earlier
-        self._product: tuple[Tensor, Tensor] | None = None
+        self._product: Tensor | None = None  # the first factor of the last product of matrices
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
         name = getattr(func, "__name__", "")
+        earlier = False
         if name in ("linear", "layer_norm", "rms_norm"):
             self._sequence(args[0] if args else named["input"])
         elif name == "conv2d" and args[1].shape[-2:] == (1, 1) and args[0].ndim == 4:  # a linear layer of a map
@@ -120,16 +120,17 @@ class _Watcher(TorchFunctionMode):
             self._sequence(args[0].transpose(0, 1))  # (N, B, D)
             raise _Stop
         elif name in ("matmul", "__matmul__", "bmm") and len(args) == 2 and args[0].ndim >= 3:
-            self._product = args[0], args[1]
+            self._product = args[0]
         elif func is F.scaled_dot_product_attention:
-            given = attention_arguments(args, named)
-            if given["query"].shape[-2] != given["key"].shape[-2]:
-                self._stop_pooled()
-            if self._keep(given["query"], logits_of(**given)):
-                return _mean_of_queries(func(*args, **named))
-        elif name in ("softmax", "_softmax") and self._softmax(args[0] if args else named["input"]):
-            return _mean_of_queries(func(*args, **named))
-        return func(*args, **named)
+            arguments = attention_arguments(args, named)
+            earlier = self._attention(arguments["query"], logits_of(**arguments))
+        elif name in ("softmax", "_softmax"):
+            logits, queries = args[0] if args else named["input"], self._product
+            if logits.ndim >= 3 and logits.shape[-1] > 1:
+                seen = queries is not None and queries.shape[:-1] == logits.shape[:-1]
+                earlier = self._attention(queries if seen else None, logits)
+        output = func(*args, **named)
+        return output.mean(-2, keepdim=True).expand_as(output) if earlier else output
 
     def _sequence(self, x: Tensor) -> None:
         x = by_image(x, self._batch)
@@ -138,31 +139,24 @@ class _Watcher(TorchFunctionMode):
         else:  # counted too, so that an input has the same index in a batch of any size
             self.recording.inputs.append(x.new_empty(self._batch, 0, x.shape[-1]))
 
-    def _softmax(self, logits: Tensor) -> bool:
-        if logits.ndim < 3 or logits.shape[-1] < 2:
-            return False
-        if logits.shape[-2] != logits.shape[-1]:
-            self._stop_pooled()
-        queries = None
-        if self._product is not None and self._product[0].shape[:-1] == logits.shape[:-1]:
-            queries = self._product[0]
-        return self._keep(queries, logits)
-
-    def _keep(self, queries: Tensor | None, logits: Tensor) -> bool:
+    def _attention(self, queries: Tensor | None, logits: Tensor) -> bool:
         """Record the requested attention between tokens and stop; return True for an earlier one."""
+        if logits.shape[-2] != logits.shape[-1]:  # such logits are not for pairs of patches
+            self.recording.others = "queries or keys are pooled"
+            raise _Stop
         if len(logits) == 1 and logits.shape[-1] % self._batch == 0:  # packed images, which do not see each other
             logits = _of_each(logits, (-2, -1), self._batch)
             queries = None if queries is None else _of_each(queries, (-2,), self._batch)
         if logits.ndim == 3:  # heads may be in the axis of the batch
-            each, side = len(logits) // self._batch, logits.shape[-1]
-            counts = [one.shape[1] // side for one in reversed(self.recording.inputs) if one.shape[1] % side == 0]
-            windows = next((count for count in counts if count and each % count == 0), 0)
+            heads, side = len(logits) // self._batch, logits.shape[-1]  # heads of all windows of an image
+            counts = [x.shape[1] // side for x in reversed(self.recording.inputs) if x.shape[1] % side == 0]
+            windows = next((count for count in counts if count and heads % count == 0), 0)
             if windows and len(logits) % self._batch == 0:
-                split = self._batch * windows, each // windows
+                split = self._batch * windows, heads // windows
                 logits = logits.unflatten(0, split)
                 queries = None if queries is None else queries.unflatten(0, split)
         rows = logits.shape[: max(logits.ndim - 3, 1)].numel() // self._batch * logits.shape[-1]
-        if all(one.shape[1] != rows for one in self.recording.inputs):
+        if all(x.shape[1] != rows for x in self.recording.inputs):
             self.recording.others = "attention is between channels"
             return False
         if self._earlier:
@@ -171,11 +165,6 @@ class _Watcher(TorchFunctionMode):
         if logits.ndim >= 3 and logits.shape[0] % self._batch == 0:
             self.recording.logits = self._by_image(logits)
             self.recording.queries = None if queries is None else self._by_image(queries)
-        raise _Stop
-
-    def _stop_pooled(self) -> None:
-        """Stop at an attention with other keys than queries, whose logits are not for pairs of patches."""
-        self.recording.others = "queries or keys are pooled"
         raise _Stop
 
     def _by_image(self, x: Tensor) -> Tensor:
@@ -191,7 +180,3 @@ def _of_each(x: Tensor, axes: tuple[int, ...], batch: int) -> Tensor:
         side = x.shape[axis] // batch
         parts = [part.narrow(axis, index * side, side) for index, part in enumerate(parts)]
     return torch.cat(parts)
-
-
-def _mean_of_queries(x: Tensor) -> Tensor:
-    return x.mean(-2, keepdim=True).expand_as(x)

@@ -65,7 +65,6 @@ class TracedModel(ModelView):
         return self.structure.modules()
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
-        """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
         structure = self._at((images.shape[-2], images.shape[-1]))
         layers: dict[int, tuple[Tensor, Grid]] = {}
 
@@ -96,7 +95,6 @@ class TracedModel(ModelView):
         return Pass([layers[layer] for layer in range(len(self.blocks))], logits)
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
         tracer = PositionTracer(self.model)
         tracer.run(images)
         patches = stem_map(tracer, self.structure.blocks)
@@ -134,7 +132,6 @@ class TracedModel(ModelView):
         return self._with(lambda index, value: sites[index].without(value) if index in sites else value)
 
     def shuffled(self, seed: int = 0) -> TracedModel:
-        """Return a view in which each patch has the position of another one, the same in all layers."""
         sites = self.structure.at
 
         def order(tokens: int) -> Tensor:
@@ -158,7 +155,6 @@ class TracedModel(ModelView):
         return self._with(shuffle, move)
 
     def with_position_of(self, img_size: Size) -> TracedModel:
-        """Return a view in which each patch has the position of the nearest patch of a larger image."""
         self._check_sites()
         try:
             larger = self.resized_to(img_size).structure
@@ -190,7 +186,6 @@ class TracedModel(ModelView):
         return maps
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
-        """Return the patches of the model's features, (B, H * W, D)."""
         with self._following(images):
             return super().features(images, layers)
 

@@ -125,20 +125,17 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
         Unavailable: if the model returns no such features.
     """
     forward = getattr(model, "forward_features", None)
-    found = call(model, images) if forward is None else forward(images)
+    features = call(model, images) if forward is None else forward(images)
     batch = images.shape[0]  # `len` would be a constant in an exported program
-    if (
-        isinstance(found, Mapping)
-        and "last_hidden_state" not in found
-        and isinstance(base := getattr(model, "base_model", None), nn.Module)
-    ):
-        found = call(base, images)  # without its head
-    found = getattr(found, "last_hidden_state", found)
-    if isinstance(found, Tensor):
-        found = by_image(found, batch)
-    if not isinstance(found, Tensor) or found.ndim not in (3, 4):
+    base = getattr(model, "base_model", None)
+    if isinstance(features, Mapping) and "last_hidden_state" not in features and isinstance(base, nn.Module):
+        features = call(base, images)  # without its head
+    features = getattr(features, "last_hidden_state", features)
+    if isinstance(features, Tensor):
+        features = by_image(features, batch)
+    if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         raise Unavailable(f"{type(model).__name__} returns no features of patches")
-    return found
+    return features
 
 
 def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -171,7 +168,7 @@ def nearest(grid: Grid, larger: Grid) -> Tensor:
     Raises:
         Unavailable: if `larger` has a smaller side, so that two patches would have the same nearest one.
     """
-    if any(side < own for side, own in zip(larger.shape, grid.shape, strict=True)):
+    if any(wide < side for wide, side in zip(larger.shape, grid.shape, strict=True)):
         raise Unavailable(f"a grid of {larger.shape} patches is smaller than {grid.shape} on some side")
     places = (
         ((torch.arange(side) + 0.5) * wide / side).long() for side, wide in zip(grid.shape, larger.shape, strict=True)
