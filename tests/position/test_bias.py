@@ -59,7 +59,7 @@ def values(bias, queries):
 
 def test_a_layer_holds_a_table_and_a_function_as_they_are():
     for name, bias in forms().items():
-        assert Bias.of(bias).held is bias, name
+        assert Bias.of(bias).as_field is bias, name
 
 
 def test_the_sum_of_any_two_forms_is_the_sum_of_their_tables(queries):

@@ -342,32 +342,24 @@ def generate(
     check("generator", generator, torch.Generator | None)
     check("use_cache", use_cache, bool)
     model.check_length(tokens.shape[1] + max(new_tokens - 1, 0))
-    return _tokens(model, tokens, new_tokens, temperature, top_k, generator, use_cache)
 
+    @torch.inference_mode()
+    def continued() -> Iterator[Tensor]:
+        training = model.training
+        model.eval()
+        try:
+            cache = model.new_cache(tokens.shape[1] + new_tokens - 1) if use_cache and new_tokens else None
+            text = tokens
+            for _ in range(new_tokens):
+                features = model.forward_features(text, cache)
+                token = draw(model.forward_head(features[:, -1]), temperature, top_k, generator)
+                yield token
+                text = token[:, None] if use_cache else torch.cat([text, token[:, None]], 1)
+        finally:
+            if training:
+                model.train()
 
-@torch.inference_mode()
-def _tokens(
-    model: LanguageModel,
-    tokens: Tensor,
-    new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    generator: torch.Generator | None,
-    use_cache: bool,
-) -> Iterator[Tensor]:
-    training = model.training
-    model.eval()
-    try:
-        cache = model.new_cache(tokens.shape[1] + new_tokens - 1) if use_cache and new_tokens else None
-        text = tokens
-        for _ in range(new_tokens):
-            features = model.forward_features(text, cache)
-            token = draw(model.forward_head(features[:, -1]), temperature, top_k, generator)
-            yield token
-            text = token[:, None] if use_cache else torch.cat([text, token[:, None]], 1)
-    finally:
-        if training:
-            model.train()
+    return continued()
 
 
 def draw(

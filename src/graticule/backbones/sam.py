@@ -29,25 +29,28 @@ class WindowedPosition(Position):
     encoding, for a window or for the grid; one that all layers share exists twice.
 
     Args:
-        whole: the position of all layers on the whole grid.
+        on_grid: the position of all layers on the whole grid.
         windowed: the position of all layers in a window.
         window: the grid of a window.
         layers: indices of the layers that attend within windows.
         depth: number of layers.
     """
 
-    def __init__(self, whole: Position, windowed: Position, window: Grid, layers: Collection[int], depth: int) -> None:
+    def __init__(
+        self, on_grid: Position, windowed: Position, window: Grid, layers: Collection[int], depth: int
+    ) -> None:
         super().__init__()
         self.window, self.layers = window, frozenset(layers)
-        self.whole = keep_layers(whole, set(range(depth)) - self.layers)
+        self.add_module("whole", keep_layers(on_grid, set(range(depth)) - self.layers))  # its name in checkpoints
         self.windowed = keep_layers(some_parts(windowed, True, depth), self.layers)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return one `LayerPosition` per layer for `grid`."""
-        return [
-            whole._replace(**{name: getattr(inside, name) for name in OF_PAIRS}) if layer in self.layers else whole
-            for layer, (whole, inside) in enumerate(zip(self.whole(grid), self.windowed(self.window), strict=True))
-        ]
+        positions, windowed = list(self.whole(grid)), self.windowed(self.window)
+        for layer in self.layers:
+            of_pairs = {name: getattr(windowed[layer], name) for name in OF_PAIRS}
+            positions[layer] = positions[layer]._replace(**of_pairs)
+        return positions
 
     def set_grid(self, grid: Grid) -> None:
         """Change the grid that the parameters of the whole grid are stored for."""

@@ -174,25 +174,23 @@ class TokenPerformer(nn.Module):
         return (x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(self.features)
 
 
-# 't' has transformers between the splits, the others performers.
+_D256 = {"embed_dim": 256, "num_heads": 4, "mlp_ratio": 2.0}
+_D384 = {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}
+_D448 = {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0}
+_D512 = {"embed_dim": 512, "depth": 24, "num_heads": 8, "mlp_ratio": 3.0}
+_TRANSFORMER = {"tokens_type": "transformer"}  # instead of performers, between the splits
 register_sizes(
     T2tVisionTransformer,
     {
-        "t2t_vit_7": Size(4_310_222, {"embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0}),
-        "t2t_vit_10": Size(5_889_230, {"embed_dim": 256, "depth": 10, "num_heads": 4, "mlp_ratio": 2.0}),
-        "t2t_vit_12": Size(6_941_902, {"embed_dim": 256, "num_heads": 4, "mlp_ratio": 2.0}),
-        "t2t_vit_14": Size(21_545_550, {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}),
-        "t2t_vit_19": Size(39_177_422, {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0}),
-        "t2t_vit_24": Size(64_105_934, {"embed_dim": 512, "depth": 24, "num_heads": 8, "mlp_ratio": 3.0}),
-        "t2t_vit_t_14": Size(
-            21_541_070, {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0, "tokens_type": "transformer"}
-        ),
-        "t2t_vit_t_19": Size(
-            39_172_942, {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0, "tokens_type": "transformer"}
-        ),
-        "t2t_vit_t_24": Size(
-            64_101_454, {"embed_dim": 512, "depth": 24, "num_heads": 8, "mlp_ratio": 3.0, "tokens_type": "transformer"}
-        ),
+        "t2t_vit_7": Size(4_310_222, {**_D256, "depth": 7}),
+        "t2t_vit_10": Size(5_889_230, {**_D256, "depth": 10}),
+        "t2t_vit_12": Size(6_941_902, _D256),
+        "t2t_vit_14": Size(21_545_550, _D384),
+        "t2t_vit_19": Size(39_177_422, _D448),
+        "t2t_vit_24": Size(64_105_934, _D512),
+        "t2t_vit_t_14": Size(21_541_070, {**_D384, **_TRANSFORMER}),
+        "t2t_vit_t_19": Size(39_172_942, {**_D448, **_TRANSFORMER}),
+        "t2t_vit_t_24": Size(64_101_454, {**_D512, **_TRANSFORMER}),
     },
 )
 register_small("T2T-ViT", "t2t_vit_7", img_size=32, embed_dim=24, depth=2, num_heads=3, token_dim=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -34,27 +33,41 @@ from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, known_name
 
 
-class PatchTransformer(Backbone):
-    """Blocks over the patches of an image and prefix tokens, each with its `LayerPosition`, then a pooling.
+class VisionTransformer(Backbone):
+    """A ViT: blocks over the patches of an image and prefix tokens, each with its `LayerPosition`, then a pooling.
+
+    The names of the parameters are timm's, except those of `position`; `load_state_dict` also accepts published names.
+
+    Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
     Args:
-        position: builds the position.
-        block: builds a block from its index and its rate of stochastic depth.
-        embed: builds the tokenizer from image size, patch size, channels and D.
-        pool: builds the module that pools tokens with weights; None for a pooling without.
-        norm: builds a norm from D.
         patch_size: in pixels, one side or (height, width), or (depth, height, width).
-        embed_dim: D.
-        depth: number of blocks.
-        num_heads: h.
         global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'map' (attention of a learned query, as SigLIP),
             'seq' (sequence pooling) or '' (none).
+        act_layer: the MLPs' activation, or its name such as 'quick_gelu'.
+        embed_layer: builds the tokenizer from image size, patch size, channels and D.
+        block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)
+            or 'parallel_branches' (two attentions, then two MLPs).
+        qk_scale: factor of the attention logits instead of d^(-1/2).
+        init_values: initial weights of LayerScale, in the order attention and MLP; 0 or None for no LayerScale.
+        qk_norm: whether queries and keys go through norms over the channels of a head.
+        scale_attn_norm: whether the output of attention goes through a norm before its projection.
+        scale_mlp_norm: whether the MLPs' hidden channels go through a norm.
+        proj_bias: whether attention's output projection and the MLPs have biases.
+        qkv_layer: the projection to queries, keys and values: 'fused', 'separate', or these without a bias of the keys,
+            'no_key_bias' and 'separate_no_key_bias'.
+        mlp_layer: the MLPs: 'mlp', 'swiglu' or 'swiglu_packed', or a constructor with timm's arguments of an MLP.
+        pre_norm: whether the tokens go through a norm before the first block, as in CLIP; patches then have no bias.
+        patch_norm: builds a norm of the patches, or its name; none by default.
+        patch_bias: whether the patches have a bias; by default they do without `pre_norm`.
+        patch_frames: number of frames of a patch, of a model of films that takes images, each repeated so often.
+        pool_num_heads: heads of the attention of 'map'; h by default.
+        pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
         class_token: whether there is one; as in timm, another `global_pool` leaves it unused unless this is False.
         reg_tokens: number of register tokens.
         fc_norm: norm after pooling instead of before, or its name; by default, if `global_pool` is a pooling of
             patches, as in timm. CPVT's models always have it before.
         patch_drop_rate: share of the patches that training leaves out, other ones of each image and in each pass.
-        pre_norm: whether the tokens go through a norm before the first block, as in CLIP.
         final_norm: whether there is a norm after the last block.
         pool_include_prefix: whether prefix tokens are pooled too.
         head_layer: the classifier: 'linear', 'linear_no_bias' or 'tanh' (a linear layer and tanh).
@@ -66,55 +79,132 @@ class PatchTransformer(Backbone):
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
+    #: Biases and projections that timm's ViT lacks have their names in BEiT and EVA.
+    published_parts: ClassVar[tuple[tuple[str, str], ...]] = tuple(
+        (f".attn.qkv.{part}", f".attn.{part}") for part in ("q_bias", "v_bias", "q_proj.", "k_proj.", "v_proj.")
+    )
 
     patch_embed: Patches | Tokenizer
 
     def __init__(
         self,
         position: PositionBuilder,
-        *,
-        block: Callable[[int, float], nn.Module],
-        embed: Callable[..., Patches | Tokenizer],
-        pool: Callable[[], nn.Module] | None,
-        norm: Callable[[int], nn.Module],
-        patch_size: int | tuple[int, ...],
-        embed_dim: int,
-        depth: int,
-        num_heads: int,
+        patch_size: int | tuple[int, ...] = 16,
         global_pool: str = "token",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        attn_drop_rate: float = 0.0,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
+        act_layer: str | type[nn.Module] | None = None,
+        embed_layer: Callable[..., Patches | Tokenizer] = Patches,
+        block_layer: str | Callable[..., nn.Module] = "pre_norm",
+        qk_scale: float | None = None,
+        init_values: float | tuple[float, float] | None = None,
+        qk_norm: bool = False,
+        scale_attn_norm: bool = False,
+        scale_mlp_norm: bool = False,
+        proj_bias: bool = True,
+        qkv_layer: str = "fused",
+        mlp_layer: str | Callable[..., nn.Module] = "mlp",
+        pre_norm: bool = False,
+        patch_norm: str | Callable[[int], nn.Module] | None = None,
+        patch_bias: bool | None = None,
+        patch_frames: int = 1,
+        pool_num_heads: int | None = None,
+        pool_mlp_ratio: float | None = None,
         class_token: bool = True,
         reg_tokens: int = 0,
         fc_norm: bool | str | None = None,
         patch_drop_rate: float = 0.0,
-        pre_norm: bool = False,
         final_norm: bool = True,
         pool_include_prefix: bool = False,
         head_layer: str = "linear",
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            patch_size=patch_size, embed_dims=(embed_dim,), depths=(depth,), global_pool=global_pool, **kwargs
-        )
+        patches: dict[str, Any] = {} if patch_bias in (None, True) and not pre_norm else {"bias": bool(patch_bias)}
+        if patch_frames > 1:
+            patches["frames"] = patch_frames
+        if patch_norm is not None:
+            patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
+        if patches and embed_layer is not Patches:
+            raise ValueError(
+                "`pre_norm`, `patch_norm`, `patch_bias` and `patch_frames` must be left out where tokens are not made "
+                "by one layer."
+            )
+        if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
+            raise ValueError(
+                "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map', got "
+                f"{global_pool!r}."
+            )
+        if embed_dim % (pool_num_heads or 1):
+            raise ValueError(f"`pool_num_heads` must divide the {embed_dim} channels, got {pool_num_heads}.")
         if pool_include_prefix and global_pool in ("", "token"):
             raise ValueError(f"`pool_include_prefix` must be False with `global_pool` {global_pool!r}, got True.")
         if patch_drop_rate and self.whole_grid:
             raise ValueError(f"`patch_drop_rate` must be 0 in {type(self).__name__}: {self.whole_grid}.")
+        super().__init__(
+            patch_size=patch_size, embed_dims=(embed_dim,), depths=(depth,), global_pool=global_pool, **kwargs
+        )
         fc_norm = global_pool in ("avg", "avgmax", "max") if fc_norm is None else fc_norm
         self.embed_dim = embed_dim
         self.patch_drop_rate = patch_drop_rate
         self.has_class_token = class_token
         self.pool_include_prefix = pool_include_prefix
         self.head_layer = known_name("head_layer", head_layer, HEADS)
+        norm, act, build = norm_layer_of(norm_layer), act_layer_of(act_layer), block_layer_of(block_layer)
+        hidden, drop = int(embed_dim * mlp_ratio), self.proj_drop_rate
+        is_plain = mlp_layer == "mlp" and proj_bias and not scale_mlp_norm
+
+        def block(layer: int, drop_path: float) -> nn.Module:
+            mlp = None
+            if not is_plain:
+                of_hidden = norm if scale_mlp_norm else None
+                mlp = build_mlp(mlp_layer, embed_dim, hidden, act, of_hidden, proj_bias, drop)
+            attention = self.attention_kind(layer)(
+                embed_dim,
+                num_heads,
+                attn_drop=attn_drop_rate,
+                proj_drop=drop,
+                scale=qk_scale,
+                proj_bias=proj_bias,
+                qkv=build_projection(qkv_layer, embed_dim, qkv_bias),
+                qk_norm=norm if qk_norm else None,
+                inner_norm=norm if scale_attn_norm else None,
+            )
+            return build(
+                embed_dim,
+                num_heads,
+                mlp_ratio,
+                qkv_bias,
+                attn=attention,
+                proj_drop=drop,
+                drop_path=drop_path,
+                norm_layer=norm,
+                act_layer=act or nn.GELU,
+                init_values=init_values,
+                **({} if mlp is None else {"mlp": mlp}),
+            )
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, reg_tokens, embed_dim)) if reg_tokens else None
         self._add_prefix_tokens()
-        self.patch_embed = embed(self.img_size, self.patch_size, self.in_chans, embed_dim)
+        self.patch_embed = embed_layer(self.img_size, self.patch_size, self.in_chans, embed_dim, **patches)
         self.build_position(position, num_heads)
         self.norm_pre = norm(embed_dim) if pre_norm else nn.Identity()
         self.blocks = nn.Sequential(*(block(layer, rate) for layer, rate in enumerate(self.drop_path_rates())))
         self.norm = norm(embed_dim) if final_norm and not fc_norm else nn.Identity()
-        self.attn_pool = None if pool is None else pool()
+        self.attn_pool: nn.Module | None = SequencePool(embed_dim) if global_pool == "seq" else None
+        if global_pool == "map":
+            self.attn_pool = AttentionPoolLatent(
+                embed_dim,
+                num_heads=pool_num_heads or num_heads,
+                mlp_ratio=pool_mlp_ratio or mlp_ratio,
+                norm_layer=for_timm(norm),
+                act_layer=act or nn.GELU,
+            )
         of_pooled = norm_layer_of(fc_norm) if isinstance(fc_norm, str) else norm
         self.fc_norm = of_pooled(embed_dim) if final_norm and fc_norm else nn.Identity()
         self.head = self._classifier()
@@ -205,150 +295,6 @@ class PatchTransformer(Backbone):
         """Turn the tokens with their position into the input of the first block, (B, N, D)."""
         x = self.norm_pre(super().start(x))
         return x
-
-
-class VisionTransformer(PatchTransformer):
-    """A ViT by names: those of its blocks, their projections and MLPs.
-
-    The names of the parameters are timm's, except those of `position`; `load_state_dict` also accepts published names.
-
-    Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
-
-    Args:
-        act_layer: the MLPs' activation, or its name such as 'quick_gelu'.
-        embed_layer: builds the tokenizer from image size, patch size, channels and D.
-        block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)
-            or 'parallel_branches' (two attentions, then two MLPs).
-        qk_scale: factor of the attention logits instead of d^(-1/2).
-        init_values: initial weights of LayerScale, in the order attention and MLP; 0 or None for no LayerScale.
-        qk_norm: whether queries and keys go through norms over the channels of a head.
-        scale_attn_norm: whether the output of attention goes through a norm before its projection.
-        scale_mlp_norm: whether the MLPs' hidden channels go through a norm.
-        proj_bias: whether attention's output projection and the MLPs have biases.
-        qkv_layer: the projection to queries, keys and values: 'fused', 'separate', or these without a bias of the keys,
-            'no_key_bias' and 'separate_no_key_bias'.
-        mlp_layer: the MLPs: 'mlp', 'swiglu' or 'swiglu_packed', or a constructor with timm's arguments of an MLP.
-        pre_norm: as in `PatchTransformer`; the patches then have no bias.
-        patch_norm: builds a norm of the patches, or its name; none by default.
-        patch_bias: whether the patches have a bias; by default they do without `pre_norm`.
-        patch_frames: number of frames of a patch, of a model of films that takes images, each repeated so often.
-        pool_num_heads: heads of the attention of 'map'; h by default.
-        pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
-        others: as `PatchTransformer` and `Backbone`.
-    """
-
-    #: Biases and projections that timm's ViT lacks have their names in BEiT and EVA.
-    published_parts: ClassVar[tuple[tuple[str, str], ...]] = tuple(
-        (f".attn.qkv.{part}", f".attn.{part}") for part in ("q_bias", "v_bias", "q_proj.", "k_proj.", "v_proj.")
-    )
-
-    def __init__(
-        self,
-        position: PositionBuilder,
-        patch_size: int | tuple[int, ...] = 16,
-        global_pool: str = "token",
-        embed_dim: int = 768,
-        depth: int = 12,
-        num_heads: int = 12,
-        mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        attn_drop_rate: float = 0.0,
-        norm_layer: str | Callable[[int], nn.Module] | None = None,
-        act_layer: str | type[nn.Module] | None = None,
-        embed_layer: Callable[..., Patches | Tokenizer] = Patches,
-        block_layer: str | Callable[..., nn.Module] = "pre_norm",
-        qk_scale: float | None = None,
-        init_values: float | tuple[float, float] | None = None,
-        qk_norm: bool = False,
-        scale_attn_norm: bool = False,
-        scale_mlp_norm: bool = False,
-        proj_bias: bool = True,
-        qkv_layer: str = "fused",
-        mlp_layer: str | Callable[..., nn.Module] = "mlp",
-        pre_norm: bool = False,
-        patch_norm: str | Callable[[int], nn.Module] | None = None,
-        patch_bias: bool | None = None,
-        patch_frames: int = 1,
-        pool_num_heads: int | None = None,
-        pool_mlp_ratio: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        patches: dict[str, Any] = {} if patch_bias in (None, True) and not pre_norm else {"bias": bool(patch_bias)}
-        if patch_frames > 1:
-            patches["frames"] = patch_frames
-        if patch_norm is not None:
-            patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
-        if patches and embed_layer is not Patches:
-            raise ValueError(
-                "`pre_norm`, `patch_norm`, `patch_bias` and `patch_frames` must be left out where tokens are not made "
-                "by one layer."
-            )
-        if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
-            raise ValueError(
-                "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map', got "
-                f"{global_pool!r}."
-            )
-        if embed_dim % (pool_num_heads or 1):
-            raise ValueError(f"`pool_num_heads` must divide the {embed_dim} channels, got {pool_num_heads}.")
-        norm, act, build = norm_layer_of(norm_layer), act_layer_of(act_layer), block_layer_of(block_layer)
-        hidden, drop = int(embed_dim * mlp_ratio), kwargs.get("proj_drop_rate", 0.0)
-        is_plain = mlp_layer == "mlp" and proj_bias and not scale_mlp_norm
-
-        def block(layer: int, drop_path: float) -> nn.Module:
-            mlp = None
-            if not is_plain:
-                of_hidden = norm if scale_mlp_norm else None
-                mlp = build_mlp(mlp_layer, embed_dim, hidden, act, of_hidden, proj_bias, drop)
-            attention = self.attention_kind(layer)(
-                embed_dim,
-                num_heads,
-                attn_drop=attn_drop_rate,
-                proj_drop=drop,
-                scale=qk_scale,
-                proj_bias=proj_bias,
-                qkv=build_projection(qkv_layer, embed_dim, qkv_bias),
-                qk_norm=norm if qk_norm else None,
-                inner_norm=norm if scale_attn_norm else None,
-            )
-            return build(
-                embed_dim,
-                num_heads,
-                mlp_ratio,
-                qkv_bias,
-                attn=attention,
-                proj_drop=drop,
-                drop_path=drop_path,
-                norm_layer=norm,
-                act_layer=act or nn.GELU,
-                init_values=init_values,
-                **({} if mlp is None else {"mlp": mlp}),
-            )
-
-        pools: dict[str, Callable[[], nn.Module]] = {
-            "seq": partial(SequencePool, embed_dim),
-            "map": partial(
-                AttentionPoolLatent,
-                embed_dim,
-                num_heads=pool_num_heads or num_heads,
-                mlp_ratio=pool_mlp_ratio or mlp_ratio,
-                norm_layer=for_timm(norm),
-                act_layer=act or nn.GELU,
-            ),
-        }
-        super().__init__(
-            position,
-            block=block,
-            embed=partial(embed_layer, **patches),
-            pool=pools.get(global_pool),
-            norm=norm,
-            patch_size=patch_size,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=num_heads,
-            global_pool=global_pool,
-            pre_norm=pre_norm,
-            **kwargs,
-        )
 
     def attention_kind(self, layer: int) -> type[Attention]:
         """Return the class of the attention of a layer."""

@@ -73,7 +73,7 @@ class CoordinateMlp(ComputedEncoding):
         place = self.coordinates(grid, next(self.mlp.parameters()).device, self.grid)
         if self.local_shift:
             local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
-            image = self.grid if isinstance(grid, Points) else grid.whole
+            image = self.grid if isinstance(grid, Points) else grid.image_grid
             place = place + local * (2 / as_tensor(image.shape, place))
         return self.noise(place)
 

@@ -99,7 +99,7 @@ class Decomposed(BiasEncoding):
 
     def _vectors(self, grid: Grid, axis: int) -> Tensor:
         """Return the vectors of all displacements along an axis of `grid`, (2H - 1, d)."""
-        length, side = grid.whole.shape[axis], grid.shape[axis]
+        length, side = grid.image_grid.shape[axis], grid.shape[axis]
         table = self._resampled(getattr(self, self.names[axis]), 2 * length - 1)
         if grid.crop is None:
             return table

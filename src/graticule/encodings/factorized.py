@@ -61,7 +61,7 @@ class Factorized(AbsoluteEncoding):
         return self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        shape = grid.whole.shape
+        shape = grid.image_grid.shape
         tables = [self._axis(table, axis, self.grid.shape, shape) for axis, table in enumerate(self._tables())]
         if grid.crop is not None:
             axes = zip(grid.axes, tables, grid.shape, strict=True)

@@ -64,8 +64,8 @@ class RelativeBias(PatchBias):
         if grid.has_shape(self.grid.shape) and grid.crop is None:
             table, index = self.relative_position_bias_table.view(-1, self.num_heads), self.index
         else:
-            table = self.resample("", self.relative_position_bias_table, self.grid, grid.whole)
-            maps = self._split(table)[0].T.unflatten(-1, grid.whole.table)
+            table = self.resample("", self.relative_position_bias_table, self.grid, grid.image_grid)
+            maps = self._split(table)[0].T.unflatten(-1, grid.image_grid.table)
             table, index = grid.cut_displacements(maps).flatten(1).T, grid.offset_index(self.index.device)
         # index_select and its backward pass are several times as fast as indexing here
         return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)

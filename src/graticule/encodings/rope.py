@@ -209,4 +209,4 @@ class Rope1d(FixedRotary):
 
 def _row(grid: Grid) -> Grid:
     """Return the grid of the flattened sequence, of the whole image for a crop."""
-    return Grid(grid.whole.patches)
+    return Grid(grid.image_grid.patches)

@@ -33,7 +33,7 @@ class Bias:
         return BiasSum(bias, None) if isinstance(bias, Tensor) else BiasSum(None, bias)
 
     @property
-    def held(self) -> Tensor | Bias | BiasFunction:
+    def as_field(self) -> Tensor | Bias | BiasFunction:
         """The bias as a layer's position holds it."""
         return self
 
@@ -83,7 +83,7 @@ class BiasSum(NamedTuple("BiasSum", [("constant", Tensor | None), ("function", B
     """A table, (heads, N, N), a function of the scaled queries, (B, heads, N, d) -> (B, heads, N, N), or their sum."""
 
     @property
-    def held(self) -> Tensor | Bias | BiasFunction:
+    def as_field(self) -> Tensor | Bias | BiasFunction:
         """The table or function alone, if there is no other part."""
         if self.constant is None:
             return self if self.function is None else self.function

@@ -266,7 +266,7 @@ class FoldedSizes(Folded):
             raise ValueError(f"`sizes` must be at least 1, got {most}.")
         self.most = most
         #: Replaced by another one, never changed: threads may read it at once.
-        self._kept: dict[Any, FoldedPosition] = {}
+        self._folded: dict[Any, FoldedPosition] = {}
         nn.Module.register_load_state_dict_post_hook(self, _forget)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -275,18 +275,18 @@ class FoldedSizes(Folded):
         if torch.compiler.is_compiling():
             return cast("list[LayerPosition]", self.original(grid))
         key = grid, grid.windows  # equality of grids ignores windows
-        known = self._kept
+        known = self._folded
         folded = known.get(key)
         if folded is None:
             folded = FoldedPosition(self.original, grid)
             folded.training = False
         others = [entry for entry in known.items() if entry[0] != key]
-        self._kept = dict([*others[max(0, len(others) + 1 - self.most) :], (key, folded)])
+        self._folded = dict([*others[max(0, len(others) + 1 - self.most) :], (key, folded)])
         return cast("list[LayerPosition]", folded(grid))
 
     def fold(self) -> None:
         """Discard the constants; they are computed again from the current parameters."""
-        self._kept = {}
+        self._folded = {}
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedSizes:
         self._apply_to_both(fn, recurse)
@@ -294,7 +294,7 @@ class FoldedSizes(Folded):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
+        return {**self.__dict__, "_folded": {}}
 
     def extra_repr(self) -> str:
         return f"sizes={self.most}"

@@ -29,41 +29,41 @@ class Crop:
     is scaled.
 
     Args:
-        whole: the shape of the whole, such as (H, W) of an image, in patches.
+        image: the shape of the whole image, (H, W), or of a volume, in patches.
         box: the first coordinate on each axis, then the size on each axis, such as (top, left, height, width), in
-            patches of the whole.
+            patches of the whole image.
 
     Example:
         >>> Grid(2, 2, crop=Crop((14, 14), (3, 5, 2, 2))).coordinates().tolist()
         [[3, 5], [3, 6], [4, 5], [4, 6]]
     """
 
-    whole: Shape
+    image: Shape
     box: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.box) != 2 * len(self.whole):
+        if len(self.box) != 2 * len(self.image):
             raise ValueError(
-                "`box` must have a start and a size for each axis of `whole`, such as (top, left, height, width) for "
-                f"(height, width), in patches, got {self.box} for {self.whole}."
+                "`box` must have a start and a size for each axis of `image`, such as (top, left, height, width) for "
+                f"(height, width), in patches, got {self.box} for {self.image}."
             )
-        Grid(*self.whole)  # raises for invalid sides
-        for start, side, length in zip(self.starts, self.sizes, self.whole, strict=True):
+        Grid(*self.image)  # raises for invalid sides
+        for start, side, length in zip(self.starts, self.sizes, self.image, strict=True):
             if not (start >= 0 and side > 0 and start + side <= length + _ROUNDING):
                 raise ValueError(
                     "`box` must be (top, left, height, width), or starts and sizes on more axes, within the whole "
-                    f"image of {by(self.whole)} patches, got {tuple(self.box)}."
+                    f"image of {by(self.image)} patches, got {tuple(self.box)}."
                 )
 
     @property
     def starts(self) -> tuple[float, ...]:
         """The first coordinate on each axis."""
-        return self.box[: len(self.whole)]
+        return self.box[: len(self.image)]
 
     @property
     def sizes(self) -> tuple[float, ...]:
         """The size on each axis."""
-        return self.box[len(self.whole) :]
+        return self.box[len(self.image) :]
 
     @classmethod
     def of_pixels(cls, image: Shape, box: tuple[float, ...], patch: Shape) -> Crop:
@@ -81,9 +81,9 @@ class Crop:
 
     def halved(self) -> Crop:
         """Return the same rectangle on the grid of half the sides."""
-        if any(side % 2 for side in self.whole):
-            raise ValueError(f"`whole` must have even sides to merge patches, got {by(self.whole)}.")
-        return Crop(tuple(side // 2 for side in self.whole), tuple(number / 2 for number in self.box))
+        if any(side % 2 for side in self.image):
+            raise ValueError(f"`image` must have even sides to merge patches, got {by(self.image)}.")
+        return Crop(tuple(side // 2 for side in self.image), tuple(number / 2 for number in self.box))
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -139,8 +139,8 @@ class Grid(Places):
         _check_counts("prefix", (prefix,), 0)
         if prefix + math.prod(shape) > _MOST:
             raise ValueError(f"`shape` must be at most {_MOST:,} patches, got {by(shape)}.")
-        if crop is not None and len(crop.whole) != len(shape):
-            raise ValueError(f"`crop` must have {len(shape)} axes, as many as the grid, got {len(crop.whole)}.")
+        if crop is not None and len(crop.image) != len(shape):
+            raise ValueError(f"`crop` must have {len(shape)} axes, as many as the grid, got {len(crop.image)}.")
         if spacing is not None and (len(spacing) != len(shape) or not all(0 < unit < math.inf for unit in spacing)):
             raise ValueError(f"`spacing` must be a positive number for each of {len(shape)} axes, got {spacing}.")
 
@@ -292,14 +292,14 @@ class Grid(Places):
         return replace(self, crop=crop)
 
     @property
-    def whole(self) -> Grid:
+    def image_grid(self) -> Grid:
         """The grid of the whole image, of which this one may be a crop."""
-        return self if self.crop is None else Grid(*self.crop.whole, prefix=self.prefix, spacing=self.spacing)
+        return self if self.crop is None else Grid(*self.crop.image, prefix=self.prefix, spacing=self.spacing)
 
     @property
     def extent(self) -> tuple[float, ...]:
         """The length of each axis of the whole image, in the unit of the coordinates."""
-        sides = self.whole.shape
+        sides = self.image_grid.shape
         return sides if self.spacing is None else tuple(a * b for a, b in zip(sides, self.spacing, strict=True))
 
     @property
@@ -329,12 +329,12 @@ class Grid(Places):
         Raises:
             ValueError: if the patches of a crop do not coincide with patches of the whole image.
         """
-        if self.crop is not None and not all(axis.whole for axis in self.axes):
+        if self.crop is not None and not all(axis.is_integral for axis in self.axes):
             raise ValueError(
                 "`crop` must consist of whole patches of the whole image for an encoding of their order, got the box "
                 f"{self.crop.box} for {by(self.shape)} patches."
             )
-        return ravel(self._lattice(self.axes, device).unbind(-1), self.whole.shape)
+        return ravel(self._lattice(self.axes, device).unbind(-1), self.image_grid.shape)
 
     def displacements(self, device: torch.device | str | None = None) -> tuple[Tensor, ...]:
         """Return all displacements on each axis, from the lowest to the highest, (2H-1,) and (2W-1,) of an image.
@@ -400,7 +400,7 @@ class Grid(Places):
         if new == self:
             return table
         prefix, patches = self.split(table)
-        image = resampler(patches.T.unflatten(-1, self.shape), new.whole.shape)
+        image = resampler(patches.T.unflatten(-1, self.shape), new.image_grid.shape)
         return torch.cat([prefix, new.cut(image).flatten(1).T])
 
     def cut(self, image: Tensor) -> Tensor:
@@ -415,7 +415,7 @@ class Grid(Places):
         if self.crop is None:
             return image
         displacements = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
-        axes = [Axis(a.first + length - 1, a.step) for a, length in zip(displacements, self.crop.whole, strict=True)]
+        axes = [Axis(a.first + length - 1, a.step) for a, length in zip(displacements, self.crop.image, strict=True)]
         return sampled(image, axes, self.table)
 
 

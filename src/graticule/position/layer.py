@@ -50,7 +50,7 @@ def _function(into: Axes, out: Axes, value: Function, tokens: TokenSelection) ->
 
 
 def _bias(value: Any, tokens: TokenSelection) -> Any:
-    return Bias.of(value).take(tokens).held
+    return Bias.of(value).take(tokens).as_field
 
 
 def _rotation(value: Rotation, tokens: TokenSelection) -> Rotation:
@@ -87,7 +87,7 @@ def _of_samples(functions: Sequence[Function], x: Tensor, **part: Any) -> Any:
 
 
 def _plus(a: Any, b: Any) -> Any:
-    return Bias.of(a).plus(Bias.of(b)).held
+    return Bias.of(a).plus(Bias.of(b)).as_field
 
 
 def _chain(first: Function, second: Function) -> Function:
@@ -243,7 +243,7 @@ class LayerPosition(NamedTuple):
             if FIELD_KINDS[name].function_input and callable(value)
         }
         if self.bias is not None and other.bias is not None:
-            functions["bias"] = Bias.of(self.bias).with_function(Bias.of(other.bias)).held
+            functions["bias"] = Bias.of(self.bias).with_function(Bias.of(other.bias)).as_field
         return self._replace(**functions)
 
     @staticmethod

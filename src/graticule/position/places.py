@@ -169,7 +169,7 @@ class Points(Places):
             "continuous_bias, mlp_bias, gqpe_bias, irpe, gpsa and log_n."
         )
 
-    whole = extent = table = axes = shape
+    image_grid = extent = table = axes = shape
 
     def has_shape(self, shape: Shape) -> bool:
         """Return False: points have no shape."""
@@ -206,7 +206,7 @@ class Axis(NamedTuple):
     step: float = 1
 
     @property
-    def whole(self) -> bool:
+    def is_integral(self) -> bool:
         """Return whether all coordinates are whole numbers."""
         return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
 
@@ -217,14 +217,14 @@ class Axis(NamedTuple):
     def coordinates(self, count: int, device: torch.device | str | None = None) -> Tensor:
         """Return the first `count` coordinates, int64 if they are whole numbers, else float64."""
         index = torch.arange(count, device=device)
-        return (index if self.whole else index.double()) * self.step + self.first
+        return (index if self.is_integral else index.double()) * self.step + self.first
 
     def sample(self, values: Tensor, count: int) -> Tensor:
         """Return values (..., n) at `count` coordinates, (..., count), interpolated by cubic convolution.
 
         Beyond the ends the values at the ends are repeated. Within them, quadratic functions are interpolated exactly.
         """
-        if self.whole:
+        if self.is_integral:
             return values[..., self.first : self.first + self.step * (count - 1) + 1 : self.step]
         last = values.shape[-1] - 1
         center = self.coordinates(count, values.device)[:, None]  # (count, 1), float64

@@ -164,7 +164,7 @@ class Subset(TokenSelection):
         shape[0], shape[axis] = index.shape[0] if index.ndim == 2 else 1, index.shape[-1]
         return index.view(shape)
 
-    def whole(self, x: Tensor, axis: int = -2) -> Tensor:
+    def scatter(self, x: Tensor, axis: int = -2) -> Tensor:
         """Return x with zeros for all other tokens, the inverse of `of`."""
         shape = list(x.shape)
         shape[axis] = self.count
@@ -190,7 +190,7 @@ class Subset(TokenSelection):
 
 def _of_some(function: Function, tokens: Subset, into: Axes, out: Axes, x: Tensor) -> Any:
     for axis in into:
-        x = tokens.whole(x, axis)
+        x = tokens.scatter(x, axis)
     made = function(x)
     results = made if isinstance(made, tuple) else (made,)
     for axis in out:

@@ -71,10 +71,10 @@ class Scaling:
         """Return s on each axis, such as (y, x), as a tensor like `like`; None if all are known to be 1."""
         if self.scaling is None or self.reference is None:
             return None
-        axes, longer = zip(grid.whole.shape, self.reference, strict=True), self.scaling != "interpolation"
+        axes, longer = zip(grid.image_grid.shape, self.reference, strict=True), self.scaling != "interpolation"
         if all(holds(side <= known if longer else side == known) for side, known in axes):
             return None
-        s = as_tensor(grid.whole.shape, like) / as_tensor(self.reference, like)
+        s = as_tensor(grid.image_grid.shape, like) / as_tensor(self.reference, like)
         return s.clamp(min=1) if longer else s
 
     def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:
