@@ -114,9 +114,6 @@ def test_an_image_of_another_size_gives_a_grid_of_its_own(family, size, grid):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-# Names
-
-
 # The head
 
 

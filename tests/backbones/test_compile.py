@@ -37,9 +37,9 @@ def test_forward_and_backward_are_one_graph_with_the_same_numbers_and_gradients(
     expected.square().sum().backward()
     eager = {name: gradient.clone() for name, gradient in gradients(model).items()}
     model.zero_grad()
-    found = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    found.square().sum().backward()
+    actual = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    actual.square().sum().backward()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, eager[name], rtol=1e-10, atol=1e-10, msg=name)
 

@@ -8,8 +8,9 @@ from timm.models.convit import GPSA
 import graticule
 from graticule import Grid, LayerPosition, published_state_dict
 from graticule.encodings.gpsa import Gpsa
+from graticule.hub.config import take_position
 from graticule.testing.methods import check_backbone
-from tiny import assert_same, draw, images
+from tiny import assert_same, draw, images, tiny
 
 SIZE = {"patch_size": 8, "depth": 4, "num_heads": 3, "num_classes": 5}
 GATED = "learnable + gpsa(layers=2)"
@@ -69,6 +70,14 @@ def test_gates_in_the_last_layer_are_refused():
         graticule.create_model("convit_tiny", encoding="gpsa", embed_dim=24, **SIZE)
 
 
+def test_a_position_that_cannot_be_built_leaves_the_present_one():
+    model = tiny("learnable + gpsa(layers=1)", name="convit_tiny")
+    before = model.position
+    with pytest.raises(ValueError, match="`encoding` must keep the channels"):
+        model.replace_position(take_position({"encoding": "pope"}))
+    assert model.position is before
+
+
 def test_it_keeps_the_contract():
     sizes = {"img_size": (24, 40), "patch_size": 8, "num_heads": 3, "depth": 3, "embed_dim": 24}
     check_backbone("convit_tiny", encoding=GATED, **sizes, compiled=False)
@@ -81,8 +90,8 @@ def test_a_bias_of_the_scores_changes_nothing():
     with_bias = draw(Gpsa(Grid(2, 3), 4, bias=True)).double()
     without = Gpsa(Grid(2, 3), 4).double()
     without.load_state_dict({n: v for n, v in with_bias.state_dict().items() if n != "pos_proj.bias"})
-    found, expected = (each(Grid(2, 3)).positional.weights for each in (with_bias, without))
-    assert_same(found, expected)
+    actual, expected = (each(Grid(2, 3)).positional.weights for each in (with_bias, without))
+    assert_same(actual, expected)
 
 
 @torch.no_grad()

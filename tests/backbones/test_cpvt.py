@@ -12,22 +12,7 @@ from tiny import SIZE, assert_same, draw, full_size, images, spec
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
 SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
 TOKEN, GAP = SMALL
-#: Forms of the encoding.
-PEGS = [
-    {},
-    {"encoding": "peg(places=[-1, 0, 1, 2])"},
-    {"encoding": "peg(convolution='separable', kernel=5, places=[0, 2])"},
-    {"encoding": "peg(padding='circular')"},
-    {"encoding": "peg(padding='none')"},
-    {"encoding": "peg(acts_on='queries_keys')"},
-    {"encoding": "peg+learnable"},
-    {"encoding": "peg+sinusoidal_2d", "joining": "lape"},
-    {"encoding": "peg+relative_bias"},
-    {"encoding": "convolutional_projection"},
-    {"encoding": "shaw"},
-]
 small = in_turn("name", SMALL)
-pegs = in_turn("peg", PEGS)
 
 
 def cpvt(name=TOKEN, **kwargs):
@@ -66,7 +51,7 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
     model = full_size(name)
     assert list(model.position.pegs) == ["0"]
     (convolution,) = model.position.pegs["0"].proj
-    assert convolution.kernel_size == (3, 3)
+    assert (convolution.kernel_size, convolution.padding_mode) == ((3, 3), "zeros")
     assert convolution.groups == convolution.out_channels == model.embed_dim
     assert convolution.bias is not None
     given = model.position(model.grid)

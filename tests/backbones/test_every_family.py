@@ -568,8 +568,8 @@ def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining
     graticule.transfer(longer, model.state_dict())
     assert longer(torch.randint(0, 11, (2, 16))).isfinite().all()
     refused = refusal("position_correlations", "bucketed_bias") if encoding == "rope_1d" else None
-    found = result(refused, position_correlations, model)
-    assert found is None or found.similarity.shape == (2, 8, 8)
+    actual = result(refused, position_correlations, model)
+    assert actual is None or actual.similarity.shape == (2, 8, 8)
     assert next(graticule.generate(model, tokens[:, :3], 2)).shape == (2,)
 
 

@@ -8,7 +8,6 @@ import graticule
 from in_turn import in_turn
 from tiny import count
 
-MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
 GMLP = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
 POSMLP = {
     "img_size": 64,
@@ -20,7 +19,6 @@ POSMLP = {
 }
 MODELS = [("gmlp_s16_224", GMLP, 8), ("posmlp_tiny_224", POSMLP, 32)]
 models = pytest.mark.parametrize(("name", "sizes", "step"), MODELS, ids=["gmlp", "posmlp"])
-every = pytest.mark.parametrize("encoding", MIXING)
 
 
 def full_size(name, **kwargs):

@@ -1,4 +1,4 @@
-"""The language model is causal, a short text equals the start of a long one, and tables limit the length."""
+"""The language model is causal, a short text is the start of a long one, tables limit the length; generation."""
 
 import copy
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import graticule
 from graticule import LayerPosition
 from graticule.backbones.language import LanguageModel
+from graticule.backbones.language import draw as draw_token
 from in_turn import in_turn
 from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields
 
@@ -248,3 +249,105 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
     model.eval().requires_grad_(False)(texts(3), cache)
     with pytest.raises(ValueError, match="`tokens` must leave the text at 4 tokens at most, its cache's, got 5"):
         model(texts(2), cache)
+
+
+# Generation token by token
+
+
+WRITERS = [
+    ("none", "default"),
+    ("learnable", "lape"),
+    ("sinusoidal_1d", "shared"),
+    ("relative_bias", "lape"),
+    ("rope_1d", "default"),
+    ("bucketed_bias", "default"),
+    ("learnable+shaw+relative_bias", "lape_sharing"),
+]
+
+
+def writer(encoding="learnable", joining="default"):
+    return draw(small(encoding, joining, context=16, depth=2)).double()
+
+
+def run(model, tokens, new_tokens=8, **kwargs):
+    return torch.stack(list(graticule.generate(model, tokens, new_tokens, **kwargs)), 1)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("kwargs", [{"temperature": 0}, {}, {"temperature": 0.7, "top_k": 3}])
+@pytest.mark.parametrize(("encoding", "joining"), WRITERS)
+def test_with_and_without_the_cache_the_tokens_are_the_same(encoding, joining, kwargs):
+    model, tokens = writer(encoding, joining), texts(4, 3)
+    with_cache = run(model, tokens, generator=seeded(), **kwargs)
+    without = run(model, tokens, generator=seeded(), use_cache=False, **kwargs)
+    assert with_cache.shape == (3, 8) and with_cache.dtype == torch.long
+    assert torch.equal(with_cache, without)
+
+
+def test_at_temperature_zero_every_token_is_the_likeliest():
+    model, tokens = writer("rope_1d"), texts(4, 3)
+    for token in graticule.generate(model, tokens, 6, temperature=0):
+        with torch.no_grad():
+            assert torch.equal(model(tokens)[:, -1].argmax(-1), token)
+        tokens = torch.cat([tokens, token[:, None]], 1)
+
+
+def test_tokens_are_drawn_as_often_as_the_softmax_says():
+    logits = torch.randn(5)
+    for temperature in (1.0, 0.5):
+        found = draw_token(logits.expand(40_000, -1), temperature, generator=seeded()).bincount(minlength=5) / 40_000
+        torch.testing.assert_close(found, (logits / temperature).softmax(-1), rtol=0, atol=0.01)
+
+
+def test_top_k_draws_among_the_k_likeliest_as_often_as_they_are_likely():
+    logits = torch.tensor([0.0, 3.0, 1.0, 2.5, -1.0])
+    found = draw_token(logits.expand(40_000, -1), top_k=2, generator=seeded()).bincount(minlength=5) / 40_000
+    kept = logits[[1, 3]].softmax(-1)
+    torch.testing.assert_close(found, torch.tensor([0, kept[0], 0, kept[1], 0]), rtol=0, atol=0.01)
+    assert (draw_token(logits.expand(50, -1), top_k=1) == 1).all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards(training):
+    model = writer().train(training)
+    written = graticule.generate(model, texts(4, 3), 3)
+    next(written)
+    assert not model.training
+    assert not torch.is_inference_mode_enabled()
+    written.close()
+    assert model.training == training
+    run(model, texts(4, 3), 3)
+    assert model.training == training
+
+
+@in_turn("length", [17, 5])
+def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
+    model, calls = writer(), []
+    model.embed.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(
+        ValueError, match=r"cut the text, or call model.set_context\(\d+\).*without a table, such as sinusoidal_1d"
+    ):
+        graticule.generate(model, texts(length, 3), 50)
+    assert not calls
+    model.set_context(length + 49)
+    assert run(model, texts(length, 3), 50).shape == (3, 50)
+
+
+@pytest.mark.parametrize("encoding", ["none", "sinusoidal_1d", "rope_1d", "bucketed_bias", "shaw"])
+def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
+    model, tokens = writer(encoding), texts(4, 3)
+    longer = run(model, tokens, 3 * 16, temperature=0)
+    assert torch.equal(run(model, tokens, 3 * 16, temperature=0, use_cache=False), longer)
+
+
+def test_the_work_a_token_does_not_grow_with_the_text():
+    """Each token is computed alone, and its position was computed once."""
+    model, seen, asked = writer("learnable+relative_bias", "lape"), [], []
+    model.blocks[0].mlp.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
+    model.position.register_forward_hook(lambda *_: asked.append(1))
+    run(model, texts(5, 3), 7)
+    assert seen == [5, *[1] * 6]
+    assert len(asked) == 1

@@ -57,8 +57,8 @@ def test_both_classifiers_of_a_distilled_model_keep_the_order():
     model.set_distilled_training(True)
     model.train()
     alone = [model(image[None]) for image in IMAGES]
-    for found, expected in zip(model(IMAGES), zip(*alone, strict=True), strict=True):
-        torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-5)
+    for actual, expected in zip(model(IMAGES), zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(actual, torch.cat(expected), rtol=0, atol=1e-5)
 
 
 def test_lists_that_cannot_be_computed_are_refused():

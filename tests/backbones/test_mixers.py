@@ -3,13 +3,14 @@
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from timm.layers import GatedMlp
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
 import graticule
-from graticule import fold
+from graticule import fold, published_state_dict
 from in_turn import in_turn
-from tiny import count, draw, full_size, without_memory
+from tiny import count, draw, full_size, images, without_memory
 
 SMALL = {"num_blocks": 2, "embed_dim": 16, "img_size": 64, "num_classes": 7}
 KINDS = {
@@ -116,3 +117,36 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
 def test_invalid_arguments_are_refused(name, kwargs, said):
     with pytest.raises(ValueError, match=said), torch.device("meta"):
         graticule.create_model(name, **kwargs)
+
+
+# GFNet
+
+
+@torch.no_grad()
+def test_gfnet_multiplies_the_frequencies_of_the_normalized_tokens_with_one_residual_connection():
+    model = graticule.create_model("gfnet_ti_224", img_size=(24, 40), patch_size=8, embed_dim=6, num_blocks=2)
+    draw(model.double().eval())
+    state = published_state_dict(model)
+    x = images(24, 40, dtype=torch.float64)
+    t = F.conv2d(x, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], 8).flatten(2).mT
+    t = t + state["pos_embed"]
+
+    def norm(y, name):
+        return F.layer_norm(y, (6,), state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
+
+    def linear(y, name):
+        return F.linear(y, state[f"{name}.weight"], state[f"{name}.bias"])
+
+    for block in ("blocks.0", "blocks.1"):
+        frequencies = torch.fft.rfft2(norm(t, f"{block}.norm1").unflatten(1, (3, 5)), dim=(1, 2), norm="ortho")
+        filtered = frequencies * torch.view_as_complex(state[f"{block}.filter.complex_weight"])
+        y = torch.fft.irfft2(filtered, s=(3, 5), dim=(1, 2), norm="ortho").flatten(1, 2)
+        t = t + linear(F.gelu(linear(norm(y, f"{block}.norm2"), f"{block}.mlp.fc1")), f"{block}.mlp.fc2")
+    expected = linear(norm(t, "norm").mean(1), "head")
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+def test_gfnet_refuses_a_layer_scale():
+    sizes = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 8, "num_blocks": 2}
+    with pytest.raises(ValueError, match="`layer_scale` must be left out in GFNet"):
+        graticule.create_model("gfnet_ti_224", **sizes, layer_scale=0.1)

@@ -316,9 +316,9 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
             expected.append(joined)
             if joining == "lape":
                 table = joined  # Eq. 11 continues through the stages
-    found = given_to(model, grids[0])
-    assert [table.shape for table in found] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
-    for one, other in zip(found, expected, strict=True):
+    actual = given_to(model, grids[0])
+    assert [table.shape for table in actual] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
+    for one, other in zip(actual, expected, strict=True):
         assert_same(one, other)
 
 

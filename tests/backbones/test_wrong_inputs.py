@@ -60,8 +60,8 @@ def test_images_of_another_dtype_are_computed_in_autocast():
         expected = model(x)
         torch.testing.assert_close(model(x.bfloat16()), expected, rtol=0.05, atol=0.05)
     swapped = {name: value.double() for name, value in model.named_parameters()}
-    found = torch.func.functional_call(model, swapped, (x.double(),))
-    torch.testing.assert_close(found, copy.deepcopy(model).double()(x.double()))
+    actual = torch.func.functional_call(model, swapped, (x.double(),))
+    torch.testing.assert_close(actual, copy.deepcopy(model).double()(x.double()))
 
 
 OTHERS = {

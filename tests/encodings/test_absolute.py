@@ -42,14 +42,6 @@ def test_similarity_of_sinusoidal_2d_depends_only_on_the_offset_on_the_grid(shap
     assert_depends_only_on(grid.offsets(), table @ table.T)
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
-@pytest.mark.parametrize(("axis", "half"), [(1, slice(0, 8)), (0, slice(8, 16))])
-def test_each_half_of_sinusoidal_2d_depends_on_its_axis_alone(shape, axis, half):
-    grid = Grid(*shape)
-    table = table_of(Sinusoidal2d(grid, 16))[:, half]
-    assert_depends_only_on(grid.offsets()[..., axis : axis + 1], table @ table.T)
-
-
 def test_the_first_half_of_sinusoidal_2d_encodes_x_and_the_second_y():
     grid = Grid(3, 5)
     table = table_of(Sinusoidal2d(grid, 8)).unflatten(0, (3, 5))

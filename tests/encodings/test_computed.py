@@ -10,7 +10,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 import graticule
 from graticule.encodings.coordinate_mlp import CoordinateMlp, Fourier
 from graticule.encodings.factorized import Factorized
-from graticule.position.grid import Crop, Grid
+from graticule.position.grid import Grid
 from in_turn import in_turn
 
 
@@ -216,6 +216,7 @@ def test_what_is_out_of_range_is_named():
         "`frequencies` must be at least 1": lambda: Fourier(grid, 8, frequencies=0),
         "`std` must be": lambda: Fourier(grid, 8, std=0.0),
         "`coordinates` must be": lambda: Fourier(grid, 8, coordinates="pixels"),
+        "`hidden` must be at least 1, got 0": lambda: CoordinateMlp(grid, 8, hidden=0),
         "`local_shift` must be": lambda: CoordinateMlp(grid, 8, local_shift=-1.0),
         "`shift` must be at least 0": lambda: CoordinateMlp(grid, 8, shift=-1.0),
         "`rescale` must be at least 1": lambda: CoordinateMlp(grid, 8, rescale=0.5),
@@ -224,16 +225,3 @@ def test_what_is_out_of_range_is_named():
     for why, build in wrong.items():
         with pytest.raises(ValueError, match=why):
             build()
-
-
-@pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
-def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding):
-    position = graticule.build_position(Grid(4, 6), dim=8, depth=1, num_heads=2, encoding=encoding).eval()
-    whole = position(Grid(4, 6))[0].added_to_stream.unflatten(0, (4, 6))
-    part = position(Grid(2, 3, crop=Crop((4, 6), (1, 2, 2, 3))))[0].added_to_stream.unflatten(0, (2, 3))
-    torch.testing.assert_close(part, whole[1:3, 2:5], rtol=0, atol=1e-12)
-
-
-def test_an_mlp_without_hidden_units_is_refused():
-    with pytest.raises(ValueError, match="`hidden` must be at least 1, got 0"):
-        CoordinateMlp(Grid(1, 2), dim=4, hidden=0)

@@ -183,13 +183,6 @@ def test_a_constant_map_is_told_where_it_is_by_zeros_alone():
         assert constant == (padding != "zeros"), padding
 
 
-def test_parameters_of_the_paper():
-    """CPVT, Table 8 (1,920 with a bias) and Table 16 (1,728 without; 3 * 1,920 of convolutional projection)."""
-    assert sum(p.numel() for p in Peg(192).parameters()) == 1_920
-    assert sum(p.numel() for p in Peg(192, bias=False).parameters()) == 1_728
-    assert sum(p.numel() for p in ConvolutionalProjection(192).parameters()) == 3 * 1_920
-
-
 @paddings
 @forms
 @pytest.mark.parametrize("layers", [1, 2])

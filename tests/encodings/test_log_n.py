@@ -82,11 +82,6 @@ def test_the_factor_is_float32_at_least_and_queries_keep_their_dtype(dtype):
     assert model(images(40, 40, dtype=dtype)).dtype == dtype
 
 
-def test_layers_that_are_not_joined_have_no_factor():
-    model = tiny("log_n", "default(layers=1)")
-    assert [layer.query_scale is None for layer in model.position(model.grid)] == [False, True, True]
-
-
 def test_windows_have_the_factor_of_a_window():
     model = graticule.create_model(
         "swin_tiny_patch4_window7_224",

@@ -17,7 +17,6 @@ from graticule.encodings.rope import Frequencies, Rope
 from graticule.encodings.rope_directions import MixedRope
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
-from graticule.position.rotation import PairRotation
 from in_turn import in_turn
 from tiny import draw, images, spec, tiny
 
@@ -176,20 +175,6 @@ def test_options_replace_those_of_a_preset_and_the_others_stay():
     assert found.frequencies == Frequencies(base=50.0, turns=True)
     assert found.noise == Noise() and found.coordinates == Coordinates("separate") and found.layout == "half"
     assert Rope(grid, 8).frequencies == Frequencies()
-
-
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_pairs_are_rotated_as_complex_numbers(layout):
-    x, angle = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
-    parts = x.unflatten(-1, (4, 2)).unbind(-1) if layout == "interleaved" else x.chunk(2, -1)
-    turned = torch.complex(*parts) * torch.polar(torch.ones_like(angle), angle)
-    expected = (
-        torch.view_as_real(turned).flatten(-2) if layout == "interleaved" else torch.cat([turned.real, turned.imag], -1)
-    )
-    each = [t.repeat_interleave(2, -1) if layout == "interleaved" else torch.cat([t, t], -1) for t in angle.unbind(0)]
-    table = torch.stack([torch.cat([t.sin(), t.cos()]) for t in each])
-    for found in PairRotation(table, layout == "half")(x, x):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
 
 # Noise in training

@@ -64,8 +64,8 @@ def test_the_preset_of_llama_4_rotates_as_its_encoder():
             grid = Grid(4, 4)  # its tables are square; the class token is last there
             q = torch.randn(1, grid.tokens + 1, 2, 16)
             expected, _ = module.vision_apply_rotary_emb(q, q, rope(q))
-            found = rotated("llama4", grid, q[:, :-1].transpose(1, 2)).transpose(1, 2)
-            torch.testing.assert_close(found, expected[:, :-1], rtol=0, atol=1e-10)
+            actual = rotated("llama4", grid, q[:, :-1].transpose(1, 2)).transpose(1, 2)
+            torch.testing.assert_close(actual, expected[:, :-1], rtol=0, atol=1e-10)
             assert torch.equal(expected[:, -1], q[:, -1])
     finally:
         torch.set_default_dtype(torch.float32)

@@ -74,6 +74,8 @@ ROTATIONS = {
 }
 #: Those whose logits depend on the displacement; along the sequence for a text.
 OTHERS = {
+    "rope, ntk": lambda grid: Rope(grid, D, Frequencies(100.0), scaling=Scaling("ntk")),
+    "rope, yarn": lambda grid: Rope(grid, D, Frequencies(100.0), scaling=Scaling("yarn", ramp=(0.25, 1.0))),
     "pope": lambda grid: Pope(grid, 1, HEADS, D, base=10.0),
     "liere, 2": lambda grid: LieRe(grid, 1, HEADS, D, block=2, per_head=True),
     "liere": lambda grid: LieRe(grid, 1, HEADS, D, per_head=True),
@@ -244,20 +246,11 @@ def test_windows_have_the_table_of_a_window_whatever_the_image(encoding, size):
     assert [layer.rotary.table.shape[0] for layer in wide.position(wide.grid)] == [49, 49, 16]
 
 
-@in_turn("encoding", ["pope", "liere", "mrope", "rope_golden_gate", "rope_1d(layout='half')", "log_n"])
-def test_generation_with_a_cache_is_the_whole_text(encoding):
-    model = graticule.create_language_model(
-        "lm_nano", vocab_size=11, context=12, encoding=encoding, embed_dim=24, depth=2, num_heads=3
-    )
-    model = draw(model).double().eval()
-    tokens = torch.randint(11, (2, 12))
-    with torch.no_grad():
-        assert_same(model(tokens[:, :5]), model(tokens)[:, :5], 1e-12)
-        with_cache, without = (
-            torch.stack(list(graticule.generate(model, tokens[:, :4], 6, temperature=0, use_cache=use)))
-            for use in (True, False)
-        )
-    assert torch.equal(with_cache, without)
+@in_turn("encoding", ["rope(scaling='ntk')", "liere"])
+def test_a_model_is_built_on_the_meta_device(encoding):
+    with torch.device("meta"):
+        model = tiny(encoding, depth=1)
+    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 # Initial values of the mixed encoding

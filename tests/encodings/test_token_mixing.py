@@ -46,8 +46,8 @@ def test_groups_of_equal_matrices_are_sgu():
 
 def test_resampling_matrices_of_groups_is_resampling_each():
     pairs, old, new = torch.randn(3, 6, 6, dtype=torch.float64), Grid(2, 3), Grid(4, 2)
-    found = resize_pairs(pairs, old, new)
-    for one, expected in zip(found, (resize_pairs(matrix, old, new) for matrix in pairs), strict=True):
+    actual = resize_pairs(pairs, old, new)
+    for one, expected in zip(actual, (resize_pairs(matrix, old, new) for matrix in pairs), strict=True):
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)
 
 
@@ -67,12 +67,12 @@ def test_a_bias_per_group_is_cut_with_the_windows():
     grid, window = Grid(5, 7), Grid(3, 4)
     x, bias = tokens(grid), torch.randn(2, window.patches, dtype=torch.float64)
     weights = torch.zeros(2, window.patches, window.patches, dtype=torch.float64)
-    found = mix_tokens(x, weights, bias, Windows(grid, window, (1, 2)))
+    actual = mix_tokens(x, weights, bias, Windows(grid, window, (1, 2)))
     whole = bias.unflatten(1, window.shape)
     for y in range(5):
         for column in range(7):
             expected = whole[:, (y - 1) % 3, (column - 2) % 4].repeat_interleave(3)
-            assert torch.equal(found[0, y * 7 + column], expected)
+            assert torch.equal(actual[0, y * 7 + column], expected)
 
 
 # A global filter
@@ -151,9 +151,9 @@ def test_filters_of_a_checkpoint_without_a_grid_are_taken_for_a_square():
 def test_it_is_an_mlp_of_the_tokens_of_each_channel():
     grid, mixing = Grid(2, 3), draw(TokenMlpMixing(Grid(2, 3), dim=8)).double()
     x, bias = tokens(grid), torch.randn(6, dtype=torch.float64)
-    found = mix_tokens(x, mixing(grid), bias)
+    actual = mix_tokens(x, mixing(grid), bias)
     expected = mixing.fc2(F.gelu(mixing.fc1(x.transpose(1, 2)))).transpose(1, 2) + bias[:, None]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     assert mixing.fc1.out_features == 4
 
 

@@ -59,12 +59,12 @@ def test_attention_with_factors_equals_attention_with_the_table_and_so_do_gradie
     factors = LowRank(*(f.requires_grad_() for f in random_factors()))
     wanted = [x, *factors, *attention.parameters()]
     output = torch.randn(2, GRID.tokens, DIM, dtype=torch.float64)
-    found = []
+    actual = []
     for bias in (factors, factors.queries @ factors.keys.mT):
         y = attention(x, LayerPosition(bias=bias))
-        found.append([y, *torch.autograd.grad((y * output).sum(), wanted)])
-        found[-1].append(attention.weights(x, LayerPosition(bias=bias)))
-    for given, expected in zip(*found, strict=True):
+        actual.append([y, *torch.autograd.grad((y * output).sum(), wanted)])
+        actual[-1].append(attention.weights(x, LayerPosition(bias=bias)))
+    for given, expected in zip(*actual, strict=True):
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
 
 

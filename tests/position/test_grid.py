@@ -1,43 +1,22 @@
 """Grids: order of tokens, offsets, prefix tokens and resampling."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from graticule import Grid
+from graticule import Crop, Grid
+from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.position.windows import Windows
 from in_turn import in_turn
-
-
-def test_coordinates_are_y_then_x_row_by_row():
-    assert Grid(2, 3).coordinates().tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-
-
-def test_offsets_are_the_first_place_minus_the_second():
-    offsets = Grid(2, 3).offsets()
-    assert offsets.shape == (6, 6, 2)
-    assert offsets[0].tolist() == [[0, 0], [0, -1], [0, -2], [-1, 0], [-1, -1], [-1, -2]]
-    assert offsets[5, 1].tolist() == [1, 1]  # (1, 2) - (0, 1)
-    assert torch.equal(offsets, -offsets.transpose(0, 1))
 
 
 def test_distances_are_euclidean():
     distances = Grid(2, 3).distances()
     assert distances.shape == (6, 6)
     torch.testing.assert_close(distances[0], torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5]))
-
-
-def test_prefix_tokens_count_as_tokens_and_not_as_patches():
-    grid = Grid(2, 3, prefix=2)
-    assert (grid.shape, grid.patches, grid.tokens) == ((2, 3), 6, 8)
-    assert len(grid.coordinates()) == 6
-
-
-@pytest.mark.parametrize(("shape", "center"), [((2, 3), 4), ((3, 5), 7), ((4, 4), 10), ((1, 1), 0)])
-def test_center_is_the_patch_at_half_the_height_and_half_the_width(shape, center):
-    grid = Grid(*shape, prefix=1)
-    assert grid.center == center
-    assert grid.coordinates()[center].tolist() == [shape[0] // 2, shape[1] // 2]
 
 
 def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
@@ -83,13 +62,6 @@ def test_a_map_has_every_patch_at_its_coordinates():
         assert torch.equal(features[:, :, y, x], tokens[:, 1 + index])
 
 
-@pytest.mark.parametrize("prefix", [0, 2])
-def test_from_map_is_the_inverse_of_to_map(prefix):
-    grid = Grid(2, 3, prefix=prefix)
-    tokens = torch.randn(4, grid.tokens, 5)
-    assert torch.equal(grid.from_map(grid.to_map(tokens)), grid.split(tokens)[1])
-
-
 def test_prefix_rows_are_zero_and_come_first():
     table = torch.randn(6, 5)
     whole = Grid(2, 3, prefix=2).with_prefix_rows(table)
@@ -123,41 +95,20 @@ def test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_siz
     assert str(above) in message
 
 
-def test_an_image_smaller_than_the_patch_is_refused():
-    with pytest.raises(ValueError, match="`img_size` must be a positive multiple"):
-        Grid.of_image((8, 4), (8, 8))
-
-
-def test_resizing_to_the_same_grid_changes_nothing():
-    table = torch.randn(7, 5)
-    assert torch.equal(Grid(2, 3, prefix=1).resize(table, Grid(2, 3, prefix=1)), table)
-
-
 def _rounding(table):
     """Return an error bound of float32, which timm uses: a rounding for each of the 4 x 4 entries of a cubic."""
     return 16 * torch.finfo(torch.float32).eps * table.abs().max().item()
 
 
-@in_turn("new", [(7, 7), (3, 5), (2, 2), (6, 2)])
+@in_turn(("old", "new"), [*(((4, 4), new) for new in ((7, 7), (3, 5), (2, 2), (6, 2))), ((3, 5), (4, 2))])
 @in_turn("prefix", [0, 1, 2])
-def test_resizing_is_timms_resampling(new, prefix):
-    table = torch.randn(16 + prefix, 12)
-    ours = Grid(4, 4, prefix=prefix).resize(table, Grid(*new, prefix=prefix))
-    theirs = resample_abs_pos_embed(table[None], list(new), [4, 4], num_prefix_tokens=prefix)[0]
-    assert ours.shape == (new[0] * new[1] + prefix, 12)
+def test_resizing_is_timms_resampling_and_keeps_prefix_rows(old, new, prefix):
+    grid = Grid(*old, prefix=prefix)
+    table = torch.randn(grid.tokens, 12)
+    ours = grid.resize(table, Grid(*new, prefix=prefix))
+    theirs = resample_abs_pos_embed(table[None], list(new), list(old), num_prefix_tokens=prefix)[0]
+    assert ours.shape == (new[0] * new[1] + prefix, 12) and torch.equal(ours[:prefix], table[:prefix])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
-
-
-def test_resizing_from_a_grid_that_is_not_square_is_timms_resampling():
-    table = torch.randn(16, 12)
-    ours = Grid(3, 5, prefix=1).resize(table, Grid(4, 2, prefix=1))
-    theirs = resample_abs_pos_embed(table[None], [4, 2], [3, 5], num_prefix_tokens=1)[0]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
-
-
-def test_resizing_keeps_prefix_rows():
-    table = torch.randn(18, 5)
-    assert torch.equal(Grid(4, 4, prefix=2).resize(table, Grid(3, 5, prefix=2))[:2], table[:2])
 
 
 @pytest.mark.parametrize("new", [(7, 9), (2, 3)])
@@ -175,13 +126,6 @@ def test_resizing_is_linear():
     )
 
 
-def test_resizing_commutes_with_transposing_the_grid():
-    image = torch.randn(4, 6, 5, dtype=torch.float64)
-    wide = Grid(4, 6).resize(image.flatten(0, 1), Grid(3, 8)).unflatten(0, (3, 8))
-    tall = Grid(6, 4).resize(image.transpose(0, 1).flatten(0, 1), Grid(8, 3)).unflatten(0, (8, 3))
-    torch.testing.assert_close(wide, tall.transpose(0, 1), rtol=0, atol=1e-12)
-
-
 def test_resizing_keeps_the_dtype_of_the_table():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert Grid(4, 4).resize(torch.randn(16, 3).to(dtype), Grid(3, 5)).dtype == dtype
@@ -191,11 +135,6 @@ def test_the_gradient_of_a_resized_table_reaches_every_row():
     table = torch.randn(17, 3, requires_grad=True)
     Grid(4, 4, prefix=1).resize(table, Grid(3, 5, prefix=1)).square().sum().backward()
     assert (table.grad.abs().sum(1) > 0).all()
-
-
-def test_resizing_to_another_number_of_prefix_tokens_is_refused():
-    with pytest.raises(ValueError, match=r"`new` must have as many prefix tokens as the table \(1\), got 2"):
-        Grid(4, 4, prefix=1).resize(torch.randn(17, 3), Grid(3, 5, prefix=2))
 
 
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
@@ -226,7 +165,7 @@ def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
 def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape, window, shift):
     """Two tokens share a window if they do on the rolled map and were neighbors before; each has its index in it."""
     grid, step = Grid(*shape), Grid(*window)
-    found = torch.zeros(*shape, dtype=torch.int64)  # window
+    actual = torch.zeros(*shape, dtype=torch.int64)  # window
     place = torch.full((*shape, 2), -1)
     seen = torch.zeros(shape)
     count = 0
@@ -237,7 +176,7 @@ def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape,
             for y in range(tile.rows.start, tile.rows.stop):
                 for x in range(tile.columns.start, tile.columns.stop):
                     down, across = y - tile.rows.start, x - tile.columns.start
-                    found[y, x] = count + down // height * 100 + across // width
+                    actual[y, x] = count + down // height * 100 + across // width
                     place[y, x, 0] = tile.window_rows.start + down % height
                     place[y, x, 1] = tile.window_columns.start + across % width
             count += 10_000
@@ -245,5 +184,121 @@ def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape,
     moved = grid.coordinates() - torch.tensor(shift)
     cut = moved // torch.tensor(window)
     expected = (cut[:, None] == cut[None]).all(-1)
-    assert torch.equal(found.flatten()[:, None] == found.flatten()[None], expected)
+    assert torch.equal(actual.flatten()[:, None] == actual.flatten()[None], expected)
     assert torch.equal(place.flatten(0, 1), moved % torch.tensor(window))
+
+
+# Any number of axes: texts, films and volumes
+
+
+SHAPES = [(5,), (3, 4), (2, 3, 4), (2, 3, 1, 2)]
+
+
+def places(shape):
+    return list(itertools.product(*map(range, shape)))
+
+
+@in_turn("shape", SHAPES)
+def test_coordinates_have_the_last_axis_fastest(shape):
+    grid = Grid(*shape, prefix=2)
+    assert grid.coordinates().tolist() == [list(place) for place in places(shape)]
+    assert grid.order().tolist() == list(range(grid.patches)) and grid.tokens == 2 + grid.patches
+    assert places(shape)[grid.center] == tuple(side // 2 for side in shape)
+
+
+@in_turn("shape", SHAPES)
+def test_offsets_and_their_rows_in_a_table_are_those_of_each_pair(shape):
+    grid = Grid(*shape)
+    offsets, index = grid.offsets(), grid.offset_index()
+    table = list(itertools.product(*(range(1 - side, side) for side in shape)))
+    for i, p in enumerate(places(shape)):
+        for j, q in enumerate(places(shape)):
+            expected = tuple(a - b for a, b in zip(p, q, strict=True))
+            assert tuple(offsets[i, j].tolist()) == expected == table[index[i, j]]
+    assert [each.tolist() for each in grid.displacements()] == [list(range(1 - side, side)) for side in shape]
+
+
+def test_maps_halves_and_windows_have_all_axes():
+    grid = Grid(2, 4, 6, prefix=1)
+    tokens = torch.randn(3, grid.tokens, 5)
+    assert grid.to_map(tokens).shape == (3, 5, 2, 4, 6)
+    assert torch.equal(grid.from_map(grid.to_map(tokens)), tokens[:, 1:])
+    assert torch.equal(Grid(2, 3).from_map(Grid(2, 3).to_map(tokens[:, :6])), tokens[:, :6])
+    assert grid.pyramid(2)[1] == Grid(1, 2, 3, prefix=1)
+    assert grid.in_windows([3]).within == Grid(2, 3, 3)
+    with pytest.raises(ValueError, match="multiples of 4, to be halved 2 times, got 2 x 4 x 6"):
+        grid.pyramid(3)
+
+
+@in_turn("name", [name for name in RESAMPLERS if "positions" in RESAMPLERS[name].takes and name != "crop"])
+def test_resampling_is_separable_so_that_an_axis_that_does_not_change_is_a_batch(name):
+    resample = build_resampler(name)
+    table = torch.randn(7, 3, 4, dtype=torch.float64)
+    film = resample(table[None], (7, 5, 6))[0]
+    torch.testing.assert_close(film, resample(table, (5, 6)), rtol=0, atol=1e-12)
+    text = resample(table.flatten(0, 1), (9,))
+    torch.testing.assert_close(text, resample(table.flatten(0, 1)[:, None], (1, 9))[:, 0], rtol=0, atol=1e-12)
+
+
+def test_resizing_commutes_with_permuting_the_axes():
+    table = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    resized = Grid(2, 3, 4).resize(table.flatten(0, 2), Grid(4, 2, 6)).unflatten(0, (4, 2, 6))
+    other = Grid(4, 2, 3).resize(table.permute(2, 0, 1, 3).flatten(0, 2), Grid(6, 4, 2)).unflatten(0, (6, 4, 2))
+    torch.testing.assert_close(other, resized.permute(2, 0, 1, 3), rtol=0, atol=1e-12)
+
+
+def test_a_crop_of_a_film_is_the_part_of_its_table():
+    whole, part = Grid(4, 6, 8), Grid(2, 3, 4, crop=Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
+    table = torch.randn(whole.patches, 5, dtype=torch.float64)
+    expected = table.unflatten(0, whole.shape)[1:3, 2:5, 3:7].flatten(0, 2)
+    assert torch.equal(whole.resize(table, part), expected)
+    assert torch.equal(part.coordinates(), whole.coordinates().unflatten(0, whole.shape)[1:3, 2:5, 3:7].flatten(0, 2))
+    assert part.order().tolist() == torch.arange(192).view(4, 6, 8)[1:3, 2:5, 3:7].flatten().tolist()
+    halves = Grid(2, 2, 4, crop=Crop((4, 6, 8), (0, 0, 0, 4, 4, 8))).pyramid(2)
+    assert halves[1].crop == Crop((2, 3, 4), (0, 0, 0, 2, 2, 4))
+    between = Grid(2, 3, 4, crop=Crop((4, 6, 8), (0.5, 2, 3, 2, 3, 4)))
+    ramp = whole.coordinates().double() @ torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    actual = whole.resize(ramp[:, None], between)[:, 0]
+    torch.testing.assert_close(
+        actual.unflatten(0, (2, 12))[1], (between.coordinates() @ torch.tensor([1.0, 10, 100]).double())[12:]
+    )
+
+
+def test_spacing_is_the_unit_of_coordinates_and_offsets_and_not_of_order():
+    grid, plain = Grid(2, 3, 4, spacing=(5, 1, 0.5)), Grid(2, 3, 4)
+    unit = torch.tensor([5, 1, 0.5], dtype=torch.float64)
+    assert torch.equal(grid.coordinates(), plain.coordinates() * unit)
+    assert torch.equal(grid.offsets(), plain.offsets() * unit)
+    assert torch.equal(grid.order(), plain.order()) and torch.equal(grid.offset_index(), plain.offset_index())
+    assert torch.equal(grid.displacements()[2], torch.arange(-3, 4) * 0.5)
+    assert grid.extent == (10, 3, 2.0) and grid != plain and grid == replace(plain, spacing=[5, 1, 0.5])
+    assert Grid(2, 4, spacing=(3, 1)).pyramid(2)[1].spacing == (6, 2)
+    crop = grid.cropped(Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
+    assert torch.equal(crop.coordinates(), (plain.coordinates() + torch.tensor([1, 2, 3])) * unit)
+
+
+@in_turn(
+    ("build", "message"),
+    [
+        (lambda: Grid(), "`shape` must have at least one axis"),
+        (lambda: Grid(2, 0, 3), "`shape` must be at least 1, got 0"),
+        (lambda: Grid(2, 3, prefix=-1), "`prefix` must be at least 0, got -1"),
+        (lambda: Grid(2, 3, spacing=(1, 0)), "`spacing` must be a positive number for each of 2 axes"),
+        (lambda: Grid(2, 3, spacing=(1, 2, 3)), "`spacing` must be a positive number for each of 2 axes"),
+        (lambda: Grid(2, 3, spacing=(1, float("nan"))), "`spacing` must be a positive number"),
+        (lambda: Grid(2, 3, crop=Crop((4, 4, 4), (0, 0, 0, 1, 2, 3))), "`crop` must have 2 axes, .* got 3"),
+        (lambda: Crop((4, 4, 4), (0, 0, 1, 1)), "`box` must have a start and a size for each axis"),
+        (lambda: Grid.of_image((8, 32, 32), (16, 16)), "`patch_size` must have 3 axes"),
+        (lambda: Grid.of_image((9, 32, 32), (2, 16, 16)), "`img_size` must be .* got depth 9 with a patch of 2"),
+        (lambda: Grid.of_image((8, 4), (8, 8)), "`img_size` must be a positive multiple"),
+        (lambda: Grid(4, 4).resize(torch.zeros(16, 2), Grid(2, 4, 4)), "`new` must have 2 axes"),
+        (
+            lambda: Grid(4, 4, prefix=1).resize(torch.zeros(17, 3), Grid(3, 5, prefix=2)),
+            r"`new` must have as many prefix tokens as the table \(1\), got 2",
+        ),
+        (lambda: Grid(2, 4, 4).resize(torch.zeros(32, 2), Grid(4, 4)), "`new` must have 3 axes"),
+    ],
+)
+def test_invalid_grids_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

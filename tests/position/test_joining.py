@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.models._manipulate import group_with_matcher
-from torch import nn
 
 from graticule import Grid, LayerPosition, build_position
 from graticule.position.bias import Bias
@@ -77,23 +76,6 @@ def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
         assert position == LayerPosition(after_norm=position.after_norm)
 
 
-def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second(table):
-    progressive, sharing = draw_double(Lape(DIM, DEPTH)), LapeSharing(DIM, DEPTH).double()
-    sharing.load_state_dict(progressive.state_dict())
-    ours, theirs = progressive(table), sharing(table)
-    assert torch.equal(ours[0].after_norm, theirs[0].after_norm)
-    assert not torch.allclose(ours[1].after_norm, theirs[1].after_norm)
-
-
-def test_a_change_of_one_norm_reaches_the_layers_after_it_in_lape_and_its_own_alone_in_lape_sharing(table):
-    for kind, changed in ((Lape, [False, True, True, True]), (LapeSharing, [False, True, False, False])):
-        joining = draw_double(kind(DIM, DEPTH))
-        before = [position.after_norm.detach().clone() for position in joining(table)]
-        nn.init.normal_(joining.norms[1].weight)
-        after = [position.after_norm for position in joining(table)]
-        assert [not torch.equal(a, b) for a, b in zip(after, before, strict=True)] == changed
-
-
 def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table):
     joining = draw_double(Lape(DIM, DEPTH))
     before = joining(1e4 * table)
@@ -102,51 +84,31 @@ def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table)
         torch.testing.assert_close(a.after_norm, b.after_norm, rtol=0, atol=1e-9)
 
 
-@in_turn("eta", range(1, DEPTH + 1))
-@in_turn("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
-def test_eta_joins_the_first_layers_and_leaves_the_later_ones_empty(build, eta, table):
-    joining = build(DEPTH, eta)
-    positions = joining.double()(*[table] * joining.tables)
-    assert len(positions) == DEPTH
-    assert all(position != LayerPosition() for position in positions[:eta])
-    assert positions[eta:] == [LayerPosition()] * (DEPTH - eta)
-
-
-@pytest.mark.parametrize("kind", [Lape, LapeSharing])
-def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
-    whole = draw_double(kind(DIM, DEPTH))
-    part = kind(DIM, DEPTH, 2).double()
-    part.load_state_dict({name: value for name, value in whole.state_dict().items() if int(name.split(".")[1]) < 2})
-    for a, b in zip(part(table)[:2], whole(table)[:2], strict=True):
-        assert torch.equal(a.after_norm, b.after_norm)
-
-
-@in_turn("eta", [0, -1, DEPTH + 1])
-@in_turn("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
-def test_an_eta_outside_the_depth_is_refused(build, eta):
-    with pytest.raises(ValueError, match=rf"`layers` must be from 1 to the depth of the model, 4, got {eta}"):
-        build(DEPTH, eta)
-
-
 @in_turn("name", JOININGS)
 def test_layers_that_are_not_there_or_named_twice_are_refused(name):
     for layers in ([], [-1], [0, DEPTH], [2, 1, 2]):
         message = rf"`layers` must be .* different layers from 0 to 3, at least one, got {re.escape(str(layers))}"
         with pytest.raises(ValueError, match=message):
             build_joining(Spec(name, {"layers": layers}), DIM, DEPTH)
+    for eta in (0, -1, DEPTH + 1):
+        with pytest.raises(ValueError, match=rf"`layers` must be from 1 to the depth of the model, 4, got {eta}"):
+            build_joining(Spec(name, {"layers": eta}), DIM, DEPTH)
+    with pytest.raises(ValueError, match="`depth` must be at least 1, got 0"):
+        build_joining(Spec(name), DIM, 0)
 
 
-@in_turn("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])
+@in_turn("layers", [(1,), (0, 2), (3, 1, 2), *range(1, DEPTH + 1)])
 @in_turn("name", JOININGS)
 def test_some_layers_receive_the_same_as_all_layers_of_a_model_of_that_depth(name, layers, table):
-    some = draw_double(build_joining(Spec(name, {"layers": tuple(layers)}), DIM, DEPTH))
+    some = draw_double(build_joining(Spec(name, {"layers": layers}), DIM, DEPTH))
+    layers = range(layers) if isinstance(layers, int) else layers  # the first ones
     alone = build_joining(Spec(name), DIM, len(layers)).double()
     alone.load_state_dict(dict(zip(alone.state_dict(), some.state_dict().values(), strict=True)))
     tables = [table + one for one in range(some.tables)]
-    found, expected = some(*tables), alone(*tables)
+    actual, expected = some(*tables), alone(*tables)
     for layer, one in zip(sorted(layers), expected, strict=True):
-        torch.testing.assert_close(found[layer], one, rtol=0, atol=0)
-    assert all(found[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
+        torch.testing.assert_close(actual[layer], one, rtol=0, atol=0)
+    assert all(actual[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
     assert some.layers == len(layers)
 
 
@@ -205,11 +167,6 @@ def test_the_parameters_of_a_joined_layer_have_its_index_and_its_learning_rate(e
             assert len(names) < 2 or published[mine] == names[1].format(layer)
 
 
-def test_a_depth_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="`depth` must be at least 1, got 0"):
-        Default(0)
-
-
 FORMULAS = {
     "w": lambda w, gamma, beta: w,
     "scalar_w": lambda w, gamma, beta: gamma * w,
@@ -244,13 +201,6 @@ def test_a_decomposition_replaces_every_norm(kind, name, table):
     for position, own in zip(joining(table), joining.norms, strict=True):
         w = own(w if kind is Lape else table)
         assert torch.equal(position.after_norm, w)
-
-
-@pytest.mark.parametrize("kind", [Lape, LapeSharing])
-def test_layer_norm_is_what_stands_there_by_default(kind, table):
-    named, default = draw_double(kind(DIM, DEPTH, decomposition="layer_norm")), kind(DIM, DEPTH).double()
-    default.load_state_dict(named.state_dict(), strict=True)
-    assert all(torch.equal(a.after_norm, b.after_norm) for a, b in zip(named(table), default(table), strict=True))
 
 
 def test_scale_keeps_the_dtype(table):

@@ -17,7 +17,7 @@ from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition
 from in_turn import in_turn
-from tiny import DEPTH, draw, draw_double, images, spec, tiny
+from tiny import draw, draw_double, images, spec, tiny
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
@@ -413,23 +413,6 @@ def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
     assert changes["tokens"] > 1e-3
 
 
-@pytest.mark.parametrize("place", [-1, 0, 1])
-def test_a_layer_with_a_peg_of_queries_and_keys_is_attention_with_three_inputs(place):
-    model = pooled(encoding=spec("peg", acts_on="queries_keys", places=place))
-    grid = Grid(3, 5)
-    attention, x = model.blocks[place + 1].attn, tokens(grid, 24)
-    y = model.position.inputs[str(place + 1)].peg(x, grid)
-    weight, bias = attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)
-    q, k, v = (
-        (t @ w.T + b).unflatten(-1, (3, 8)).transpose(1, 2) for t, w, b in zip((y, y, x), weight, bias, strict=True)
-    )
-    mixed = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1) @ v
-    expected = attention.proj(mixed.transpose(1, 2).flatten(2))
-    layers = model.position(grid)
-    assert_near(attention(x, layers[place + 1]), expected)
-    assert [given(layer) for layer in layers] == [["inputs"] * (at == place + 1) for at in range(DEPTH)]
-
-
 FROZEN = [
     ("peg", {"places": (-1, 0)}),
     ("peg", {"layers": 2}),
@@ -452,20 +435,3 @@ def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encodin
     assert all(parameter.grad is None for parameter in model.position.parameters())
     free = tiny(spec(encoding, **form))
     assert all(parameter.requires_grad for parameter in free.parameters())
-
-
-@pytest.mark.parametrize(
-    ("encoding", "names"),
-    [
-        ("peg(places=[-1, 1])", ["pegs.first.proj.0", "pegs.1.proj.0"]),
-        ("peg(layers=2)", ["pegs.0.proj.0", "pegs.0.proj.1", "pegs.0.proj.3", "pegs.0.proj.4"]),
-        ("peg(acts_on='queries_keys')", ["inputs.1.peg.proj.0"]),
-        ("convolutional_projection", ["inputs.1.q", "inputs.1.k", "inputs.1.v"]),
-    ],
-)
-def test_no_parameter_of_a_conditional_encoding_decays(encoding, names):
-    model = tiny(encoding)
-    own = {f"position.{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
-    assert {name for name, _ in model.named_parameters() if name.startswith("position.")} == own
-    assert own <= model.no_weight_decay()
-    assert not any(name.startswith("blocks.") for name in model.no_weight_decay())

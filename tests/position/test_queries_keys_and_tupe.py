@@ -30,8 +30,8 @@ def test_the_table_reaches_queries_and_keys_and_not_values():
     x, table = torch.randn(2, 7, DIM, dtype=torch.float64), torch.randn(7, DIM, dtype=torch.float64)
     q, k, v, _ = attention._project(x, LayerPosition(queries_keys=table))
     (whole_q, whole_k, _, _), (_, _, plain_v, _) = (attention._project(y, LayerPosition()) for y in (x + table, x))
-    for found, expected in ((q, whole_q), (k, whole_k), (v, plain_v)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for actual, expected in ((q, whole_q), (k, whole_k), (v, plain_v)):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_keys():
@@ -39,8 +39,8 @@ def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_k
     x, table, a, b, c = (torch.randn(7, DIM, dtype=torch.float64) for _ in range(5))
     both = LayerPosition(queries_keys=table, inputs=lambda x: (x + a, x + b, x + c))
     one = LayerPosition(inputs=lambda x: (x + a + table, x + b + table, x + c))
-    for found, expected in zip(attention._project(x[None], both), attention._project(x[None], one), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for actual, expected in zip(attention._project(x[None], both), attention._project(x[None], one), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def tupe_by_hand(joining, table, query, prefix):

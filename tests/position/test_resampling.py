@@ -64,8 +64,8 @@ def test_an_offset_is_that_of_dinov2s_code(antialias):
     for size in ((9, 13), (5, 6), (7, 12)):
         scale = tuple((new + 0.1) / old for new, old in zip(size, (7, 10), strict=True))
         expected = F.interpolate(map_[None], scale_factor=scale, mode="bicubic", antialias=antialias)[0]
-        found = Bicubic(antialias=antialias, offset=0.1)(map_, size)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12, msg=f"{size}")
+        actual = Bicubic(antialias=antialias, offset=0.1)(map_, size)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12, msg=f"{size}")
 
 
 @pytest.mark.parametrize("new", [(9, 5), (5, 9), (3, 2), (7, 7)])
@@ -179,10 +179,10 @@ def test_it_is_compiled_as_one_graph(kind):
 def test_the_default_is_timms_to_1e_9_in_float64(new):
     table = torch.randn(14 * 14 + 2, 6, dtype=torch.float64)
     expected = F.interpolate(table[2:].T.unflatten(1, (14, 14))[None], size=new, mode="bicubic", antialias=True)
-    found = Grid(14, 14, prefix=2).resize(table, Grid(*new, prefix=2))
-    torch.testing.assert_close(found, torch.cat([table[:2], expected[0].flatten(1).T]), rtol=0, atol=1e-9)
+    actual = Grid(14, 14, prefix=2).resize(table, Grid(*new, prefix=2))
+    torch.testing.assert_close(actual, torch.cat([table[:2], expected[0].flatten(1).T]), rtol=0, atol=1e-9)
     timms = resample_abs_pos_embed(table[None].float(), list(new), [14, 14], num_prefix_tokens=2)[0]
-    torch.testing.assert_close(found.float(), timms, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual.float(), timms, rtol=0, atol=1e-5)
 
 
 @in_turn("name", TABLES)

@@ -32,17 +32,17 @@ def test_attention_of_a_subset_is_that_of_all_tokens_without_the_others(encoding
     x = torch.randn(2, N, DIM, dtype=F64, requires_grad=True)
     (whole,) = position(GRID)
     tokens = Subset(index, N)
-    found = attention(tokens.of(x), whole.take(tokens))
+    actual = attention(tokens.of(x), whole.take(tokens))
     for sample in range(2):
         rows = index if index.ndim == 1 else index[sample]
         hidden = torch.full((HEADS, N, N), -1e300, dtype=F64)
         hidden[:, :, rows] = 0
         expected = attention(x[sample : sample + 1], whole.merge(LayerPosition(bias=hidden)))[0, rows]
-        torch.testing.assert_close(found[sample], expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(actual[sample], expected, rtol=0, atol=1e-10)
         weights = torch.randn_like(expected)
         one, other = (
             torch.autograd.grad((y * weights).sum(), [x, *position.parameters()], retain_graph=True, allow_unused=True)
-            for y in (found[sample], expected)
+            for y in (actual[sample], expected)
         )
         for given, wanted in zip(one, other, strict=True):
             assert (given is None) == (wanted is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
@@ -41,12 +41,17 @@ class WindowedPosition(Position):
     ) -> None:
         super().__init__()
         self.window, self.layers = window, frozenset(layers)
-        self.add_module("whole", keep_layers(on_grid, set(range(depth)) - self.layers))  # its name in checkpoints
+        self.add_module("whole", keep_layers(on_grid, set(range(depth)) - self.layers))
         self.windowed = keep_layers(some_parts(windowed, True, depth), self.layers)
+
+    @property
+    def on_grid(self) -> Position:
+        """The position of all layers on the whole grid, which checkpoints call `whole`."""
+        return cast("Position", self.get_submodule("whole"))
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return one `LayerPosition` per layer for `grid`."""
-        positions, windowed = list(self.whole(grid)), self.windowed(self.window)
+        positions, windowed = list(self.on_grid(grid)), self.windowed(self.window)
         for layer in self.layers:
             of_pairs = {name: getattr(windowed[layer], name) for name in OF_PAIRS}
             positions[layer] = positions[layer]._replace(**of_pairs)
@@ -54,7 +59,7 @@ class WindowedPosition(Position):
 
     def set_grid(self, grid: Grid) -> None:
         """Change the grid that the parameters of the whole grid are stored for."""
-        self.whole.set_grid(grid)
+        self.on_grid.set_grid(grid)
 
 
 class SamVisionTransformer(VisionTransformer):

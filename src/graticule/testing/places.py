@@ -146,7 +146,7 @@ def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") ->
     Raises:
         ValueError: if the encoding is exempt from `law`.
     """
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback, which takes longer
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # so that formulas are not rounded to float32
     try:
@@ -184,10 +184,18 @@ def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
     """Return all that a layer gets, as tensors by the names of fields: functions are computed for the same tokens."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     x, q = draw(2, tokens, DIM), draw(2, HEADS, tokens, DIM // HEADS)
+<<<<<<< HEAD
     inputs = {"B N D": x, "B h N d": q, "B h N N": draw(2, HEADS, tokens, tokens).softmax(-1)}
     tensors: dict[str, Any] = {}
     for field, value in _fields_of(position).items():
         kind = FIELD_KINDS[field].function_input
+=======
+    inputs = {"B N D": x, "B h N d": q}
+    if position.value_bias is not None:  # of all pairs, whose drawing takes most of the time
+        inputs["B h N N"] = draw(2, HEADS, tokens, tokens).softmax(-1)
+    found: dict[str, Any] = {}
+    for field, value in _given(position).items():
+>>>>>>> a3b43564 (Test each law of positions and families in one table)
         if field == "rotary":
             queries, keys = value(q, q.flip(0))
             tensors[field] = queries @ keys.mT

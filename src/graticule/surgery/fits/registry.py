@@ -104,7 +104,7 @@ def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[
         pairs = zip(cast("Any", old).stages, cast("Any", new).stages, strict=True)
     for stage, ((was, now), state) in enumerate(zip(pairs, before, strict=True)):
         if isinstance(was, WindowedPosition):
-            yield stage, was.whole, now.whole, replace(state, positions=was.whole(state.grid))
+            yield stage, was.on_grid, now.on_grid, replace(state, positions=was.on_grid(state.grid))
             positions = was.windowed(was.window)
             yield stage, was.windowed, now.windowed, Before(was.window, positions, [None] * len(positions))
         else:
