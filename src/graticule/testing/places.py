@@ -184,18 +184,12 @@ def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
     """Return all that a layer gets, as tensors by the names of fields: functions are computed for the same tokens."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     x, q = draw(2, tokens, DIM), draw(2, HEADS, tokens, DIM // HEADS)
-<<<<<<< HEAD
-    inputs = {"B N D": x, "B h N d": q, "B h N N": draw(2, HEADS, tokens, tokens).softmax(-1)}
-    tensors: dict[str, Any] = {}
-    for field, value in _fields_of(position).items():
-        kind = FIELD_KINDS[field].function_input
-=======
     inputs = {"B N D": x, "B h N d": q}
     if position.value_bias is not None:  # of all pairs, whose drawing takes most of the time
         inputs["B h N N"] = draw(2, HEADS, tokens, tokens).softmax(-1)
-    found: dict[str, Any] = {}
-    for field, value in _given(position).items():
->>>>>>> a3b43564 (Test each law of positions and families in one table)
+    tensors: dict[str, Any] = {}
+    for field, value in _fields_of(position).items():
+        kind = FIELD_KINDS[field].function_input
         if field == "rotary":
             queries, keys = value(q, q.flip(0))
             tensors[field] = queries @ keys.mT
