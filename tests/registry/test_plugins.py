@@ -29,7 +29,7 @@ def methods(my_methods):
 
 def test_it_is_imported_once(methods):
     assert graticule.load_plugin(str(FILE)) is methods
-    assert plugins.registered_plugins()[FILE.resolve()] == plugins._hash(FILE)
+    assert plugins._registered[FILE.resolve()] == plugins._hash(FILE)
     assert plugins.source_of(methods.RandomFourier) == FILE
     assert plugins.source_of(graticule.AbsoluteEncoding) is None
 

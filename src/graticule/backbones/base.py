@@ -15,7 +15,7 @@ from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Crop
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked, shown
+from graticule.registry.checks import checked, format_value
 
 
 class Backbone(StagedModel, HubModel):
@@ -48,7 +48,8 @@ class Backbone(StagedModel, HubModel):
         """
         if not callable(position):
             raise ValueError(
-                f"`position` must be a PositionBuilder, got {shown(position)}; graticule.change_position takes names."
+                f"`position` must be a PositionBuilder, got {format_value(position)}; graticule.change_position takes "
+                "names."
             )
         before = self.position
         try:
@@ -196,5 +197,5 @@ def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
         chosen: tuple[list[int], int] = feature_take_indices(count, indices)
     except (AssertionError, TypeError, ValueError):
         rule = f"a number from 1 to {count}, or a list of indices from 0 to {count - 1}"
-        raise ValueError(f"`indices` must be {rule}, got {shown(indices)}.") from None
+        raise ValueError(f"`indices` must be {rule}, got {format_value(indices)}.") from None
     return chosen

@@ -23,7 +23,7 @@ from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import check, checked, known_name, whole
+from graticule.registry.checks import check, checked, is_integer, known_name
 from graticule.system.memory import build_within_memory
 
 
@@ -149,7 +149,7 @@ class LanguageModel(TokenModel):
 
     def set_context(self, context: int) -> None:
         """Change the length that position information is stored for; tables are resampled permanently."""
-        if not whole(context) or context < 1:
+        if not is_integer(context) or context < 1:
             raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
         grid = Grid(context)
         self.position.set_grid(grid)
@@ -333,11 +333,11 @@ def generate(
         raise ValueError(f"`model` must be a language model, got {type(model).__name__}; see create_language_model.")
     _check_tokens(tokens)
     model.check_vocabulary(tokens)
-    if not whole(new_tokens) or new_tokens < 0:
+    if not is_integer(new_tokens) or new_tokens < 0:
         raise ValueError(f"`new_tokens` must be a whole number of at least 0, got {new_tokens}.")
     if not isinstance(temperature, numbers.Real) or not 0 <= temperature < math.inf:
         raise ValueError(f"`temperature` must be at least 0 and finite, got {temperature}.")
-    if top_k is not None and not (whole(top_k) and 1 <= top_k <= model.vocab_size):
+    if top_k is not None and not (is_integer(top_k) and 1 <= top_k <= model.vocab_size):
         raise ValueError(f"`top_k` must be from 1 to `vocab_size`, {model.vocab_size}, got {top_k}.")
     check("generator", generator, torch.Generator | None)
     check("use_cache", use_cache, bool)

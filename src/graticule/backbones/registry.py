@@ -42,7 +42,7 @@ from graticule.hub.kinds import ModelWords, register_kind
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
-from graticule.registry.checks import check, checked, known_name, whole
+from graticule.registry.checks import check, checked, is_integer, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import Definition, check_class
 from graticule.registry.registry import NameTable
@@ -94,7 +94,7 @@ class Size:
         several = self.argument("depths")
         depth = self.argument("depth", self.argument("num_blocks"))
         depths = several if isinstance(several, list | tuple) else (depth,)
-        return tuple(depths) if all(map(whole, depths)) else ()  # the constructor refuses what is not a number
+        return tuple(depths) if all(map(is_integer, depths)) else ()  # the constructor refuses what is not a number
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ def _build(
     name: str, size: Size, options: Mapping[str, Mapping[str, Any]], pretrained: bool, **kwargs: Any
 ) -> nn.Module:
     classes = kwargs.get("num_classes", 0)
-    overlay = size.cfg_of_classes.get(classes) if whole(classes) else None  # the constructor refuses others
+    overlay = size.cfg_of_classes.get(classes) if is_integer(classes) else None  # the constructor refuses others
     if overlay:
         kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
     created = {argument: value for argument, value in kwargs.items() if argument not in (*CHOICES, *OF_TIMM)}

@@ -15,7 +15,7 @@ from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.grid import Crop, Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
-from graticule.registry.checks import shown, sides
+from graticule.registry.checks import format_value, sides
 
 
 class StagedModel(TokenModel):
@@ -249,7 +249,7 @@ class StagedModel(TokenModel):
         if self.whole_grid:
             raise ValueError(f"`keep` must be None in {type(self).__name__}: {self.whole_grid}.")
         if not isinstance(keep, Tensor) or keep.ndim not in (1, 2):
-            raise ValueError(f"`keep` must be a tensor of indices, (n,) or (B, n), got {shown(keep)}.")
+            raise ValueError(f"`keep` must be a tensor of indices, (n,) or (B, n), got {format_value(keep)}.")
         if keep.ndim == 2 and len(keep) != len(images):
             raise ValueError(f"`keep` must have a row for each of the {len(images)} images, got {len(keep)}.")
         if not keep.shape[-1]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled
 from graticule.position.resampling import BICUBIC, Resampler
-from graticule.registry.checks import check_sides, shown
+from graticule.registry.checks import check_sides, format_value
 from graticule.system.symbolic import ceiling, holds
 
 #: Maximum number of tokens: no machine can hold the pairs of more.
@@ -288,7 +288,7 @@ class Grid(Places):
         if crop is None:
             return self
         if not isinstance(crop, Crop):
-            raise ValueError(f"`crop` must be a graticule.Crop or None, got {shown(crop)}.")
+            raise ValueError(f"`crop` must be a graticule.Crop or None, got {format_value(crop)}.")
         return replace(self, crop=crop)
 
     @property

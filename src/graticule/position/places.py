@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.resampling import BICUBIC
-from graticule.registry.checks import shown
+from graticule.registry.checks import format_value
 from graticule.system.memory import check_memory
 
 Shape = tuple[int, ...]
@@ -123,7 +123,7 @@ class Points(Places):
 
     def __post_init__(self) -> None:
         if not isinstance(self.places, Tensor):
-            raise ValueError(f"`places` must be a tensor of coordinates, (N, axes), got {shown(self.places)}.")
+            raise ValueError(f"`places` must be a tensor of coordinates, (N, axes), got {format_value(self.places)}.")
         if self.places.ndim not in (2, 3) or not self.places.shape[-1] or not len(self.places):
             raise ValueError(
                 f"`places` must be (N, axes), one row per token, or (B, N, axes), got {tuple(self.places.shape)}."

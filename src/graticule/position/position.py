@@ -18,7 +18,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Joining, Layers, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
 from graticule.position.places import Places, Points
-from graticule.registry.checks import Checked, shown
+from graticule.registry.checks import Checked, format_value
 from graticule.registry.registry import Option, Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -116,7 +116,7 @@ def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """Refuse a grid of another number of axes, and a crop that a part of a position cannot encode."""
     grid: Grid = args[0] if args else kwargs["grid"]
     if not isinstance(grid, Places):
-        raise ValueError(f"`grid` must be a graticule.Grid or Points, got {shown(grid)}; Grid(4, 4) makes one.")
+        raise ValueError(f"`grid` must be a graticule.Grid or Points, got {format_value(grid)}; Grid(4, 4) makes one.")
     axes: Any = position.axes
     if axes is not None and grid.ndim != axes:
         kinds = {1: "texts", 2: "images", 3: "films or volumes"}

@@ -47,17 +47,17 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
     if len(known) > _MANY_NAMES:
         examples = "" if near else f", such as {', '.join(list(known)[:5])}"
         raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{hint}")
-    quoted = repr if any("," in one for one in known) else str  # a name with a comma would look like two
+    quoted = repr if any("," in word for word in known) else str  # a name with a comma would look like two
     raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{hint}")
 
 
-def is_path(given: str) -> bool:
-    """Return whether `given`, a name or a path, is a path: it contains a separator, or is . or ..
+def is_path(text: str) -> bool:
+    """Return whether a name or a path is a path: it contains a separator, or is . or ..
 
-    >>> [is_path(given) for given in ("digits", "./digits", "runs/digits", "..")]
+    >>> [is_path(text) for text in ("digits", "./digits", "runs/digits", "..")]
     [False, True, True, True]
     """
-    return given in (".", "..") or any(separator in given for separator in (os.sep, os.altsep) if separator)
+    return text in (".", "..") or any(separator in text for separator in (os.sep, os.altsep) if separator)
 
 
 def install(extra: str) -> str:
@@ -87,12 +87,12 @@ class Range:
     def check(self, name: str, value: Any) -> None:
         """Check that a number is in the range."""
         if self.share and not 0 <= value < 1:
-            raise ValueError(f"`{name}` must be in [0, 1), got {shown(value)}.")
+            raise ValueError(f"`{name}` must be in [0, 1), got {format_value(value)}.")
         if value < self.least or (self.open and value <= self.least):
             rule = "positive" if self.open and not self.least else f"at least {self.least:,}"
-            raise ValueError(f"`{name}` must be {rule}, got {shown(value)}.")
+            raise ValueError(f"`{name}` must be {rule}, got {format_value(value)}.")
         if value > self.most:
-            raise ValueError(f"`{name}` must be at most {self.most:,}, got {shown(value)}.")
+            raise ValueError(f"`{name}` must be at most {self.most:,}, got {format_value(value)}.")
 
 
 _CHANNELS = Range(1, 2**20)
@@ -140,6 +140,8 @@ def checked(function: F) -> F:
         ValueError: when it is called with a number out of range, or a string that is not one of the choices.
     """
     signature = inspect.signature(function)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [name for name, parameter in signature.parameters.items() if parameter.kind not in several]
     hints: dict[str, Any] = {}
 
     @functools.wraps(function)
@@ -150,12 +152,9 @@ def checked(function: F) -> F:
             values = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # its own error names missing and unexpected arguments
-        for name, value in values.items():
-            if name in hints and signature.parameters[name].kind not in (
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.VAR_KEYWORD,
-            ):
-                check(name, value, hints[name])
+        for name in names:
+            if name in values and name in hints:
+                check(name, values[name], hints[name])
         return function(*args, **kwargs)
 
     return typing.cast("F", call)
@@ -166,19 +165,18 @@ class Checked:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in vars(cls).keys() & {"__init__"}:
-            setattr(cls, name, checked(getattr(cls, name)))
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", checked(cls.__init__))  # noqa: B010 (mypy)
 
 
 def check(name: str, value: Any, kind: Any) -> None:
     """Check that the argument `name` has the type `kind` and is in its range."""
-    if not any(_is(value, one) for one in _alternatives(kind)):
-        choices = [
-            word for one in _alternatives(kind) if typing.get_origin(one) is Literal for word in typing.get_args(one)
-        ]
+    if not _matches(value, kind):
+        literals = [part for part in _alternatives(kind) if typing.get_origin(part) is Literal]
+        choices = [word for part in literals for word in typing.get_args(part)]
         if choices and isinstance(value, str):
             known_name(name, value, choices)
-        raise TypeError(f"`{name}` must be {type_words(kind)}, got {shown(value)}.")
+        raise TypeError(f"`{name}` must be {type_words(kind)}, got {format_value(value)}.")
     check_numbers(name, value)
 
 
@@ -187,22 +185,22 @@ def check_numbers(name: str, value: Any, limits: Range | None = None) -> None:
     limits = RANGES.get(name, Range()) if limits is None else limits
     for number in value if isinstance(value, list | tuple | range) else [value]:
         if isinstance(number, numbers.Real) and not isinstance(number, bool):
-            if not whole(number) and not math.isfinite(number):  # an integer may be too large for a float
-                raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
+            if not is_integer(number) and not math.isfinite(number):  # an integer may be too large for a float
+                raise ValueError(f"`{name}` must be finite, got {format_value(value)}.")
             limits.check(name, number)
 
 
 def type_words(kind: Any) -> str:
     """Return an annotated type in words, such as 'a whole number or None'."""
-    return " or ".join(dict.fromkeys(word for one in _alternatives(_plain(kind)) for word in _words(_plain(one))))
+    return " or ".join(dict.fromkeys(_rule(part)[0] for part in _alternatives(kind)))
 
 
-def whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Return whether `value` is a whole number: integers of NumPy are, booleans are not."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for a message of one line; one of several lines or thousands of digits is shown as its class."""
     try:
         text = repr(value)
@@ -218,63 +216,67 @@ def printable(text: str) -> str:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the types that an annotated type consists of, without their annotations."""
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
     if isinstance(kind, TypeVar) and kind.__bound__ is not None:
         kind = kind.__bound__
     union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-    return typing.get_args(kind) if union else (kind,)
+    return tuple(part for inner in typing.get_args(kind) for part in _alternatives(inner)) if union else (kind,)
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _matches(value: Any, kind: Any) -> bool:
     """Return whether a value has an annotated type; True for types that cannot be checked at run time."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return True
-    if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
-    if origin is tuple and inner[-1:] != (...,):
-        return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_is, value, inner))
-    if origin in (tuple, list, collections.abc.Sequence):
-        sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
-        return sequence and all(any(_is(one, each) for each in _alternatives(inner[0])) for one in value)
-    if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
-        return callable(value)
-    if kind is bool:
-        return isinstance(value, bool)
-    if kind is int:
-        return whole(value)
-    if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-    plain = isinstance(origin or kind, type)
-    return not plain or isinstance(value, origin or kind)
+    return any(_rule(part)[1](value) for part in _alternatives(kind))
 
 
-def _plain(kind: Any) -> Any:
-    """Return an annotated type without its annotations."""
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-
-
-def _words(kind: Any) -> list[str]:
-    """Describe in words the values that a type allows."""
+@functools.cache
+def _rule(kind: Any) -> tuple[str, Callable[[Any], bool]]:
+    """Return the values that a type without alternatives allows: in words, and as a condition."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        return [f"one of {', '.join(map(str, inner))}"]
+        words = f"one of {', '.join(map(str, inner))}"
+        return words, lambda value: any(type(value) is type(word) and value == word for word in inner)
     if origin is tuple and inner[-1:] != (...,):
-        return [f"{len(inner)} {_plural(inner[0]) if len(set(inner)) == 1 else 'values'}"]
+        words = f"{len(inner)} {_plural(inner[0]) if len(set(inner)) == 1 else 'values'}"
+        return (
+            words,
+            lambda value: (
+                isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_matches, value, inner))
+            ),
+        )
     if origin in (tuple, list, collections.abc.Sequence):
-        return [f"a sequence of {_plural(inner[0])}"]
-    if kind is type(None):
-        return ["None"]
+        return (
+            f"a sequence of {_plural(inner[0])}",
+            lambda value: (
+                isinstance(value, collections.abc.Sequence)
+                and not isinstance(value, str | bytes)
+                and all(_matches(part, inner[0]) for part in value)
+            ),
+        )
     if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
-        return ["a callable"]
-    return [_WORDS.get(kind, getattr(origin or kind, "__name__", str(kind)))]
+        return "a callable", callable
+    plain = origin or kind
+    name = getattr(plain, "__name__", str(kind))
+    return name, lambda value: not isinstance(plain, type) or isinstance(value, plain)
 
 
 def _plural(kind: Any) -> str:
-    word = _WORDS.get(_plain(kind), "a value")
-    return f"{word.removeprefix('a ')}s" if word.startswith("a ") else "booleans"
+    words = _PLAIN.get(_alternatives(kind)[0], ("a value",))[0]
+    return f"{words.removeprefix('a ')}s" if words.startswith("a ") else "booleans"
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}
+#: Type -> its values, in words and as a condition; numbers are also those of NumPy, and booleans are none.
+_PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    Any: ("a value", lambda value: True),
+    int: ("a whole number", is_integer),
+    float: ("a number", lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool)),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("a string", lambda value: isinstance(value, str)),
+    type(None): ("None", lambda value: value is None),
+}
 
 
 def sides(axes: int) -> Sequence[str]:
@@ -295,10 +297,10 @@ def check_sides(image: Sequence[int], patch: Sequence[int]) -> None:
             )
 
 
-def parse_sizes(given: Sequence[str], name: str = "sizes", axes: int = 2) -> list[Any]:
+def parse_sizes(texts: Sequence[str], name: str = "sizes", axes: int = 2) -> list[Any]:
     """Parse sizes of images, SIDE or HEIGHTxWIDTH in pixels, into (height, width), or with a depth of three `axes`."""
     sizes = []
-    for text in given:
+    for text in texts:
         sides = text.lower().split("x")
         if len(sides) not in (1, axes) or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
             raise ValueError(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from graticule.registry.checks import printable, shown
+from graticule.registry.checks import format_value, printable
 from graticule.system.files import read_json
 
 #: Upper limit of numbers: a larger one is a mistake, and would overflow or never finish.
@@ -83,7 +83,7 @@ def as_kind(kind: Any, value: Any, where: str) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         rule = "must have more values" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
-        raise ValueError(f"{where} {rule}, got {shown(value)}.") from None
+        raise ValueError(f"{where} {rule}, got {format_value(value)}.") from None
 
 
 def read_typed(path: Path, kind: object) -> Any:
@@ -145,4 +145,4 @@ def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
     rule = re.sub(r"a dictionary or an instance of (_\w+|ModelWords)", "a valid dictionary", first["msg"])
     for words, ours in _WORDS.items():
         rule = rule.replace(words, ours)
-    return f"{name} {rule}, got {shown(first['input'])}"
+    return f"{name} {rule}, got {format_value(first['input'])}"

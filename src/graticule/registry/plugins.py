@@ -44,34 +44,65 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
         ValueError: if there is no such entry point, or the code raises.
     """
     if isinstance(name, str) and not name.endswith(".py") and "/" not in name:
-        return _entry_point(name)
+        return _load_entry_point(name)
     path = Path(name)
     if path.is_dir():
         raise ValueError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}, which is a folder.")
     if not path.is_file():
         raise FileNotFoundError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}, which does not exist.")
-    module_name = f"graticule_plugin_{path.stem}_{_hash(path)[:8]}"
+    module_name, file = f"graticule_plugin_{path.stem}_{_hash(path)[:8]}", path.resolve()
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}.")
     module = importlib.util.module_from_spec(spec)
-    _files[module_name] = path.resolve()
+    _files[module_name] = file
     sys.modules[module_name] = module  # pickle and dataclasses look up classes there
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # other files of its folder can be imported, as for a script
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # other files of its folder can be imported, as for a script
     try:
         with _described(f"the {kind} {path} cannot be imported", path):
             # not by the loader: its cache may be stale after a change within the same second that kept the length
-            exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
+            exec(compile(path.read_bytes(), str(file), "exec"), module.__dict__)
     except BaseException:
         del sys.modules[module_name]
         raise
-    if str(path.resolve()) not in _loaded:
-        _loaded.append(str(path.resolve()))
+    if str(file) not in _loaded:
+        _loaded.append(str(file))
     return module
+
+
+def _load_entry_point(name: str) -> ModuleType:
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        known = f"installed are {', '.join(sorted(installed))}" if installed else "none is installed"
+        raise ValueError(
+            f"`plugin` must be a Python file (NAME.py) or an entry point of the group {GROUP}, got {name!r}; {known}."
+        )
+    with _described(f"the plugin {name} cannot be imported", Path(name)):
+        module: ModuleType = installed[name].load()
+    if name not in _loaded:
+        _loaded.append(name)
+    return module
+
+
+@contextmanager
+def _described(what: str, path: Path, passed: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+    """Raise whatever the code of a user raises as a ValueError that begins with `what`, with the line of the plugin."""
+    try:
+        yield
+    except (KeyboardInterrupt, passed):
+        raise
+    except BaseException as error:
+        if isinstance(error, SyntaxError):
+            text, line = error.msg, f" in line {error.lineno}." if error.lineno else "."
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if Path(frame.filename).name == path.name]
+            text = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            line = f", in line {lines[-1]}." if lines else "."
+        raise ValueError(f"{what}: {text}{line}") from error
 
 
 def load_plugins(names: str | Path | Sequence[str | Path] | None) -> None:
@@ -96,8 +127,7 @@ def call_file(path: Path, function: str) -> Any:
     build = getattr(load_plugin(path, function), function, None)
     if _registered == registered:
         _loaded[:] = loaded
-    kept = (KeyboardInterrupt, ValueError)  # the latter says what to change
-    with _described(f"{function}() of {path} cannot be called", path, kept):
+    with _described(f"{function}() of {path} cannot be called", path, ValueError):  # which says what to change
         return build() if callable(build) else None
 
 
@@ -141,50 +171,24 @@ def named_plugins() -> list[str]:
     return list(_named)
 
 
-def check_new_name(kind: str, name: object) -> None:
-    """Check the name that is passed to a decorator, before the decorator is applied."""
-    if isinstance(name, str) and name.isidentifier():
-        return
-    article = "an" if kind[0] in "aeiou" else "a"
-    written = "" if isinstance(name, str) else f"; write @graticule.register_{kind}('my_{kind}') above it"
-    raise ValueError(f"`name` of {article} {kind} must be an identifier, such as my_{kind}, got {name!r}{written}.")
-
-
-def register_once(kind: str, name: str, given: Definition, known: Definition | None) -> None:
-    """Check that a class or function can be registered as `name`, and remember its file if it is not of the package.
-
-    Args:
-        kind: the kind in messages, such as 'encoding'.
-        name: the new name.
-        given: the class or function.
-        known: the existing definition of that name; the same definition of the same file may replace it.
-    """
-    if known is not None and not _replaces(given, known):
-        place = source_of(known) or known.__module__ or "executed code"
-        raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
-    if (file := source_of(given)) is not None:
-        _registered[file] = _hash(file)
-
-
-def _replaces(given: Definition, known: Definition) -> bool:
-    """Return whether a definition is the same as the known one, or from a later version of the same file."""
-    if (known.__qualname__, source_of(known)) == (given.__qualname__, source_of(given)):
-        return True
-    modules = [one.__module__ for one in (known, given)]
-    files = {_files.get(module) for module in modules}
-    return None not in files and len(files) == 1 and modules[0] != modules[1]
-
-
 def check_class(kind: str, name: str, cls: object, base: type) -> None:
     """Check that `cls` is a subclass of `base`."""
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise TypeError(f"the {kind} {name!r} must be a subclass of {base.__name__}, got {cls!r}.")
 
 
-def check_complete(kind: str, name: str, given: Definition) -> None:
-    """Check that a class defines the abstract methods of its base class; a function has none."""
-    if lacking := sorted(getattr(given, "__abstractmethods__", ())):
-        raise TypeError(f"the {kind} {name!r} must define {', '.join(lacking)}.")
+def note_file(definition: Definition) -> None:
+    """Remember the file of a class or function that is registered, if it is not of the package."""
+    if (file := source_of(definition)) is not None:
+        _registered[file] = _hash(file)
+
+
+def replaces(definition: Definition, known: Definition) -> bool:
+    """Return whether a definition is the same as the known one, or from a later version of the same file."""
+    if (known.__qualname__, source_of(known)) == (definition.__qualname__, source_of(definition)):
+        return True
+    old, new = known.__module__, definition.__module__
+    return old != new and old in _files and _files[old] == _files.get(new)
 
 
 def source_of(definition: Definition) -> Path | None:
@@ -199,11 +203,6 @@ def source_of(definition: Definition) -> Path | None:
     except (TypeError, OSError):  # defined in an interactive session
         return None
     return None if file is None or not Path(file).is_file() else Path(file).resolve()
-
-
-def registered_plugins() -> dict[Path, str]:
-    """Return the file of every plugin that registered something, and its SHA-256 when it did."""
-    return dict(_registered)
 
 
 def plugins_of(classes: Iterable[Definition]) -> dict[str, str]:
@@ -241,43 +240,8 @@ def named_again(plugins: Iterable[str]) -> str:
     return " ".join(f"--plugin {name}" for name in plugins)
 
 
-def _entry_point(name: str) -> ModuleType:
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in installed:
-        known = f"installed are {', '.join(sorted(installed))}" if installed else "none is installed"
-        raise ValueError(
-            f"`plugin` must be a Python file (NAME.py) or an entry point of the group {GROUP}, got {name!r}; {known}."
-        )
-    with _described(f"the plugin {name} cannot be imported", Path(name)):
-        module: ModuleType = installed[name].load()
-    if name not in _loaded:
-        _loaded.append(name)
-    return module
-
-
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def _described(what: str, path: Path, kept: tuple[type[BaseException], ...] = (KeyboardInterrupt,)) -> Iterator[None]:
-    """Raise a ValueError that begins with `what` for whatever the code of a user raises, unless it is `kept`."""
-    try:
-        yield
-    except kept:
-        raise
-    except BaseException as error:
-        raise ValueError(f"{what}: {_where(error, path)}") from error
-
-
-def _where(error: BaseException, path: Path) -> str:
-    """Describe an error with the line of the plugin that caused it."""
-    if isinstance(error, SyntaxError):
-        return f"{error.msg}" + (f" in line {error.lineno}." if error.lineno else ".")
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).name == path.name]
-    said = str(error).rstrip(".")
-    return f"{type(error).__name__}: {said}" + (f", in line {lines[-1]}." if lines else ".")
 
 
 def module_name(target: str) -> tuple[str, str] | None:

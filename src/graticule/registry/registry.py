@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from graticule.registry.checks import Range, check_numbers, known_name
 from graticule.registry.fields import as_kind
-from graticule.registry.plugins import Definition, check_class, check_complete, check_new_name, register_once
+from graticule.registry.plugins import Definition, check_class, note_file, replaces, source_of
 from graticule.registry.specs import Spec, parse_sum
 
 T = TypeVar("T", bound=type)
@@ -63,7 +63,7 @@ class NameTable(UserDict[K, V]):
             raise
 
     def register(
-        self: NameTable[str, V], name: str, make: Callable[[Any], V] = lambda given: given
+        self: NameTable[str, V], name: str, make: Callable[[Any], V] = lambda definition: definition
     ) -> Callable[[D], D]:
         """Return a decorator that registers a class or a function as `name`.
 
@@ -75,17 +75,29 @@ class NameTable(UserDict[K, V]):
             ValueError: if `name` is not an identifier, or another class or function has it.
             TypeError: if a class does not define its abstract methods.
         """
-        check_new_name(self.kind, name)
+        if not (isinstance(name, str) and name.isidentifier()):
+            new = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+            usage = f"; write @graticule.register_{self.kind}('my_{self.kind}') above it"
+            raise ValueError(
+                f"`name` of {new} must be an identifier, such as my_{self.kind}, got {name!r}"
+                f"{'' if isinstance(name, str) else usage}."
+            )
 
-        def add(given: D) -> D:
-            thing = make(given)
-            if not str(given.__module__).startswith("graticule."):  # None for a function of executed code
+        def add(definition: D) -> D:
+            thing = make(definition)
+            if not str(definition.__module__).startswith("graticule."):  # None for a function of executed code
                 self.discover()  # so that a plugin cannot take a name of the library
-            known = self.data.get(name)
-            register_once(self.kind, name, given, None if known is None else self._definition(known))
-            check_complete(self.kind, name, given)
+            known = self._definition(self.data[name]) if name in self.data else None
+            if known is not None and not replaces(definition, known):
+                place = source_of(known) or known.__module__ or "executed code"
+                raise ValueError(
+                    f"`name` must be new, got {name!r}, which is the {self.kind} {known.__qualname__} of {place}."
+                )
+            note_file(definition)
+            if lacking := sorted(getattr(definition, "__abstractmethods__", ())):
+                raise TypeError(f"the {self.kind} {name!r} must define {', '.join(lacking)}.")
             self.data[name] = thing
-            return given
+            return definition
 
         return add
 
@@ -125,7 +137,7 @@ class Registry(NameTable[str, T]):
         self.base = base
         self._options = options
 
-    def register(self, name: str, make: Callable[[Any], Any] = lambda given: given) -> Callable[[D], D]:
+    def register(self, name: str, make: Callable[[Any], Any] = lambda cls: cls) -> Callable[[D], D]:
         """Return a decorator that registers a class as `name`, as `NameTable.register` does.
 
         Raises:
@@ -156,16 +168,16 @@ class Registry(NameTable[str, T]):
         """Return the options of `name`."""
         return self._options(self[name])
 
-    def specs(self, given: Any) -> tuple[Spec, ...]:
-        """Read `given`, text as `a(b=1) + c`, a `Spec` or several, and check every name and option.
+    def specs(self, words: Any) -> tuple[Spec, ...]:
+        """Read `words`, text as `a(b=1) + c`, a `Spec` or several, and check every name and option.
 
         Raises:
             ValueError: for an unknown name or option, listing the known ones, or for a value of another type, or a
                 number that is not finite.
         """
-        specs = (given,) if isinstance(given, Spec) else given
+        specs = (words,) if isinstance(words, Spec) else words
         if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
-            specs = parse_sum(given, self.kind)
+            specs = parse_sum(words, self.kind)
         return tuple(check_spec(self.kind, spec, self.options(spec.name)) for spec in specs)
 
 
@@ -207,11 +219,11 @@ def parameters_of(function_or_class: Any) -> Mapping[str, tuple[Any, inspect.Par
     return MappingProxyType(parameters_by_name)
 
 
-def options_of(given: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
+def options_of(function_or_class: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
     """Return the parameters of a function or constructor that can be given by name and are not in `context`."""
     return {
-        name: Option(_hints(function).get(name, Any), one.default)
-        for name, (function, one) in parameters_of(given).items()
+        name: Option(_hints(function).get(name, Any), parameter.default)
+        for name, (function, parameter) in parameters_of(function_or_class).items()
         if name not in context
     }
 

@@ -464,7 +464,7 @@ def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path):
 
 def test_a_file_of_a_study_is_imported_elsewhere_only_if_it_registers_something(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "_loaded", [])
-    monkeypatch.setattr(plugins, "_registered", dict(plugins.registered_plugins()))
+    monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
     file, registers = tmp_path / "study_alone.py", tmp_path / "study_with_recipe.py"
     file.write_text(FILE)
     recipe = "@graticule.register_recipe('of_this_file', about='nothing')\ndef recipe():\n    pass\n"

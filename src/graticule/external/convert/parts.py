@@ -16,7 +16,7 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
-from graticule.registry.checks import shown
+from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
 
 Reader = Callable[[Any], "Conversion"]
@@ -121,7 +121,7 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
         value: its value; for a module, its class is named.
         rule: the rule that it violates, such as 'must be False'.
     """
-    got = type(value).__name__ if isinstance(value, nn.Module) else shown(value)
+    got = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
     return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {got}.")
 
 
