@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from graticule.lab.training.run_folder import locked
-from graticule.system.files import held, replace, write_bytes, write_json, write_text, write_whole
+from graticule.system.files import keep_open, replace, write_bytes, write_json, write_text, write_whole
 from in_turn import in_turn
 
 WRITERS = {
@@ -66,7 +66,7 @@ with locked(Path({str(tmp_path)!r})) as free:
         process.communicate()
 
 
-@pytest.mark.parametrize("keep", [held, lambda folder: contextlib.nullcontext(folder.mkdir())])
+@pytest.mark.parametrize("keep", [keep_open, lambda folder: contextlib.nullcontext(folder.mkdir())])
 def test_a_file_is_renamed_in_a_folder_whether_it_is_kept_open_or_not(keep, tmp_path):
     folder = tmp_path / "run"
     with keep(folder):

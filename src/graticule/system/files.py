@@ -19,12 +19,12 @@ from typing import Any
 from safetensors import SafetensorError
 
 #: The folders that are kept open -> their descriptors.
-_held: dict[Path, int] = {}
+_descriptors: dict[Path, int] = {}
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Create `folder` if necessary and keep it open until the block ends.
+def keep_open(folder: Path) -> Iterator[None]:
+    """Create `folder` if necessary, and keep it open until the block ends.
 
     Files directly in it are then written and removed in this folder only, and if its path leads elsewhere meanwhile,
     since it was deleted, moved or replaced by a link, writing is an error and creates nothing.
@@ -33,20 +33,19 @@ def held(folder: Path) -> Iterator[None]:
     if os.rename not in os.supports_dir_fd:  # Windows, which does not let an open folder be moved
         yield
         return
-    _held[folder] = os.open(folder, os.O_RDONLY)
+    _descriptors[folder] = os.open(folder, os.O_RDONLY)
     try:
         yield
     finally:
-        os.close(_held.pop(folder))
+        os.close(_descriptors.pop(folder))
 
 
 def _descriptor(folder: Path) -> int | None:
     """Return the descriptor of a folder that is kept open, None for others."""
-    if (descriptor := _held.get(folder)) is not None:
-        try:
+    if (descriptor := _descriptors.get(folder)) is not None:
+        same = False
+        with contextlib.suppress(OSError):
             same = os.path.samestat(folder.stat(), os.fstat(descriptor))
-        except OSError:
-            same = False
         if not same:
             raise OSError(
                 f"{folder} was deleted, moved or replaced while a process used it, so nothing more was written; "
@@ -92,7 +91,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     if not above.is_dir() or path.is_dir():
         what = f"{above} is not a folder" if not above.is_dir() else "it is a folder"
         raise OSError(f"{path} could not be written: {what}.")
-    if _is_stream(path):
+    if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
         return _write_stream(path, write)
     if _descriptor(path.parent) is None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,13 +113,6 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
-
-
-def _is_stream(path: Path) -> bool:
-    """Return whether `path` is written to and not replaced: a device, a pipe, a socket, or a file in /dev."""
-    if path.is_absolute() and path.parts[1:2] == ("dev",):
-        return True
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _write_stream(path: Path, write: Callable[[Path], Any]) -> Path:
@@ -200,17 +192,14 @@ def read_utf8(path: Path, limit: int) -> str:
     except UnicodeDecodeError as error:
         wrong = error.start
     if wrong >= 0:
+        encoding = "UTF-16 or no text" if b"\0" in content else "Latin-1 or another older encoding"
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            encoding = "UTF-16"
         raise ValueError(
             f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which is not "
-            f"text: the file may be {_likely_encoding(content)}; save it as UTF-8, or leave it out."
+            f"text: the file may be {encoding}; save it as UTF-8, or leave it out."
         )
     return text.removeprefix("\ufeff")
-
-
-def _likely_encoding(content: bytes) -> str:
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16"
-    return "UTF-16 or no text" if b"\0" in content else "Latin-1 or another older encoding"
 
 
 def read_json(path: Path, limit: int = 1 << 26) -> Any:

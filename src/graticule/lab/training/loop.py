@@ -37,7 +37,7 @@ from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
-from graticule.system.files import held, read_json, remove, write_json
+from graticule.system.files import keep_open, read_json, remove, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -152,7 +152,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
                     raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
                 return run
             for path in (folder, run.checkpoints, run.events):
-                stack.enter_context(held(path))
+                stack.enter_context(keep_open(path))
             files = (run.weights, run.metrics_file, run.result_file, run.recipe_file)
             for name in ("checkpoints/.step-*", "checkpoints/.best.json.*", *(f".{file.name}.*" for file in files)):
                 for left in folder.glob(f"{name}.tmp"):  # incomplete, of a killed process
