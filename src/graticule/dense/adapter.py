@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,12 @@ def _conv(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
+def _to_maps(tokens: Tensor, shapes: Shapes) -> list[Tensor]:
+    """Return the maps (B, D, H, W) of tokens (B, S, D)."""
+    parts = tokens.split([height * width for height, width in shapes], 1)
+    return [part.mT.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 class DepthwiseOfLevels(nn.Module):
     """Applies one depth-wise 3 x 3 convolution to each of several maps, given as tokens."""
 
@@ -67,9 +73,7 @@ class DepthwiseOfLevels(nn.Module):
 
     def forward(self, x: Tensor, shapes: Shapes) -> Tensor:
         """Map tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
-        parts = x.split([height * width for height, width in shapes], 1)
-        maps = (part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
-        return torch.cat([self.dwconv(level.contiguous()).flatten(2).transpose(1, 2) for level in maps], 1)
+        return torch.cat([self.dwconv(level.contiguous()).flatten(2).mT for level in _to_maps(x, shapes)], 1)
 
 
 class ConvolutionalMlp(nn.Module):
@@ -113,9 +117,7 @@ class Extractor(nn.Module):
     .. math:: c' = c + attention(LN(c), LN(x)), \quad c'' = c' + MLP(LN(c'))
     """
 
-    def __init__(
-        self, dim: int, num_heads: int, points: int, ratio: float, mlp_ratio: float, drop_path: float = 0.0
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, points: int, ratio: float, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
         self.query_norm = _norm(dim)
         self.feat_norm = _norm(dim)
@@ -134,21 +136,13 @@ class Interaction(nn.Module):
     """An injector before some blocks of the ViT and an extractor after them; the last has two more extractors."""
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        points: int,
-        ratio: float,
-        mlp_ratio: float,
-        drop_path: float,
-        last: bool,
+        self, dim: int, num_heads: int, points: int, ratio: float, mlp_ratio: float, drop_path: float, last: bool
     ) -> None:
         super().__init__()
         self.injector = Injector(dim, 3, num_heads, points, ratio)
-        self.extractor = Extractor(dim, num_heads, points, ratio, mlp_ratio, drop_path)
-        self.extra_extractors = nn.ModuleList(
-            Extractor(dim, num_heads, points, ratio, mlp_ratio, drop_path) for _ in range(2 if last else 0)
-        )
+        extractor = partial(Extractor, dim, num_heads, points, ratio, mlp_ratio, drop_path)
+        self.extractor = extractor()
+        self.extra_extractors = nn.ModuleList(extractor() for _ in range(2 if last else 0))
 
     def extract(self, spatial: Tensor, at: Tensor, x: Tensor, grid: tuple[int, int], shapes: Shapes) -> Tensor:
         """Return the spatial features (B, S, D) after all extractors."""
@@ -239,9 +233,14 @@ class Adapter(FeatureReader):
             with torch.no_grad():
                 positions = backbone.position(backbone.grid)
             for index in range(depth):
-                if (index + 1) % self.blocks_per_group:
-                    check_windowed(positions[index])
-                    _attend_within(backbone.block(0, index), window)
+                block: Any = backbone.block(0, index)
+                if (index + 1) % self.blocks_per_group == 0:
+                    continue
+                check_windowed(positions[index])
+                if type(getattr(block, "attn", None)) is not Attention:
+                    kind = type(block).__name__
+                    raise ValueError(f"`window` must be 0 for blocks without ordinary attention, got {kind}.")
+                block.attn = WindowedAttention(block.attn, window)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -267,24 +266,16 @@ class Adapter(FeatureReader):
             height, width = images.shape[-2:]
             raise ValueError(f"`images` must have sides that are multiples of 32 pixels, got {height} x {width}.")
         finest, *maps = self.spm(images)
-        shapes = [(level_map.shape[-2], level_map.shape[-1]) for level_map in maps]
-        spatial = torch.cat(
-            [
-                level_map.flatten(2).transpose(1, 2) + level
-                for level_map, level in zip(maps, self.level_embed, strict=True)
-            ],
-            1,
-        )
+        shapes = [(x.shape[-2], x.shape[-1]) for x in maps]
+        spatial = torch.cat([x.flatten(2).mT + level for x, level in zip(maps, self.level_embed, strict=True)], 1)
         tokens, spatial = self.exchange(backbone, images, grid, spatial, shapes)
-        parts = spatial.split([height * width for height, width in shapes], 1)
-        maps = [part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
-        levels = [finest if self.first else self.up(maps[0]) + finest, *maps]
-        added = [grid.to_map(x) for x in (tokens if self.added == "each" else tokens[-1:] * 4)]
-        levels_with_norms = list(zip(self.norms, levels, added, (4.0, 2.0, 1.0, 0.5), strict=True))
-        return [
-            norm(level + _scaled(level_map, factor))
-            for norm, level, level_map, factor in levels_with_norms[self.first :]
-        ]
+        maps = _to_maps(spatial, shapes)
+        levels, outputs = [finest if self.first else self.up(maps[0]) + finest, *maps], []
+        for level, factor in list(enumerate((4.0, 2.0, 1.0, 0.5)))[self.first :]:
+            x = grid.to_map(tokens[level if self.added == "each" else -1])
+            x = x if factor == 1 else F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
+            outputs.append(self.norms[level](levels[level] + x))
+        return outputs
 
     def exchange(
         self, backbone: Backbone, images: Tensor, grid: Grid, spatial: Tensor, shapes: list[tuple[int, int]]
@@ -316,15 +307,3 @@ class Adapter(FeatureReader):
             spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], plane, shapes)
             after.append(x)
         return after, spatial
-
-
-def _attend_within(block: nn.Module, window: int) -> None:
-    """Make the attention of a block windowed."""
-    attention = getattr(block, "attn", None)
-    if type(attention) is not Attention:
-        raise ValueError(f"`window` must be 0 for blocks without ordinary attention, got {type(block).__name__}.")
-    block.attn = WindowedAttention(attention, window)
-
-
-def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)

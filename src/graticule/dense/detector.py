@@ -99,37 +99,24 @@ class Detector(DenseModel, ABC):
         missing = [key for key in ("boxes", "labels") if key not in target]
         if missing:
             raise ValueError(f"`targets` must have `boxes` and `labels`, got no `{missing[0]}` for image {index}.")
-        boxes, labels = target["boxes"], target["labels"]
+        boxes, labels, masks = target["boxes"], target["labels"], target.get("masks")
+        size, count = image.shape[-2:], "none" if masks is None else len(masks)
+        shapes = tuple(boxes.shape), tuple(labels.shape)
         if boxes.ndim != 2 or boxes.shape[-1] != 4 or len(labels) != len(boxes):
-            raise ValueError(
-                f"`targets` must have `boxes` (n, 4) and `labels` (n,), got {tuple(boxes.shape)} and "
-                f"{tuple(labels.shape)} for image {index}."
-            )
-        if self.masks and ("masks" not in target or len(target["masks"]) != len(boxes)):
-            got = len(target["masks"]) if "masks" in target else "none"
-            raise ValueError(
-                f"`targets` must have one mask for each of the {len(boxes)} boxes of image {index}, got {got}."
-            )
-        if self.masks and target["masks"].shape[1:] != image.shape[-2:]:
-            raise ValueError(
-                f"`masks` must be (n, {image.shape[-2]}, {image.shape[-1]}), of the size of image {index}, got "
-                f"{tuple(target['masks'].shape)}."
-            )
-        if not len(boxes):
+            rule = f"`targets` must have `boxes` (n, 4) and `labels` (n,), got {shapes[0]} and {shapes[1]}"
+        elif self.masks and count != len(boxes):
+            rule = f"`targets` must have one mask for each of the {len(boxes)} boxes, got {count}"
+        elif self.masks and masks is not None and masks.shape[1:] != size:
+            rule = f"`masks` must be (n, {size[0]}, {size[1]}), of the size of the image, got {tuple(masks.shape)}"
+        elif labels.is_floating_point() and len(boxes):
+            rule = f"`labels` must be whole numbers, got {labels.dtype}"
+        elif len(boxes) and (labels.min() < 1 or labels.max() > self.num_classes):
+            rule = f"`labels` must be from 1 to {self.num_classes}, got {int(labels.min())} to {int(labels.max())}"
+        elif not (good := boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1)).all():
+            rule = f"`boxes` must be finite, with a positive width and height, got {boxes[~good][0].tolist()}"
+        else:
             return
-        if labels.is_floating_point():
-            raise ValueError(f"`labels` must be whole numbers, got {labels.dtype} for image {index}.")
-        if labels.min() < 1 or labels.max() > self.num_classes:
-            raise ValueError(
-                f"`labels` must be from 1 to {self.num_classes}, got {int(labels.min())} to {int(labels.max())} for "
-                f"image {index}."
-            )
-        good = boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1)
-        if not good.all():
-            raise ValueError(
-                f"`boxes` must be finite, with a positive width and height, got {boxes[~good][0].tolist()} for image "
-                f"{index}."
-            )
+        raise ValueError(f"{rule}, for image {index}.")
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config.json of the model (see `HubModel`), which normalizes its images itself."""

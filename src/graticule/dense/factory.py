@@ -70,7 +70,7 @@ def create_detector(
         ('RetinaNet', (8, 16, 32, 64, 128))
     """
     _CLASSES.check("num_classes", num_classes)
-    spec = _one("head", HEADS.specs(head))
+    spec = _single("head", HEADS.specs(head))
     kind = HEADS[spec.name]
     built = _backbone(backbone, arguments | given_choices(encoding, joining), tokens=False)
     plain = len(built.depths) == 1
@@ -118,7 +118,7 @@ def create_segmenter(
         (1, 11, 40, 70)
     """
     _CLASSES.check("num_classes", num_classes)
-    spec = _one("decoder", DECODERS.specs(decoder))
+    spec = _single("decoder", DECODERS.specs(decoder))
     kind = DECODERS[spec.name]
     built = _backbone(backbone, arguments | given_choices(encoding, joining), kind.tokens)
     if neck is None:
@@ -126,7 +126,7 @@ def create_segmenter(
     features: Features = build_features(built, neck, norm=kind.tokens)
     made = [
         DECODERS[decoder_spec.name](features.channels, features.strides, num_classes, **decoder_spec.options)
-        for decoder_spec in (spec, *([] if auxiliary is None else [_one("auxiliary", DECODERS.specs(auxiliary))]))
+        for decoder_spec in (spec, *([] if auxiliary is None else [_single("auxiliary", DECODERS.specs(auxiliary))]))
     ]
     model = SegmentationModel(features, made[0], num_classes, *made[1:])
     model.created = {"decoder": decoder, "neck": neck, "auxiliary": auxiliary}
@@ -154,7 +154,7 @@ def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool)
     return create_model(name, **{"num_classes": 0, **arguments})
 
 
-def _one(argument: str, specs: tuple[Spec, ...]) -> Spec:
+def _single(argument: str, specs: tuple[Spec, ...]) -> Spec:
     spec, *more = specs
     if more:
         raise ValueError(f"`{argument}` must be one name, got {' + '.join(map(str, specs))}.")

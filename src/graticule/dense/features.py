@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
+from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 
@@ -19,6 +20,7 @@ from graticule.hub.kinds import HubModel
 from graticule.position.grid import Crop
 from graticule.registry.checks import Checked
 from graticule.registry.registry import Registry, options_of
+from graticule.registry.specs import Spec
 
 
 class Levels(Checked, nn.Module):
@@ -157,27 +159,31 @@ def build_features(
         norm: whether the final norm is applied to a single map.
         defaults: default options of the reader and of the last neck, as far as they have these options.
     """
-    specs = () if neck is None else NECKS.specs(neck)
-    reader: FeatureReader | None = None
+    specs = [] if neck is None else list(NECKS.specs(neck))
+    left = dict(defaults or {})
+
+    def take_options(spec: Spec) -> dict[str, Any]:
+        """Return the options of a part, and the defaults that it has and no part has taken."""
+        known = [name for name in left if name in NECKS.options(spec.name)]
+        return {**{name: left.pop(name) for name in known}, **spec.options}
+
+    reads = [issubclass(NECKS[spec.name], FeatureReader) for spec in specs]
+    if any(reads[1:]):
+        late = specs[reads.index(True, 1)].name
+        raise ValueError(f"`neck` must begin with {late!r}, which reads the backbone, got {neck!r}.")
+    parts: Any = NECKS
+    reader: FeatureReader
+    if any(reads):
+        spec = specs.pop(0)
+        reader = parts[spec.name](backbone, **take_options(spec))
+    else:
+        reader = Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)
     necks: list[Neck] = []
-    for index, spec in enumerate(specs):
-        kind: Any = NECKS[spec.name]
-        known = NECKS.options(spec.name) if issubclass(kind, FeatureReader) or index == len(specs) - 1 else ()
-        options = {name: value for name, value in (defaults or {}).items() if name in known}
-        if issubclass(kind, FeatureReader):
-            if index:
-                raise ValueError(f"`neck` must begin with {spec.name!r}, which reads the backbone, got {neck!r}.")
-            reader = kind(backbone, **{**options, **spec.options})
-            defaults = {name: value for name, value in (defaults or {}).items() if name not in options}
-            continue
-        reader = reader or _reader(backbone, norm)
+    for spec in specs:
         last: Levels = necks[-1] if necks else reader
-        necks.append(kind(last.channels, last.strides, **{**options, **spec.options}))
-    return Features(backbone, reader or _reader(backbone, norm), necks)
-
-
-def _reader(backbone: Backbone, norm: bool) -> FeatureReader:
-    return Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)
+        options = take_options(spec) if spec is specs[-1] else spec.options
+        necks.append(parts[spec.name](last.channels, last.strides, **options))
+    return Features(backbone, reader, necks)
 
 
 Extra = Literal["none", "pool", "convolutions", "outputs"]
@@ -218,8 +224,21 @@ class ExtraLevels(nn.Module):
         return maps
 
 
+class Pyramid(Neck):
+    """A neck whose maps have the same channels, from the map of index `first` on, with added levels."""
+
+    def set_levels(self, strides: Sequence[int], first: int, extra: Extra, inputs: int, channels: int) -> None:
+        """Build the added levels, each of twice the stride of the previous one (see `ExtraLevels`)."""
+        if not 0 <= first < len(strides):
+            raise ValueError(f"`first` must be the index of one of {len(strides)} maps, got {first}.")
+        self.more = ExtraLevels(extra, inputs, channels)
+        self.extra = self.more.count
+        self.strides = (*strides[first:], *(strides[-1] << level for level in range(1, self.extra + 1)))
+        self.channels = (channels,) * len(self.strides)
+
+
 @register_neck("fpn")
-class FeaturePyramid(Neck):
+class FeaturePyramid(Pyramid):
     """Adds the upsampled coarser maps to each map, all with the same channels: torchvision's, with a choice of levels.
 
     .. math:: t_l = W_l x_l + \\mathrm{up}(t_{l+1}), \\quad y_l = \\mathrm{conv}_{3 \\times 3}(t_l)
@@ -245,13 +264,9 @@ class FeaturePyramid(Neck):
         norm: bool = False,
     ) -> None:
         super().__init__()
-        check_levels(len(inputs), channels, first)
         self.first = first
         self.fpn = FeaturePyramidNetwork(list(inputs[first:]), channels, norm_layer=nn.BatchNorm2d if norm else None)
-        self.more = ExtraLevels(extra, inputs[-1], channels)
-        self.extra = self.more.count
-        self.strides = with_extra(strides[first:], self.extra)
-        self.channels = (channels,) * len(self.strides)
+        self.set_levels(strides, first, extra, inputs[-1], channels)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return the pyramid of maps (B, C, H, W)."""
@@ -259,16 +274,8 @@ class FeaturePyramid(Neck):
         return self.more(list(self.fpn(used).values()), maps[-1])
 
 
-class ChannelNorm(nn.LayerNorm):
-    """Normalizes the channels of each cell of a map (B, C, H, W)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized map."""
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
 @register_neck("simple_pyramid")
-class SimplePyramid(Neck):
+class SimplePyramid(Pyramid):
     """Computes four maps of strides p/4, p/2, p and 2p from the one map of a plain ViT with patches of p pixels.
 
     Transposed convolutions or a max pooling change the resolution; then a 1 x 1 and a 3 x 3 convolution follow, each
@@ -296,48 +303,30 @@ class SimplePyramid(Neck):
                 "`neck` must not be 'simple_pyramid' unless the backbone is a plain ViT, whose patches are a multiple "
                 f"of 4 pixels, got {len(inputs)} maps, the first of stride {strides[0]}; use 'fpn' for a pyramid."
             )
-        check_levels(4, channels, first)
         (dim,), stride = inputs, strides[0]
         double = partial(nn.ConvTranspose2d, kernel_size=2, stride=2)
-        scales = [
-            nn.Sequential(double(dim, dim // 2), ChannelNorm(dim // 2, 1e-6), nn.GELU(), double(dim // 2, dim // 4)),
-            nn.Sequential(double(dim, dim // 2)),
-            nn.Sequential(),
-            nn.Sequential(nn.MaxPool2d(2)),
+        scales: list[tuple[int, list[nn.Module]]] = [
+            (dim // 4, [double(dim, dim // 2), LayerNorm2d(dim // 2), nn.GELU(), double(dim // 2, dim // 4)]),
+            (dim // 2, [double(dim, dim // 2)]),
+            (dim, []),
+            (dim, [nn.MaxPool2d(2)]),
         ]
-        widths = (dim // 4, dim // 2, dim, dim)
         self.scales = nn.ModuleList(
             nn.Sequential(
-                *scale,
+                *layers,
                 nn.Conv2d(width, channels, 1, bias=False),
-                ChannelNorm(channels, 1e-6),
+                LayerNorm2d(channels),
                 nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-                ChannelNorm(channels, 1e-6),
+                LayerNorm2d(channels),
             )
-            for scale, width in list(zip(scales, widths, strict=True))[first:]
+            for width, layers in scales[first:]
         )
-        self.more = ExtraLevels(extra, dim, channels)
-        self.extra = self.more.count
-        self.strides = with_extra([stride // 4, stride // 2, stride, stride * 2][first:], self.extra)
-        self.channels = (channels,) * len(self.strides)
+        self.set_levels([stride // 4, stride // 2, stride, stride * 2], first, extra, dim, channels)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return the pyramid of the one map (B, D, H, W)."""
         made = [scale(maps[0]) for scale in self.scales]
         return self.more(made, F.max_pool2d(maps[0], 2))
-
-
-def check_levels(count: int, channels: int, first: int) -> None:
-    """Check the options of a pyramid."""
-    if channels < 1:
-        raise ValueError(f"`channels` must be at least 1, got {channels}.")
-    if not 0 <= first < count:
-        raise ValueError(f"`first` must be the index of one of {count} maps, got {first}.")
-
-
-def with_extra(strides: Sequence[int], extra: int) -> tuple[int, ...]:
-    """Return the strides of a pyramid with those of the added levels, each twice the previous one."""
-    return (*strides, *(strides[-1] << level for level in range(1, extra + 1)))
 
 
 class DenseModel(Checked, HubModel):
