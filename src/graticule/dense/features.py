@@ -224,7 +224,7 @@ class ExtraLevels(nn.Module):
         return maps
 
 
-class Pyramid(Neck):
+class PyramidNeck(Neck):
     """A neck whose maps have the same channels, from the map of index `first` on, with added levels."""
 
     def set_levels(self, strides: Sequence[int], first: int, extra: Extra, inputs: int, channels: int) -> None:
@@ -238,7 +238,7 @@ class Pyramid(Neck):
 
 
 @register_neck("fpn")
-class FeaturePyramid(Pyramid):
+class FeaturePyramid(PyramidNeck):
     """Adds the upsampled coarser maps to each map, all with the same channels: torchvision's, with a choice of levels.
 
     .. math:: t_l = W_l x_l + \\mathrm{up}(t_{l+1}), \\quad y_l = \\mathrm{conv}_{3 \\times 3}(t_l)
@@ -275,7 +275,7 @@ class FeaturePyramid(Pyramid):
 
 
 @register_neck("simple_pyramid")
-class SimplePyramid(Pyramid):
+class SimplePyramid(PyramidNeck):
     """Computes four maps of strides p/4, p/2, p and 2p from the one map of a plain ViT with patches of p pixels.
 
     Transposed convolutions or a max pooling change the resolution; then a 1 x 1 and a 3 x 3 convolution follow, each
