@@ -202,6 +202,12 @@ def images(height: int = 32, width: int = 32, batch: int = 2, dtype: torch.dtype
     return torch.randn(batch, 3, height, width, dtype=dtype)
 
 
+def shuffle_patches(images: Tensor, order: Tensor, side: int = 8) -> Tensor:
+    """Put patch order[i] of images (B, C, H, W), cut into patches of `side` pixels, at position i."""
+    cut = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
+    return cut.flatten(2, 3)[:, :, order].unflatten(2, cut.shape[2:4]).transpose(3, 4).reshape(images.shape)
+
+
 def images_for(model: Any, batch: int = 2, taller: int = 1, wider: int = 1) -> Tensor:
     """Draw images (batch, channels, height, width) of a multiple of the size of a model, in its dtype."""
     height, width = model.img_size

@@ -26,15 +26,15 @@ def test_the_weights_are_those_that_mix_the_values(encoding):
     inputs = []
     attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
     attention.register_forward_hook(lambda module, args, output: mixed.append(output))
-    (found,) = attention_maps(model, x, [1])
+    (layer,) = attention_maps(model, x, [1])
     tokens, position, _ = inputs[-1]
     seen = tokens if position.inputs is None else position.inputs(tokens)[2]
     v = nn.functional.linear(seen, attention.qkv.weight.chunk(3)[2], attention.qkv.bias.chunk(3)[2])
     v = v.unflatten(-1, (3, 8)).transpose(1, 2)
-    again = attention.proj((torch.from_numpy(found.weights) @ v).transpose(1, 2).flatten(2))
+    again = attention.proj((torch.from_numpy(layer.weights) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(again, mixed[-1], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-12)
-    assert found.weights.shape == (2, 3, 16, 16) and found.queries == Grid(3, 5, prefix=1) == found.keys
+    np.testing.assert_allclose(layer.weights.sum(-1), 1, atol=1e-12)
+    assert layer.weights.shape == (2, 3, 16, 16) and layer.queries == Grid(3, 5, prefix=1) == layer.keys
 
 
 def test_without_position_a_permutation_of_the_patches_permutes_the_map():
@@ -53,11 +53,17 @@ def test_without_position_a_permutation_of_the_patches_permutes_the_map():
 def test_a_pyramid_has_coarser_keys():
     model = graticule.create_model("pvt_tiny", num_classes=5, **PYRAMID)
     maps = attention_maps(model, images(64, 96))
-    assert [one.weights.shape[1:] for one in maps] == [(1, 384, 6), (2, 96, 6), (2, 96, 6), (3, 24, 6), (4, 7, 7)]
+    assert [layer.weights.shape[1:] for layer in maps] == [
+        (1, 384, 6),
+        (2, 96, 6),
+        (2, 96, 6),
+        (3, 24, 6),
+        (4, 7, 7),
+    ]
     assert maps[0].keys == Grid(2, 3) and maps[-1].keys == Grid(2, 3, prefix=1)
-    for one in maps:
-        np.testing.assert_allclose(one.weights.sum(-1), 1, atol=1e-6)
-        assert 0 < one.distance(0) < 20
+    for layer in maps:
+        np.testing.assert_allclose(layer.weights.sum(-1), 1, atol=1e-6)
+        assert 0 < layer.distance(0) < 20
 
 
 @pytest.mark.parametrize("size", [64, 96])
@@ -67,12 +73,12 @@ def test_swin_has_a_map_a_window_and_it_mixes_the_values(size):
     inputs, mixed = [], []
     attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
     attention.register_forward_hook(lambda module, args, output: mixed.append(output))
-    (found,) = attention_maps(model, images(size, size, dtype=torch.float64), [0])
+    (layer,) = attention_maps(model, images(size, size, dtype=torch.float64), [0])
     side = size // 16  # windows per side
-    assert found.weights.shape == (2 * side**2, 1, 16, 16) and found.queries == Grid(4, 4)
+    assert layer.weights.shape == (2 * side**2, 1, 16, 16) and layer.queries == Grid(4, 4)
     tokens, *_ = inputs[-1]
     v = attention.qkv(tokens).chunk(3, -1)[2].view(2, side, 4, side, 4, 12).transpose(2, 3).reshape(-1, 1, 16, 12)
-    windows = (torch.from_numpy(found.weights) @ v).view(2, side, side, 4, 4, 12).transpose(2, 3)
+    windows = (torch.from_numpy(layer.weights) @ v).view(2, side, side, 4, 4, 12).transpose(2, 3)
     torch.testing.assert_close(attention.proj(windows.reshape(2, -1, 12)), mixed[-1], rtol=0, atol=1e-10)
 
 
@@ -104,7 +110,7 @@ def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
     scales = [[panel.images[0].get_clim() for panel in panels[start : start + 6]] for start in (0, 6)]
     for row, layer in zip(scales, (0, 1), strict=True):  # one color scale per head, for all models
         for head, of_head in zip((0, 2), (row[::2], row[1::2]), strict=True):
-            end = max(np.quantile(each[layer].patches(head), 0.995) for each in maps.values())
+            end = max(np.quantile(layers[layer].patches(head), 0.995) for layers in maps.values())
             assert of_head == [(0, pytest.approx(end))] * 3
     assert panels[1].get_xlabel().endswith(f"\n0 to {scales[0][1][1]:.2g}")
 
@@ -112,22 +118,22 @@ def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
 @pytest.mark.parametrize("share", [(0.0, 0.0), (0.5, 0.4), (0.99, 0.99)])
 def test_the_map_of_a_query_is_its_row(share):
     model = draw(tiny("learnable")).eval()
-    (found,) = attention_maps(model, images(24, 40), [1])
+    (layer,) = attention_maps(model, images(24, 40), [1])
     row, column = int(3 * share[0]), int(5 * share[1])
-    weights, place, shape = found.of_query(2, share, 24 / 40, 1)
+    weights, place, shape = layer.of_query(2, share, 24 / 40, 1)
     assert place == (row, column) and shape == (3, 5)
-    np.testing.assert_array_equal(weights.ravel(), found.weights[1, 2, 1 + 5 * row + column, 1:])
+    np.testing.assert_array_equal(weights.ravel(), layer.weights[1, 2, 1 + 5 * row + column, 1:])
 
 
 def test_the_map_of_a_query_in_a_window_has_no_color_outside_of_it():
     model = draw(graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN)).eval()
-    (found,) = attention_maps(model, images(64, 64), [0])
-    weights, place, shape = found.of_query(0, (0.5, 0.25), 1.0, 1)
+    (layer,) = attention_maps(model, images(64, 64), [0])
+    weights, place, shape = layer.of_query(0, (0.5, 0.25), 1.0, 1)
     assert shape == (16, 16) and place == (8, 4)
     known = np.zeros((16, 16), bool)
     known[8:12, 4:8] = True  # windows of 4 that are not shifted
     np.testing.assert_array_equal(np.isfinite(weights), known)
-    np.testing.assert_allclose(weights[known], found.weights[16 + 2 * 4 + 1, 0, 0])
+    np.testing.assert_allclose(weights[known], layer.weights[16 + 2 * 4 + 1, 0, 0])
 
 
 def test_attention_is_drawn_over_the_image_with_the_query_marked():
@@ -137,8 +143,8 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
     figure = attention_on_image(maps, picture, (0.5, 0.5), heads=[0, 1])
     panels = [ax for ax in figure.axes if len(ax.images) == 2]
     assert len(panels) == 4
-    shown, weights = panels[0].images
-    np.testing.assert_allclose(shown.get_array(), 0.35 + 0.65 * picture.mean(-1))
+    background, weights = panels[0].images
+    np.testing.assert_allclose(background.get_array(), 0.35 + 0.65 * picture.mean(-1))
     np.testing.assert_array_equal(weights.get_array(), maps["a"][0].of_query(0, (0.5, 0.5), 0.6)[0])
     box = panels[0].patches[-1]
     assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (15.5, 7.5, 8, 8)
@@ -149,7 +155,7 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
 
 
 @in_turn(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: attention_maps(tiny("peg"), images(), [3]), "from 0 to 2, got 3"),
         (lambda: attention_maps(tiny("peg"), images(), [-1]), "got -1"),
@@ -164,6 +170,6 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
         ),
     ],
 )
-def test_invalid_requests_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_requests_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

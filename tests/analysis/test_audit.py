@@ -12,7 +12,6 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from torch import nn
 
 import graticule
 import tiny
@@ -33,24 +32,14 @@ def audited(model, images, size=(32, 32), **kwargs):
     return audit(model, {size: images}, timed=False, **kwargs)
 
 
-def circular(model):
-    """Make the convolutions of a PEG pad circularly."""
-    for module in model.position.modules():
-        if isinstance(module, nn.Conv2d):
-            module.padding_mode = "circular"
-            side = module.kernel_size[0] // 2
-            module._reversed_padding_repeated_twice = [side] * 4
-    return model
-
-
 def test_tokens_that_are_a_sinusoid_have_r2_of_one():
     model = tiny.tiny("sinusoidal_2d", depth=1).double()
     for parameter in (model.patch_embed.proj.weight, model.blocks[0].attn.proj.weight, model.blocks[0].mlp.fc2.weight):
         parameter.data.zero_()
-    found = audited(model, tiny.images(batch=10, dtype=torch.float64))
-    np.testing.assert_allclose(found.probes[0].mean, 1, atol=1e-6)
-    assert (np.abs(found.probe_content.mean) < 1e-6).all()
-    removed = next(effect for effect in found.effects if effect.name == "probe's directions removed")
+    result = audited(model, tiny.images(batch=10, dtype=torch.float64))
+    np.testing.assert_allclose(result.probes[0].mean, 1, atol=1e-6)
+    assert (np.abs(result.probe_content.mean) < 1e-6).all()
+    removed = next(effect for effect in result.effects if effect.name == "probe's directions removed")
     assert (removed.change > 0).all()
 
 
@@ -61,23 +50,23 @@ def test_effects_sizes_costs_and_accuracy_are_all_there():
         labels = model(images).argmax(-1)
     labels[0] = (labels[0] + 1) % 5
     both = {(32, 32): images, (48, 40): tiny.images(48, 40, batch=7)}
-    found = audit(model, both, labels=labels, batch_size=3)
-    names = [effect.name for effect in found.effects]
+    result = audit(model, both, labels=labels, batch_size=3)
+    names = [effect.name for effect in result.effects]
     assert names == [
         *("position zeroed", "position shuffled", "position of 64 x 64"),
         *("probe's directions removed", "control's directions removed"),
     ]
-    assert found.accuracy[0] == pytest.approx(100 * 6 / 7)
-    assert all(effect.change.shape == effect.cosine.shape == (3, 7) for effect in found.effects)
-    assert all((effect.change > 0).all() for effect in found.effects)
-    assert list(found.sizes) == [(48, 40)] and found.sizes[48, 40].change.shape == (3, 7)
-    assert found.parameters == tiny.count(model) and sum(found.position.values()) == tiny.count(model.position)
-    assert [turns.batch for turns in found.times] == [1, 7]
-    assert set(found.times[0].seconds) == {"computed", "folded", "without"}
-    assert found.translation.images == 7 and not found.unavailable
-    expected = np.stack([one.distances().mean(0) for one in view_of(model).attention(images)])
-    np.testing.assert_allclose(found.attention.distance, expected, rtol=1e-5)
-    np.testing.assert_allclose(found.attention.prefix, _prefix_shares(model, images), rtol=1e-4)
+    assert result.accuracy[0] == pytest.approx(100 * 6 / 7)
+    assert all(effect.change.shape == effect.cosine.shape == (3, 7) for effect in result.effects)
+    assert all((effect.change > 0).all() for effect in result.effects)
+    assert list(result.sizes) == [(48, 40)] and result.sizes[48, 40].change.shape == (3, 7)
+    assert result.parameters == tiny.count(model) and sum(result.position.values()) == tiny.count(model.position)
+    assert [turns.batch for turns in result.times] == [1, 7]
+    assert set(result.times[0].seconds) == {"computed", "folded", "without"}
+    assert result.translation.images == 7 and not result.unavailable
+    expected = np.stack([attention_map.distances().mean(0) for attention_map in view_of(model).attention(images)])
+    np.testing.assert_allclose(result.attention.distance, expected, rtol=1e-5)
+    np.testing.assert_allclose(result.attention.prefix, _prefix_shares(model, images), rtol=1e-4)
 
 
 def test_a_model_without_a_classifier_is_scored_by_leave_one_out_neighbors():
@@ -89,16 +78,16 @@ def test_a_model_without_a_classifier_is_scored_by_leave_one_out_neighbors():
     model = tiny.draw(tiny.tiny("learnable", num_classes=0))
     contents = 3 * tiny.images(batch=2)
     classes = torch.arange(12) % 2
-    found = audited(model, contents[classes] + tiny.images(batch=12), labels=classes)
-    assert found.neighbors and found.accuracy[0] == 100
-    zeroed = found.effects[0]
+    result = audited(model, contents[classes] + tiny.images(batch=12), labels=classes)
+    assert result.neighbors and result.accuracy[0] == 100
+    zeroed = result.effects[0]
     assert zeroed.same is None and zeroed.right_before.all() and zeroed.accuracy[0] <= 0
-    assert "leave-one-out neighbors" in audit_page(found, "a").html()
-    assert audit_json(found, {})["effects"][0]["accuracy"]["difference"] == zeroed.accuracy[0]
+    assert "leave-one-out neighbors" in audit_page(result, "a").html()
+    assert audit_json(result, {})["effects"][0]["accuracy"]["difference"] == zeroed.accuracy[0]
 
 
 def _prefix_shares(model, images):
-    weights = [one.weights for one in view_of(model).attention(images)]
+    weights = [attention_map.weights for attention_map in view_of(model).attention(images)]
     return np.stack([layer[:, :, 1:, 0].mean((0, 2)) for layer in weights])
 
 
@@ -107,37 +96,37 @@ def test_attention_that_is_uniform_has_the_largest_entropy_and_the_distance_of_a
     for block in model.blocks:
         block.attn.qkv.weight.data.zero_()
         block.attn.qkv.bias.data.zero_()
-    one = view_of(model).attention(tiny.images())[0]
-    np.testing.assert_allclose(one.entropies(), np.log(17), rtol=1e-6)
-    np.testing.assert_allclose(one.distances(), one.uniform_distance, rtol=1e-6)
-    np.testing.assert_allclose(one.prefix_shares(), 1 / 17, rtol=1e-6)
-    assert one.uniform_distance == pytest.approx(float(Grid(4, 4).distances().mean()), rel=1e-6)
+    attention_map = view_of(model).attention(tiny.images())[0]
+    np.testing.assert_allclose(attention_map.entropies(), np.log(17), rtol=1e-6)
+    np.testing.assert_allclose(attention_map.distances(), attention_map.uniform_distance, rtol=1e-6)
+    np.testing.assert_allclose(attention_map.prefix_shares(), 1 / 17, rtol=1e-6)
+    assert attention_map.uniform_distance == pytest.approx(float(Grid(4, 4).distances().mean()), rel=1e-6)
 
 
 def test_similarity_under_rotation_is_the_mean_cosine_of_the_angles():
     model = tiny.tiny("rope", embed_dim=24, num_heads=3)
-    found = rotary_similarity(model, (24, 40))
+    result = rotary_similarity(model, (24, 40))
     table = model.position(model.grid_at((24, 40)))[0].rotary.table[..., 1:, :].double()
     sines, cosines = table.chunk(2, -1)
     angle = torch.atan2(sines, cosines)
     expected = (angle[:, None] - angle[None]).cos().mean(-1)
-    np.testing.assert_allclose(found.similarity, np.stack([expected.numpy()] * 3), atol=1e-6)
-    assert found.sources == ("rotation",) * 3 and rotary_similarity(tiny.tiny("learnable")) is None
+    np.testing.assert_allclose(result.similarity, np.stack([expected.numpy()] * 3), atol=1e-6)
+    assert result.sources == ("rotation",) * 3 and rotary_similarity(tiny.tiny("learnable")) is None
 
 
 def test_maps_of_a_model_of_timm_are_those_of_ours_with_its_weights():
     kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
-    theirs = tiny.draw(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    stock = tiny.draw(timm.create_model("vit_tiny_patch16_224", **kwargs))
     ours = graticule.create_model("vit_tiny_patch16_224", **kwargs)
-    ours.load_state_dict(theirs.state_dict())
-    (a,), (b,) = position_maps(ours), position_maps(theirs)
+    ours.load_state_dict(stock.state_dict())
+    (a,), (b,) = position_maps(ours), position_maps(stock)
     np.testing.assert_allclose(a.correlations.similarity, b.correlations.similarity, atol=1e-12)
     np.testing.assert_allclose(a.correlations.initial, b.correlations.initial, atol=1e-12)
     swin = {"img_size": 32, "window_size": 4, "embed_dim": 12, "depths": (2, 1), "num_heads": (1, 2), "num_classes": 5}
-    theirs = tiny.draw(timm.create_model("swin_tiny_patch4_window7_224", **swin))
-    first, second = position_maps(theirs)
+    stock = tiny.draw(timm.create_model("swin_tiny_patch4_window7_224", **swin))
+    first, second = position_maps(stock)
     assert first.biases.layers == ((0,), (1,)) and second.biases.layers == ((2,),)
-    attention = theirs.layers[0].blocks[1].attn
+    attention = stock.layers[0].blocks[1].attn
     np.testing.assert_allclose(first.biases.bias[1], attention._get_rel_pos_bias()[0].detach().numpy(), rtol=1e-6)
     with pytest.raises(ValueError, match="must have a table, a rotation or a bias of positions"):
         position_maps(timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1,) * 4))
@@ -151,14 +140,14 @@ class Page(HTMLParser):
         self.pictures, self.links, self.ids, self.tags = [], [], set(), []
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
+        values = dict(attributes)
         self.tags.append(tag)
-        self.ids |= {given["id"]} if "id" in given else set()
+        self.ids |= {values["id"]} if "id" in values else set()
         if tag == "img":
-            self.pictures.append(given["src"])
-            assert given["alt"]
+            self.pictures.append(values["src"])
+            assert values["alt"]
         self.links += [
-            given[name] for name in ("href", "src", "for", "aria-labelledby") if name in given and tag != "img"
+            values[name] for name in ("href", "src", "for", "aria-labelledby") if name in values and tag != "img"
         ]
 
 
@@ -166,7 +155,7 @@ def check_page(text):
     """Check that a page is self-contained; returns it."""
     page = Page()
     page.feed(text)
-    assert page.pictures and all(one.startswith("data:image/png;base64,") for one in page.pictures)
+    assert page.pictures and all(picture.startswith("data:image/png;base64,") for picture in page.pictures)
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert not {"script", "link", "iframe"} & set(page.tags) and "url(" not in text
     return page
@@ -198,9 +187,9 @@ def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictu
     folder = Path("runs/vit_nano_patch4_28")
     assert f"wrote {folder / 'audit.html'} and {folder / 'audit.json'}" in out
     check_page((folder / "audit.html").read_text())
-    found = json.loads((folder / "audit.json").read_text())
-    assert found["images"] == 6 and found["accuracy"] is not None and found["sizes"][0]["name"] == "36 x 36"
-    assert "joining lape" in found["model"]
+    result = json.loads((folder / "audit.json").read_text())
+    assert result["images"] == 6 and result["accuracy"] is not None and result["sizes"][0]["name"] == "36 x 36"
+    assert "joining lape" in result["model"]
 
 
 def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
@@ -213,8 +202,8 @@ def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
     assert Pictures(pictures, named, (28, 28), num_classes=10, count=5).labels.tolist() == [9, 7, 5, 3, 1]
     paths = [path.relative_to(pictures).as_posix() for path in sorted(pictures.rglob("*.png"))]
     (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{path},{n % 7}\n" for n, path in enumerate(paths)))
-    given = Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
-    assert given.labels.tolist() == [n % 7 for n in range(20)]
+    labeled = Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
+    assert labeled.labels.tolist() == [n % 7 for n in range(20)]
     (tmp_path / "labels.csv").write_text(f"{paths[0]},0\n")
     with pytest.raises(ValueError, match="must have a line for each image, got none for 0/1"):
         Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
@@ -244,8 +233,8 @@ def test_unsupported_models_are_named(capsys, pictures, tmp_path):
         ([*nano, "--images", tmp_path / "few", "--labels", tmp_path / "labels.csv"], "labels from 0 to 9"),
         (["timm:vit_tiny_patch16_224", "--images", pictures, "--joining", "lape"], "`joining` must be left out"),
     ]
-    for arguments, said in wrong:
-        assert said in refused(capsys, "audit", *arguments, "--output", tmp_path / "out")
+    for arguments, message in wrong:
+        assert message in refused(capsys, "audit", *arguments, "--output", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
 
@@ -253,15 +242,15 @@ def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, pict
     small = tmp_path / "small model.py"
     kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 10}
     small.write_text(f"import timm\n\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', **{kwargs})\n")
-    given = [f"{small}:model", "--images", pictures, "--count", 5, "--img-size", 48, "--sizes", 40]
-    code, _, err = run_command(capsys, "audit", *given, "--output", tmp_path)
+    arguments = [f"{small}:model", "--images", pictures, "--count", 5, "--img-size", 48, "--sizes", 40]
+    code, _, err = run_command(capsys, "audit", *arguments, "--output", tmp_path)
     assert code == 0, err
-    found = json.loads((tmp_path / "audit.json").read_text())
-    assert found["img_size"] == [48, 48] and found["grids"][0] == [6, 6, 1]
-    assert found["parameters"] == tiny.count(timm.create_model("vit_tiny_patch16_224", **kwargs))
-    assert found["position_parameters"] == {"absolute table": 17 * 24}
-    assert found["maps"][0]["correlations"] and not found["unavailable"]
-    assert shlex.split(found["command"]) == ["graticule", "audit", *map(str, given), "--output", str(tmp_path)]
+    result = json.loads((tmp_path / "audit.json").read_text())
+    assert result["img_size"] == [48, 48] and result["grids"][0] == [6, 6, 1]
+    assert result["parameters"] == tiny.count(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    assert result["position_parameters"] == {"absolute table": 17 * 24}
+    assert result["maps"][0]["correlations"] and not result["unavailable"]
+    assert shlex.split(result["command"]) == ["graticule", "audit", *map(str, arguments), "--output", str(tmp_path)]
 
 
 def test_shares_of_time_are_between_minus_one_and_one():
@@ -299,13 +288,13 @@ def attached():
 
 
 def test_a_module_of_a_file_needs_its_image_size_only(capsys, pictures, tmp_path):
-    own = tmp_path / "own.py"
-    own.write_text(OWN)
+    source = tmp_path / "own.py"
+    source.write_text(OWN)
     arguments = ["--images", pictures, "--count", 5, "--output", tmp_path / "out"]
-    err = refused(capsys, "audit", f"{own}:Unsized", *arguments, "--img-size", 28)
+    err = refused(capsys, "audit", f"{source}:Unsized", *arguments, "--img-size", 28)
     assert "`model` must have an attribute img_size, (height, width) in pixels, got Unsized" in err
-    code, _, err = run_command(capsys, "audit", f"{own}:Gray", *arguments)
+    code, _, err = run_command(capsys, "audit", f"{source}:Gray", *arguments)
     assert code == 0, err
-    code, _, err = run_command(capsys, "audit", f"{own}:attached", *arguments)
-    said = json.loads((tmp_path / "out" / "audit.json").read_text())["unavailable"]
-    assert code == 0 and "must have no attached position" in said["position maps"], err
+    code, _, err = run_command(capsys, "audit", f"{source}:attached", *arguments)
+    unavailable = json.loads((tmp_path / "out" / "audit.json").read_text())["unavailable"]
+    assert code == 0 and "must have no attached position" in unavailable["position maps"], err

@@ -32,10 +32,10 @@ def test_a_map_is_the_bias_of_a_layer_between_patches(encoding):
     assert maps.grid == Grid(3, 5)
     assert maps.layers == (((0, 1, 2),) if ENCODINGS[encoding].shared else ((0,), (1,), (2,)))
     assert maps.bias.shape == (len(maps.layers), 3, 15, 15)
-    for group, found in zip(maps.layers, maps.bias, strict=True):
+    for group, values in zip(maps.layers, maps.bias, strict=True):
         for layer in group:
             expected = model.position(model.grid)[layer].bias[:, 1:, 1:].double()
-            np.testing.assert_array_equal(found, expected.masked_fill(expected.isneginf(), torch.nan))
+            np.testing.assert_array_equal(values, expected.masked_fill(expected.isneginf(), torch.nan))
 
 
 @pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])

@@ -39,15 +39,15 @@ def test_no_image_is_predicted_from_itself():
 def test_features_are_the_input_of_the_classifier():
     model = graticule.create_model("vit_nano_patch4_28", depth=1).eval()
     images, labels = torch.randn(3, 1, 28, 28), torch.tensor([0, 1, 1])
-    features, found = pooled_features(model, [(images[:2], labels[:2]), (images[2:], labels[2:])])
+    features, classes = pooled_features(model, [(images[:2], labels[:2]), (images[2:], labels[2:])])
     with torch.no_grad():
         torch.testing.assert_close(model.head(features.float()), model(images))
-    assert torch.equal(found, labels)
+    assert torch.equal(classes, labels)
 
 
 def test_bad_input_is_refused():
     features, labels = blobs(1.0)
-    for given, message in (
+    for arguments, message in (
         ((features[:4], labels[:4]), "at least 10 images"),
         ((features, labels[:5]), "with n labels"),
         ((features, 0 * labels), "`labels` must be of two classes or more"),
@@ -56,6 +56,6 @@ def test_bad_input_is_refused():
         ((features * float("nan"), labels), "`features` must be finite"),
     ):
         with pytest.raises(ValueError, match=message):
-            probe_classes(*given)
+            probe_classes(*arguments)
     with pytest.raises(ValueError, match="`probe` must be one of knn, ridge"):
         probe_classes(features, labels, "mean")

@@ -60,12 +60,12 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
         return JoinedPosition([Learnable(grid, dim)], QueriesKeys(depth, 2))
 
     model = nano(position=build)
-    found = position_correlations(model, untrained=2)
+    result = position_correlations(model, untrained=2)
     w = patches(model.position.encodings[0].pos_embed[0], model.grid)
-    assert found.sources[:2] == ("queries_keys",) * 2 and set(found.sources[2:]) == {None}
+    assert result.sources[:2] == ("queries_keys",) * 2 and set(result.sources[2:]) == {None}
     for layer in (0, 1):
-        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(w), atol=1e-7)
-    assert found.untrained.shape == (2,)
+        np.testing.assert_allclose(result.similarity[layer], cosine_similarity(w), atol=1e-7)
+    assert result.untrained.shape == (2,)
 
 
 # The numbers
@@ -74,9 +74,9 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
 @pytest.mark.parametrize("grid", GRIDS)
 def test_reach_of_equal_tokens_is_the_uniform_distance(grid):
     ones = cosine_similarity(np.ones((grid.patches, 6)))
-    found = Correlations(grid, ones[None], ("after_norm",))
-    assert found.reach[0] == pytest.approx(found.uniform_distance)
-    assert found.uniform_distance == pytest.approx(grid.distances().mean().item())
+    result = Correlations(grid, ones[None], ("after_norm",))
+    assert result.reach[0] == pytest.approx(result.uniform_distance)
+    assert result.uniform_distance == pytest.approx(grid.distances().mean().item())
 
 
 def test_reach_by_hand():
@@ -158,9 +158,9 @@ def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
         slow = torch.linspace(-1, 1, 16).repeat_interleave(2).repeat(2)  # the fastest wave of an axis first
         for depth, norm in zip(torch.linspace(-1, 1, 6), model.position.joining.norms, strict=True):
             norm.weight.copy_(1 + depth * slow)
-    found = position_correlations(model, untrained=39)
-    assert found.p_value == pytest.approx(1 / 40) and found.hierarchy == pytest.approx(1)
-    assert found.reach_range > 0.1
+    result = position_correlations(model, untrained=39)
+    assert result.p_value == pytest.approx(1 / 40) and result.hierarchy == pytest.approx(1)
+    assert result.reach_range > 0.1
 
 
 # Values read from a model
@@ -169,39 +169,40 @@ def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
 @pytest.mark.parametrize("size", [28, (20, 32)])
 def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
     model = nano(img_size=size)
-    found = position_correlations(model)
+    result = position_correlations(model)
     w = model.position(model.grid)[0].added_to_stream
-    np.testing.assert_allclose(found.initial, cosine_similarity(patches(w, model.grid)))
+    np.testing.assert_allclose(result.initial, cosine_similarity(patches(w, model.grid)))
     for layer, block in enumerate(model.blocks):
         seen = patches(torch.nn.functional.layer_norm(w, (64,), block.norm1.weight, block.norm1.bias, 1e-6), model.grid)
-        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(seen), atol=1e-5)
-    assert found.sources == ("stream",) * 6
-    assert found.similarity.dtype == np.float64
-    assert found.center_maps.shape == (6, *model.grid.shape)
-    np.testing.assert_allclose(found.center_maps[:, model.grid.height // 2, model.grid.width // 2], 1)
+        np.testing.assert_allclose(result.similarity[layer], cosine_similarity(seen), atol=1e-5)
+    assert result.sources == ("stream",) * 6
+    assert result.similarity.dtype == np.float64
+    assert result.center_maps.shape == (6, *model.grid.shape)
+    np.testing.assert_allclose(result.center_maps[:, model.grid.height // 2, model.grid.width // 2], 1)
 
 
 @in_turn("joining", ["lape", "lape_sharing"])
 @in_turn("encoding", ["learnable", "sinusoidal_1d", "sinusoidal_2d"])
 def test_layers_with_lape_see_its_tables(joining, encoding):
     model = nano(joining=joining, encoding=encoding)
-    found = position_correlations(model)
+    result = position_correlations(model)
     for layer, position in enumerate(model.position(model.grid)):
-        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(patches(position.after_norm, model.grid)))
-    assert found.sources == ("after_norm",) * 6
+        seen = patches(position.after_norm, model.grid)
+        np.testing.assert_allclose(result.similarity[layer], cosine_similarity(seen))
+    assert result.sources == ("after_norm",) * 6
     table = model.position.encodings[0](model.grid)
-    np.testing.assert_allclose(found.initial, cosine_similarity(patches(table, model.grid)))
+    np.testing.assert_allclose(result.initial, cosine_similarity(patches(table, model.grid)))
 
 
 def test_a_layer_with_both_sees_their_sum():
     model, other = nano(), nano(joining="lape(layers=3)")
     model.position = CombinedPosition([model.position, other.position])
-    found = position_correlations(model)
-    assert found.sources == ("stream + after_norm",) * 3 + ("stream",) * 3
+    result = position_correlations(model)
+    assert result.sources == ("stream + after_norm",) * 3 + ("stream",) * 3
     first, second, *_ = model.position(model.grid)
     seen = patches(model.blocks[1].norm1(first.added_to_stream) + second.after_norm, model.grid)
-    np.testing.assert_allclose(found.similarity[1], cosine_similarity(seen), atol=1e-5)
-    assert found.initial is None
+    np.testing.assert_allclose(result.similarity[1], cosine_similarity(seen), atol=1e-5)
+    assert result.initial is None
 
 
 @pytest.mark.parametrize(
@@ -225,15 +226,15 @@ def test_another_model_and_a_negative_number_of_untrained_models_are_refused(cal
 
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
 def test_a_saved_file_has_all_numbers(tmp_path, kwargs):
-    found = position_correlations(nano(**kwargs), untrained=2)
-    path = found.save(tmp_path / "new" / "found.npz")
+    result = position_correlations(nano(**kwargs), untrained=2)
+    path = result.save(tmp_path / "new" / "found.npz")
     assert [p.name for p in path.parent.iterdir()] == ["found.npz"]
     with np.load(path, allow_pickle=False) as arrays:  # without the library
-        assert tuple(arrays["grid"]) == (*found.grid.shape, found.grid.prefix)
-        assert [source or None for source in arrays["sources"]] == list(found.sources)
-        assert ("initial" in arrays) == (found.initial is not None)
+        assert tuple(arrays["grid"]) == (*result.grid.shape, result.grid.prefix)
+        assert [source or None for source in arrays["sources"]] == list(result.sources)
+        assert ("initial" in arrays) == (result.initial is not None)
         for name in arrays.keys() - {"grid", "sources"}:
-            np.testing.assert_array_equal(arrays[name], np.array(getattr(found, name)))
+            np.testing.assert_array_equal(arrays[name], np.array(getattr(result, name)))
 
 
 # Texts
@@ -245,15 +246,15 @@ def test_layers_of_a_language_model_see_their_tables(joining):
     model = graticule.create_language_model("lm_nano", vocab_size=7, context=12, joining=joining).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
-    found = position_correlations(model)
-    assert found.grid == Grid(1, 12) and found.unit == "tokens" and found.summary()[0][2] == "reach (tokens)"
+    result = position_correlations(model)
+    assert result.grid == Grid(1, 12) and result.unit == "tokens" and result.summary()[0][2] == "reach (tokens)"
     stream = torch.zeros(12, 64, dtype=torch.float64)
-    for layer, (block, given) in enumerate(zip(model.blocks, model.positions(12), strict=True)):
-        if given.added_to_stream is not None:
-            stream = stream + given.added_to_stream
-        seen = block.norm1(stream) if given.after_norm is None else given.after_norm
-        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(seen.detach().numpy()), atol=1e-12)
-    assert found.sources == (("after_norm",) if joining == "lape" else ("stream",)) * 4
+    for layer, (block, position) in enumerate(zip(model.blocks, model.positions(12), strict=True)):
+        if position.added_to_stream is not None:
+            stream = stream + position.added_to_stream
+        seen = block.norm1(stream) if position.after_norm is None else position.after_norm
+        np.testing.assert_allclose(result.similarity[layer], cosine_similarity(seen.detach().numpy()), atol=1e-12)
+    assert result.sources == (("after_norm",) if joining == "lape" else ("stream",)) * 4
 
 
 # The coefficients of LaPE's Eq. 6 and 7, which split the output of a norm into tokens, position and shift
@@ -264,10 +265,10 @@ def test_the_coefficients_of_two_channels_by_hand():
     # for (2, 0) + (1, 5) = (3, 5) it is 1 and 2 and 1
     tokens = torch.tensor([[[0.0, 2.0], [2.0, 0.0]]])
     position = torch.tensor([[1.0, 5.0], [1.0, 5.0]])
-    found = coefficients(tokens, position)
-    torch.testing.assert_close(found.tokens, torch.tensor([[1 / 3, 1.0]]))
-    torch.testing.assert_close(found.position, torch.tensor([[2 / 3, 2.0]]))
-    torch.testing.assert_close(found.shift, torch.tensor([[0.0, -2.0]]))
+    result = coefficients(tokens, position)
+    torch.testing.assert_close(result.tokens, torch.tensor([[1 / 3, 1.0]]))
+    torch.testing.assert_close(result.position, torch.tensor([[2 / 3, 2.0]]))
+    torch.testing.assert_close(result.shift, torch.tensor([[0.0, -2.0]]))
 
 
 def small(encoding, joining="default", **kwargs):
@@ -287,19 +288,19 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
     images = torch.randn(3, 1, 8, 12, dtype=torch.float64)
     seen = []
     norms = [model.block(0, index).norm1 for index in range(2)]
-    hooks = [norm.register_forward_hook(lambda module, given, out: seen.append((given[0], out))) for norm in norms]
+    hooks = [norm.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out))) for norm in norms]
     for norm in norms:
         norm.eps = 0.0
-    found = norm_coefficients(model, images)
+    result = norm_coefficients(model, images)
     for hook in hooks:
         hook.remove()
-    assert found.tokens.shape == (2, 3, 7)  # layers, images, tokens of a grid of 2 x 3 with a class token
+    assert result.tokens.shape == (2, 3, 7)  # layers, images, tokens of a grid of 2 x 3 with a class token
     w = model.position(model.grid_of(images))[0].added_to_stream
     for layer in range(2):
-        norm, (given, out) = norms[layer], seen[layer]
-        parts = (found.tokens[layer], found.position[layer], found.shift[layer])
+        norm, (inputs, out) = norms[layer], seen[layer]
+        parts = (result.tokens[layer], result.position[layer], result.shift[layer])
         tokens, position, shift = (part[..., None] for part in parts)
-        sum_of_parts = tokens * norm(given - w) + position * norm(w) + shift * norm.bias
+        sum_of_parts = tokens * norm(inputs - w) + position * norm(w) + shift * norm.bias
         torch.testing.assert_close(sum_of_parts, out, rtol=1e-9, atol=1e-9)
 
 
@@ -320,19 +321,19 @@ def test_untrained_norms_explain_themselves(encoding, joining):
             torch.nn.init.normal_(module.weight, 1, 0.02)
             torch.nn.init.normal_(module.bias, 0, 0.02)
     before = torch.random.get_rng_state()
-    found = position_correlations(model, untrained=19)
+    result = position_correlations(model, untrained=19)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert found.untrained.shape == (19,) and found.p_value >= 0.05
+    assert result.untrained.shape == (19,) and result.p_value >= 0.05
     # however small, the differences have ranks, and the ranks a correlation with depth
-    assert found.reach_range < 0.03 and np.isfinite(found.hierarchy)
+    assert result.reach_range < 0.03 and np.isfinite(result.hierarchy)
 
 
 def test_layers_without_position_have_no_correlation():
-    found = position_correlations(nano(joining="lape(layers=4)"))
-    assert found.sources == ("after_norm",) * 4 + (None, None)
-    assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
-    assert np.isfinite(found.reach[:4]).all() and np.isnan(found.reach[4:]).all()
-    assert np.isfinite(found.hierarchy)
+    result = position_correlations(nano(joining="lape(layers=4)"))
+    assert result.sources == ("after_norm",) * 4 + (None, None)
+    assert np.isfinite(result.similarity[:4]).all() and np.isnan(result.similarity[4:]).all()
+    assert np.isfinite(result.reach[:4]).all() and np.isnan(result.reach[4:]).all()
+    assert np.isfinite(result.hierarchy)
     nothing = position_correlations(nano(encoding="none"))
     assert nothing.sources == (None,) * 6 and nothing.initial is None
     assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)

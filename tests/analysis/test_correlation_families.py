@@ -71,12 +71,12 @@ def pvt_merged(model, table, grid):
 
 
 @torch.no_grad()
-def assert_layers_see(found, *seen):
+def assert_layers_see(result, *seen):
     """Check that the position of each layer, (N, D) with any prefix tokens first, has the measured cosines."""
-    assert found.similarity.shape == (len(seen), found.grid.patches, found.grid.patches)
+    assert result.similarity.shape == (len(seen), result.grid.patches, result.grid.patches)
     for layer, table in enumerate(seen):
-        by_hand = cosine_similarity(table[-found.grid.patches :].double().numpy())
-        np.testing.assert_allclose(found.similarity[layer], by_hand, rtol=0, atol=1e-10)
+        by_hand = cosine_similarity(table[-result.grid.patches :].double().numpy())
+        np.testing.assert_allclose(result.similarity[layer], by_hand, rtol=0, atol=1e-10)
 
 
 def table_of(model, index=0):
@@ -93,47 +93,47 @@ def table_of(model, index=0):
 @in_turn("joining", ["default", "shared", "unshared", "lape"])
 def test_a_compact_transformer_has_a_norm_on_the_residual_stream_which_lape_does_not_pass(name, joining):
     model = compact(name, joining=joining)
-    found, w, (first, second) = position_correlations(model), table_of(model), model.blocks
-    patches = w[-found.grid.patches :].numpy()
+    result, w, (first, second) = position_correlations(model), table_of(model), model.blocks
+    patches = w[-result.grid.patches :].numpy()
     if joining == "lape":
-        one, two = model.position.joining.norms
-        assert_layers_see(found, layer_norm(w, one), layer_norm(layer_norm(w, one), two))
-        assert found.sources == ("after_norm", "after_norm")
+        norm, next_norm = model.position.joining.norms
+        assert_layers_see(result, layer_norm(w, norm), layer_norm(layer_norm(w, norm), next_norm))
+        assert result.sources == ("after_norm", "after_norm")
     else:
         added = {"default": 0, "shared": w, "unshared": table_of(model, -1)}[joining]
         assert_layers_see(
-            found, layer_norm(w, first.norm1), layer_norm(layer_norm(w, first.norm2) + added, second.norm1)
+            result, layer_norm(w, first.norm1), layer_norm(layer_norm(w, first.norm2) + added, second.norm1)
         )
-        assert found.sources == ("stream", "stream")
+        assert result.sources == ("stream", "stream")
     if joining == "unshared":
-        assert found.initial is None
+        assert result.initial is None
     else:
-        np.testing.assert_allclose(found.initial, cosine_similarity(patches), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(result.initial, cosine_similarity(patches), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
 def test_t2t_sees_its_sinusoids_as_a_vision_transformer_does():
     model = drawn("t2t_vit_7", img_size=(64, 96), embed_dim=32, depth=3, num_heads=2)
-    found = position_correlations(model)
+    result = position_correlations(model)
     place = torch.arange(25).double()[:, None]  # the class token is at position 0
     angle = place * 10_000.0 ** (-torch.arange(0, 32, 2).double() / 32)
     w = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
-    np.testing.assert_allclose(found.initial, cosine_similarity(w[1:].numpy()), rtol=0, atol=1e-6)  # kept in float32
+    np.testing.assert_allclose(result.initial, cosine_similarity(w[1:].numpy()), rtol=0, atol=1e-6)  # kept in float32
     model_table = model.position(model.grid)[0].added_to_stream.double()
     torch.testing.assert_close(model_table, w, rtol=0, atol=1e-6)
-    assert_layers_see(found, *[layer_norm(model_table, block.norm1) for block in model.blocks])
+    assert_layers_see(result, *[layer_norm(model_table, block.norm1) for block in model.blocks])
 
 
 def test_the_two_dimensionality_of_a_sequence_by_its_distances_along_it():
     """The cosine of two positions of a sequence is the mean of cos(n omega_k), where n is their distance."""
-    found = position_correlations(t2t())
+    result = position_correlations(t2t())
     omega = 10_000.0 ** (-np.arange(0, 64, 2) / 64)
     cosine = np.array([np.cos(n * omega).mean() for n in range(64)])
     apart = np.abs(np.arange(64)[:, None] - np.arange(64))
-    np.testing.assert_allclose(found.initial, cosine[apart], rtol=0, atol=1e-6)  # the table is stored in float32
+    np.testing.assert_allclose(result.initial, cosine[apart], rtol=0, atol=1e-6)  # the table is stored in float32
     mean = cosine[apart[apart > 0]].mean()
     by_hand = (cosine[8] - mean) / (cosine[1] - mean)  # a row has 8 positions
-    assert two_dimensionality(found.initial, found.grid) == pytest.approx(by_hand, abs=1e-5)
+    assert two_dimensionality(result.initial, result.grid) == pytest.approx(by_hand, abs=1e-5)
 
 
 # Pyramids
@@ -160,10 +160,10 @@ def test_the_table_of_swin_passes_through_the_merging_of_patches(size):
 def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, size):
     model = pyramid("swin", img_size=size, joining=joining)
     w = table_of(model)
-    (one, two), (three,) = (stage.joining.norms for stage in model.position.stages)
+    (norm, two), (three,) = (stage.joining.norms for stage in model.position.stages)
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
-    progressive = layer_norm(w, one) if joining == "lape" else w
-    assert_layers_see(first, layer_norm(w, one), layer_norm(progressive, two))
+    progressive = layer_norm(w, norm) if joining == "lape" else w
+    assert_layers_see(first, layer_norm(w, norm), layer_norm(progressive, two))
     last = layer_norm(progressive, two) if joining == "lape" else w
     assert_layers_see(second, layer_norm(swin_merged(model, last, model.grid), three))
     assert (first.sources, second.sources) == (("after_norm", "after_norm"), ("after_norm",))
@@ -185,8 +185,8 @@ def test_every_stage_of_pvt_adds_a_table_to_the_embedded_one(global_pool):
 @torch.no_grad()
 def test_lape_in_pvt_normalises_the_table_of_each_stage():
     model = pyramid("pvt", joining="lape")
-    (one, two), (three,) = (stage.joining.norms for stage in model.position.stages)
-    once = layer_norm(table_of(model, 0), one)
+    (norm, two), (three,) = (stage.joining.norms for stage in model.position.stages)
+    once = layer_norm(table_of(model, 0), norm)
     assert_layers_see(position_correlations(model, stage=0), once, layer_norm(once, two))
     assert_layers_see(position_correlations(model, stage=1), layer_norm(table_of(model, 1), three))
 
@@ -212,11 +212,11 @@ def test_a_folded_model_has_the_same_correlations(name, joining):
     model = ALL[name](joining=joining)
     before = [position_correlations(model, stage=stage) for stage in stages_of(model)]
     graticule.fold(model).train()
-    for stage, one in enumerate(before):
+    for stage, expected in enumerate(before):
         after = position_correlations(model, stage=stage)
-        np.testing.assert_array_equal(after.similarity, one.similarity)
-        np.testing.assert_array_equal(after.initial, one.initial)
-        assert after.sources == one.sources
+        np.testing.assert_array_equal(after.similarity, expected.similarity)
+        np.testing.assert_array_equal(after.initial, expected.initial)
+        assert after.sources == expected.sources
     assert model.position.training
 
 
@@ -251,7 +251,7 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     assert out.count("reach over the layers: a range of") + out.count("nothing to compare") == stages
     for stage, name in enumerate(names[:stages]):
         assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        found = np.load(tmp_path / "found" / f"{name}.npz")
-        assert tuple(found["grid"][:2]) == ((8, 8), (4, 4))[stage]
-        assert len(found["sources"]) == ((2, 1)[stage] if stages == 2 else 2)
-        assert np.isfinite(found["similarity"]).all()
+        result = np.load(tmp_path / "found" / f"{name}.npz")
+        assert tuple(result["grid"][:2]) == ((8, 8), (4, 4))[stage]
+        assert len(result["sources"]) == ((2, 1)[stage] if stages == 2 else 2)
+        assert np.isfinite(result["similarity"]).all()

@@ -65,13 +65,13 @@ def between(a, b):
 @pytest.mark.parametrize("method", METHODS)
 def test_planted_positions_are_removed(method):
     model = Planted(ROW_AND_COLUMN).eval()
-    found = graticule.debias(model, pictures(), method)
-    report = found.certificate
+    debiased = graticule.debias(model, pictures(), method)
+    report = debiased.certificate
     before, after = report.share
     assert before.low > 0.05 and after.high < before.low and not report.nothing
     assert report.place[0].low > report.place[1].high and abs(report.place[1].value - report.place_chance) < 0.05
     assert report.match[1].low > 5 * report.match_chance
-    removal = found.removals["features"]
+    removal = debiased.removals["features"]
     if isinstance(removal, Subtraction):
         # what remains is the error of 3 + 5 functions of 24 positions, estimated from 40 images
         assert after.low < 8 / 24 / 40 < after.high
@@ -95,9 +95,9 @@ def test_matches_follow_content_or_the_place():
 
 def test_blank_without_images_finds_the_planted_subspace():
     model = Planted(PRODUCT).eval()
-    found = graticule.debias(model, method="blank")
-    assert found.certificate is None and between(found.removals["features"].read, model.directions) < 5
-    assert 3 <= certify(found, pictures(12)).components <= 6
+    debiased = graticule.debias(model, method="blank")
+    assert debiased.certificate is None and between(debiased.removals["features"].read, model.directions) < 5
+    assert 3 <= certify(debiased, pictures(12)).components <= 6
 
 
 class OfUnitLength(Planted):
@@ -111,14 +111,14 @@ class OfUnitLength(Planted):
 def test_on_one_black_image_blank_removes_the_subspace_of_insid3(monkeypatch):
     """INSID3: left singular vectors of the centered features of unit length, (D, H W), of one black image."""
     model, black = OfUnitLength(PRODUCT).eval(), -2.0 * torch.ones(1, 6, 8, 12)
-    monkeypatch.setattr(debias_module, "_content_free", lambda *given: black)
+    monkeypatch.setattr(debias_module, "_content_free", lambda *options: black)
     ours = graticule.debias(model, method="blank", components=3)
     features = model(black)[0].T
     basis = torch.linalg.svd(features - features.mean(1, keepdim=True), full_matrices=False)[0][:, :3]
     assert between(ours.removals["features"].read, basis) < 0.1
     images = pictures(5)
-    theirs = model(images) - model(images) @ basis @ basis.T
-    difference = ours(images) - theirs  # ours keeps the mean in the directions, the same for all patches
+    projected = model(images) - model(images) @ basis @ basis.T
+    difference = ours(images) - projected  # ours keeps the mean in the directions, the same for all patches
     torch.testing.assert_close(difference, difference[:1, :1].expand_as(difference), rtol=0, atol=1e-5)
     torch.testing.assert_close(difference[0, 0], basis @ basis.T @ features.mean(1), rtol=0, atol=1e-5)
 
@@ -136,32 +136,32 @@ def test_rows_and_columns_leave_their_product_and_a_rank_removes_it():
 @pytest.mark.parametrize("method", METHODS)
 def test_where_there_is_no_position_there_is_nothing_to_remove(method):
     model, images = Planted().eval(), pictures(12)
-    found = graticule.debias(model, images, method)
-    assert found.certificate.nothing and "nothing to remove" in str(found.certificate)
-    assert torch.equal(found(images), model(images)) and found.certificate.match_change.value == 0
+    debiased = graticule.debias(model, images, method)
+    assert debiased.certificate.nothing and "nothing to remove" in str(debiased.certificate)
+    assert torch.equal(debiased(images), model(images)) and debiased.certificate.match_change.value == 0
 
 
 def test_an_eraser_of_position_leaves_no_linear_trace_where_it_was_fitted():
     """LEACE: the removed directions have the same mean at every position (of the smoothed effect)."""
     model, images = Planted(ROW_AND_COLUMN).eval(), pictures(30)
-    found = graticule.debias(model, images, "leace", components=8)
+    debiased = graticule.debias(model, images, "leace", components=8)
     fitted = images[torch.arange(30) % 3 < 2]
-    rows = found(fitted).mean(0).unflatten(0, GRID.shape).mean(1)
+    rows = debiased(fitted).mean(0).unflatten(0, GRID.shape).mean(1)
     before = model(fitted).mean(0).unflatten(0, GRID.shape).mean(1)
     assert (rows - rows.mean(0)).norm() < 1e-4 * (before - before.mean(0)).norm()
 
 
 def test_audit_of_the_debiased_model_equals_its_certificate():
     model, images = _learnable(), tiny.images(32, 40, batch=18)
-    held = images[2::3]
-    found = graticule.debias(model, images)
-    before, after = (position_share(one, held) for one in (model, found))
-    for shown, share in zip(found.certificate.share, (before, after), strict=True):
-        np.testing.assert_allclose([one[-1] for one in share.total], shown, rtol=1e-4, atol=1e-6)
+    others = images[2::3]
+    debiased = graticule.debias(model, images)
+    before, after = position_share(model, others), position_share(debiased, others)
+    for certified, share in zip(debiased.certificate.share, (before, after), strict=True):
+        np.testing.assert_allclose([limits[-1] for limits in share.total], certified, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(before.total.value[:-1], after.total.value[:-1])  # the layers are unchanged
-    whole = audit(found, {(32, 40): held}, timed=False)
-    np.testing.assert_allclose(whole.share.total.value, after.total.value)
-    assert whole.effects[0].same is not None and whole.effects[0].change[-1].mean() > 0
+    result = audit(debiased, {(32, 40): others}, timed=False)
+    np.testing.assert_allclose(result.share.total.value, after.total.value)
+    assert result.effects[0].same is not None and result.effects[0].change[-1].mean() > 0
 
 
 def _learnable(**kwargs):
@@ -175,39 +175,39 @@ def _learnable(**kwargs):
 @pytest.mark.parametrize("method", ["mean", "leace"])
 def test_debiased_models_are_folded_compiled_exported_saved_and_opened(method, tmp_path):
     model, images = _learnable(), tiny.images(32, 40, batch=12)
-    found = graticule.debias(model, images, method, layers=[1])
+    debiased = graticule.debias(model, images, method, layers=[1])
     wide = tiny.images(48, 40, batch=2)
-    expected, other = found.forward_features(images[:2]), found.forward_features(wide)
+    expected, other = debiased.forward_features(images[:2]), debiased.forward_features(wide)
     assert not torch.allclose(expected, model.forward_features(images[:2]), atol=1e-2)
-    found.save_pretrained(tmp_path / "saved")
+    debiased.save_pretrained(tmp_path / "saved")
     opened = graticule.from_pretrained(tmp_path / "saved")
     torch.testing.assert_close(opened.forward_features(images[:2]), expected)
     torch.testing.assert_close(opened.forward_features(wide), other)
-    torch.testing.assert_close(opened.layer_tokens(images[:2])[0], found.layer_tokens(images[:2])[0])
+    torch.testing.assert_close(opened.layer_tokens(images[:2])[0], debiased.layer_tokens(images[:2])[0])
     torch.testing.assert_close(graticule.fold(opened).forward_features(images[:2]), expected)
-    logits = found(images[:2])
-    torch.testing.assert_close(torch.compile(found, backend="eager")(images[:2]), logits)
-    program = torch.export.export(found, (images[:2],)).module()
+    logits = debiased(images[:2])
+    torch.testing.assert_close(torch.compile(debiased, backend="eager")(images[:2]), logits)
+    program = torch.export.export(debiased, (images[:2],)).module()
     torch.testing.assert_close(program(images[:2]), logits)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_program_for_any_size_resamples_the_table(tmp_path):
-    found = graticule.debias(_learnable(), tiny.images(32, 40, batch=12))
+    debiased = graticule.debias(_learnable(), tiny.images(32, 40, batch=12))
     wide = tiny.images(48, 40, batch=1)
-    exported = graticule.export(found, tmp_path / "model.pt2", dynamic=("sides",))
+    exported = graticule.export(debiased, tmp_path / "model.pt2", dynamic=("sides",))
     (logits,) = torch.export.load(exported.path).module()(wide)
-    torch.testing.assert_close(logits, found(wide), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, debiased(wide), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_are_debiased_too():
     model, images = _learnable(), tiny.images(32, 40, batch=12)
-    found = graticule.debias(model, images, layers=[0, 2])
-    cleaned = found.layer_tokens(images)
-    kept = model.forward_intermediates(images, [0, 2], output_fmt="NLC", intermediates_only=True)
-    for layer, (after, before) in zip((0, 2), zip(cleaned, kept, strict=True), strict=True):
-        table = found.removals[str(layer)].table.flatten(0, 1)
+    debiased = graticule.debias(model, images, layers=[0, 2])
+    cleaned = debiased.layer_tokens(images)
+    original = model.forward_intermediates(images, [0, 2], output_fmt="NLC", intermediates_only=True)
+    for layer, (after, before) in zip((0, 2), zip(cleaned, original, strict=True), strict=True):
+        table = debiased.removals[str(layer)].table.flatten(0, 1)
         torch.testing.assert_close(before - after, table.expand_as(before), rtol=1e-3, atol=1e-4)
 
 
@@ -223,9 +223,9 @@ def test_models_of_timm_keep_their_prefix_tokens_and_the_layout_of_their_feature
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=5, **kwargs).eval()
     images = tiny.images(*{"v": (32, 40), "s": (32, 48), "c": (64, 96)}[name[0]], batch=12)
-    found = graticule.debias(model, images, "mean", components=1, img_size=tuple(images.shape[-2:]))
-    before, after = model.forward_features(images), found.forward_features(images)
-    table = found.removals["features"].table
+    debiased = graticule.debias(model, images, "mean", components=1, img_size=tuple(images.shape[-2:]))
+    before, after = model.forward_features(images), debiased.forward_features(images)
+    table = debiased.removals["features"].table
     if "vit" in name:
         torch.testing.assert_close(after[:, 0], before[:, 0])
         after, before = after[:, 1:], before[:, 1:]
@@ -233,9 +233,9 @@ def test_models_of_timm_keep_their_prefix_tokens_and_the_layout_of_their_feature
     elif "convnext" in name:
         table = table.movedim(-1, 0)
     torch.testing.assert_close(before - after, table.expand_as(before), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found(images), model.forward_head(found.forward_features(images)))
+    torch.testing.assert_close(debiased(images), model.forward_head(debiased.forward_features(images)))
     with pytest.raises(ValueError, match=r"debias graticule.convert\(model\) instead"):
-        found.save_pretrained("nowhere")
+        debiased.save_pretrained("nowhere")
 
 
 def test_models_of_transformers_are_debiased():
@@ -246,12 +246,12 @@ def test_models_of_transformers_are_debiased():
     model = Dinov2Model(Dinov2Config(**options)).eval()
     model.embeddings.position_embeddings.data.normal_()
     images = tiny.images(56, 84, batch=12)
-    found = graticule.debias(model, images)
-    before, after = model(images).last_hidden_state, found(images)
+    debiased = graticule.debias(model, images)
+    before, after = model(images).last_hidden_state, debiased(images)
     torch.testing.assert_close(after[:, 0], before[:, 0])
-    table = found.removals["features"].table.flatten(0, 1)
+    table = debiased.removals["features"].table.flatten(0, 1)
     torch.testing.assert_close(before[:, 1:] - after[:, 1:], table.expand(12, -1, -1), rtol=1e-3, atol=1e-5)
-    assert found.certificate.share[1].high < found.certificate.share[0].low
+    assert debiased.certificate.share[1].high < debiased.certificate.share[0].low
 
 
 def test_logits_of_a_changed_view_are_of_features_without_what_is_removed():
@@ -260,14 +260,14 @@ def test_logits_of_a_changed_view_are_of_features_without_what_is_removed():
     host = tiny.draw(timm.create_model("vit_tiny_patch16_224", **options)).eval()
     host.register_forward_hook(lambda *_: None)  # with which it is not converted
     images = tiny.images(64, 64, batch=12)
-    found = graticule.debias(host, images)
-    changed = copy.deepcopy(found)
+    debiased = graticule.debias(host, images)
+    changed = copy.deepcopy(debiased)
     torch.nn.init.zeros_(changed.backbone.pos_embed)
-    view = view_of(found)
+    view = view_of(debiased)
     assert isinstance(view, TracedModel)
-    tiny.assert_same(view.run(images).logits, found(images), atol=1e-6)
+    tiny.assert_same(view.run(images).logits, debiased(images), atol=1e-6)
     tiny.assert_same(view.without_position().run(images).logits, changed(images), atol=1e-6)
-    assert not torch.allclose(changed(images), found(images), atol=1e-2)
+    assert not torch.allclose(changed(images), debiased(images), atol=1e-2)
 
 
 def test_labels_of_images_and_of_patches_are_scored_by_neighbors():

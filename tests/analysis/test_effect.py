@@ -24,28 +24,15 @@ FORMS = [
 ]
 
 
-def patches(image, size=8):
-    """Cut images (B, C, H, W) into patches (B, n, C, size, size)."""
-    cut = image.unfold(2, size, size).unfold(3, size, size)  # (B, C, h, w, s, s)
-    return cut.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
-
-
-def shuffled_images(image, order, size=8):
-    """Put patch order[i] at position i."""
-    cut = patches(image, size)[:, order]
-    rows = image.shape[2] // size
-    return cut.unflatten(1, (rows, -1)).permute(0, 3, 1, 4, 2, 5).reshape(image.shape)
-
-
 @in_turn(("encoding", "joining"), FORMS)
 def test_shuffling_positions_is_shuffling_patches(encoding, joining):
     """Patch i with the position of i' equals patch i at i', since only position distinguishes the patches."""
     model = tiny.draw(tiny.tiny(encoding, joining, img_size=(24, 40))).double().eval()
     images = tiny.images(24, 40, dtype=torch.float64)
-    found = view_of(model).shuffled(seed=3).run(images)
+    result = view_of(model).shuffled(seed=3).run(images)
     order = permutation(15, 3)  # patch i gets the position of order[i]
-    moved = view_of(model).run(shuffled_images(images, order.argsort()))
-    for (x, grid), (y, _) in zip(found.layers, moved.layers, strict=True):
+    moved = view_of(model).run(tiny.shuffle_patches(images, order.argsort()))
+    for (x, grid), (y, _) in zip(result.layers, moved.layers, strict=True):
         prefix, expected = grid.split(y)
         torch.testing.assert_close(grid.split(x)[1], expected[:, order], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(grid.split(x)[0], prefix, rtol=1e-9, atol=1e-9)
@@ -54,20 +41,20 @@ def test_shuffling_positions_is_shuffling_patches(encoding, joining):
 @pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("peg", "default"), ("rope", "default")])
 def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
     model, bare = tiny.draw(tiny.tiny(encoding, joining)).eval(), tiny.tiny("none").eval()
-    own = model.state_dict()
-    bare.load_state_dict({name: own[name] for name in bare.state_dict()})
+    state = model.state_dict()
+    bare.load_state_dict({name: state[name] for name in bare.state_dict()})
     images = tiny.images()
-    found, expected = view_of(model).without_position().run(images), view_of(bare).run(images)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=0)
+    result, expected = view_of(model).without_position().run(images), view_of(bare).run(images)
+    torch.testing.assert_close(result.logits, expected.logits, rtol=0, atol=0)
 
 
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
     model = tiny.draw(tiny.tiny("rope")).double().eval()
     images = tiny.images(dtype=torch.float64)
-    found = view_of(model).with_position_of((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
+    result = view_of(model).with_position_of((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
     with torch.no_grad():
         spread = list(model.each_layer(images, crop=graticule.Crop((12, 12), (0, 0, 12, 12))))
-    for (x, _), (y, _) in zip(found.layers, spread, strict=True):
+    for (x, _), (y, _) in zip(result.layers, spread, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
     assert nearest(Grid(2, 2), Grid(4, 6)).tolist() == [7, 10, 19, 22]  # of 1, 3 in 4 rows and 1, 4 in 6 columns
     with pytest.raises(Unavailable, match="smaller"):
@@ -78,7 +65,7 @@ def test_gated_mlps_cannot_do_without_position():
     model = graticule.create_model("posmlp_nano_32", num_classes=3, in_chans=3)
     with pytest.raises(Unavailable, match="mixes tokens by position information alone"):
         view_of(model).without_position()
-    before, after = (one.run(tiny.images()) for one in (view_of(model), view_of(model).shuffled()))
+    before, after = (view.run(tiny.images()) for view in (view_of(model), view_of(model).shuffled()))
     assert not torch.equal(before.logits, after.logits)
 
 
@@ -139,8 +126,8 @@ def test_accuracies_are_compared_by_mcnemars_exact_test():
 def test_features_at_another_size_are_resampled_and_prefix_tokens_kept():
     ramp = torch.arange(4.0).repeat_interleave(4)[None, :, None]  # the row of each patch of 4 x 4
     tokens = torch.cat([torch.full((1, 1, 1), 9.0), ramp], 1)
-    found = resampled(tokens, Grid(4, 4, prefix=1), Grid(2, 2, prefix=1))
-    assert found.flatten()[0] == 9 and found[0, 1] == found[0, 2] and found[0, 1] + found[0, 3] == pytest.approx(3)
+    result = resampled(tokens, Grid(4, 4, prefix=1), Grid(2, 2, prefix=1))
+    assert result.flatten()[0] == 9 and result[0, 1] == result[0, 2] and result[0, 1] + result[0, 3] == pytest.approx(3)
     assert resampled(tokens, Grid(4, 4, prefix=1), Grid(4, 4, prefix=1)) is tokens
 
 
@@ -162,13 +149,16 @@ def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
     images, side = tiny.images(height, width, dtype=torch.float64), height // 4
     order = permutation(24, 3)
     for view in (view_of(model), TracedModel(model)):  # converted, and as it is
-        before, found = view.run(images), view.shuffled(seed=3).run(images)
-        moved = view.run(shuffled_images(images, order.argsort(), side))
-        (x, grid), (y, _) = found.layers[-1], moved.layers[-1]
+        before, result = view.run(images), view.shuffled(seed=3).run(images)
+        moved = view.run(tiny.shuffle_patches(images, order.argsort(), side))
+        (x, grid), (y, _) = result.layers[-1], moved.layers[-1]
         torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-9, atol=1e-9)
         assert not torch.allclose(grid.split(x)[1], grid.split(before.layers[-1][0])[1])
         without = view.without_position()
-        (a, _), (b, _) = without.run(images).layers[-1], without.run(shuffled_images(images, order, side)).layers[-1]
+        (a, _), (b, _) = (
+            without.run(images).layers[-1],
+            without.run(tiny.shuffle_patches(images, order, side)).layers[-1],
+        )
         torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-9, atol=1e-9)
         after = view.run(images)
         assert all(torch.equal(p, q) for (p, _), (q, _) in zip(before.layers, after.layers, strict=True))
@@ -180,8 +170,8 @@ def test_an_edit_replaces_the_tokens_of_a_model_of_timm_and_of_a_pyramid():
         (tiny.tiny("learnable"), 32),
     ):
         view, images = view_of(model), tiny.images(size, size)
-        found = view.run(images, lambda layer, x, grid: torch.full_like(x, float(layer)))
-        assert [float(x.unique()) for x, _ in found.layers] == [float(layer) for layer in range(len(found.layers))]
+        result = view.run(images, lambda layer, x, grid: torch.full_like(x, float(layer)))
+        assert [float(x.unique()) for x, _ in result.layers] == [float(layer) for layer in range(len(result.layers))]
         assert torch.equal(view.run(images, lambda layer, x, grid: x).logits, view.run(images).logits)
 
 
@@ -209,17 +199,17 @@ def test_a_model_without_blocks_is_refused():
 
 def test_the_position_of_a_model_that_is_folded_for_all_sizes_is_computed_where_it_is_timed():
     model = graticule.fold(tiny.tiny("learnable").eval(), sizes=2)
-    held = model.position
+    folded = model.position
     seen = []
 
     def note(position, args, kwargs):
         seen.append(position)
 
-    for variant in (held, held.original):
+    for variant in (folded, folded.original):
         variant.register_forward_pre_hook(note, with_kwargs=True)
     computed = view_of(model).variants()["computed"]
     seen.clear()  # folding it again also computes it
     with torch.no_grad():
         computed(torch.randn(1, 3, 32, 32))
-    assert seen == [held.original] and not isinstance(seen[0], Folded)
-    assert model.position is held
+    assert seen == [folded.original] and not isinstance(seen[0], Folded)
+    assert model.position is folded

@@ -24,9 +24,9 @@ def doubles(*args, **kwargs):
 
 
 def test_without_position_every_layer_is_equivariant_and_the_logits_do_not_change():
-    found = translation_error(pooled("none"), doubles(48, 40, batch=4), [(1, 0), (2, -3)])
-    assert np.all(found.all_patches < 1e-12) and found.logits < 1e-12 and found.flips == 0
-    assert np.isnan(found.prefix).all()
+    result = translation_error(pooled("none"), doubles(48, 40, batch=4), [(1, 0), (2, -3)])
+    assert np.all(result.all_patches < 1e-12) and result.logits < 1e-12 and result.flips == 0
+    assert np.isnan(result.prefix).all()
 
 
 def test_outputs_as_unlike_as_those_of_another_image_have_an_error_of_the_root_of_two(monkeypatch):
@@ -45,8 +45,8 @@ def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is
 
 def test_the_effect_of_zero_padding_decays_from_the_border_inwards():
     model = pooled("peg(places=(0,))", img_size=112)
-    found = translation_error(model, doubles(112, 112, batch=3))
-    first = found.profile(0)  # directly after the PEG, whose 3 x 3 kernel reaches one patch inward
+    result = translation_error(model, doubles(112, 112, batch=3))
+    first = result.profile(0)  # directly after the PEG, whose 3 x 3 kernel reaches one patch inward
     assert first[0] > 1e-3 and np.nanmax(first[1:]) < 1e-12
     stacked = translation_error(pooled("peg(places=(-1, 0), layers=1)", img_size=112), doubles(112, 112))
     assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has spread it everywhere, but weaker
@@ -72,30 +72,30 @@ class Told(nn.Module):
 def test_the_numbers_are_those_of_the_definition():
     torch.manual_seed(3)
     x = torch.randn(5, 1, 3, 4, dtype=torch.float64)
-    found = translation_error(Told(2.0), x, [(1, 0)], border=0)
+    result = translation_error(Told(2.0), x, [(1, 0)], border=0)
     features = x.clone()
     features[:, :, 1, 1] += 2.0
     spread = (features - features.mean()).square().mean()
     # the position with a value differs, and so does the one that its content moved to: (2)^2 each, of 12 patches
-    assert found.all_patches[0] == pytest.approx(float((2 * 4.0 / 12 / spread).sqrt()), rel=1e-12)
-    assert np.isnan(found.logits) and "no head" in found.verdict()
+    assert result.all_patches[0] == pytest.approx(float((2 * 4.0 / 12 / spread).sqrt()), rel=1e-12)
+    assert np.isnan(result.logits) and "no head" in result.verdict()
 
 
 def test_tokens_of_the_border_are_those_near_an_edge_before_or_after_the_shift():
-    found = translation_error(Told(0.0), torch.randn(2, 1, 6, 6), [(1, 0), (0, 0 + 1)])
+    result = translation_error(Told(0.0), torch.randn(2, 1, 6, 6), [(1, 0), (0, 0 + 1)])
     # rows 0 and 5 are at an edge after the shift, row 1 came from one; so 3 x 6 and of the rest 2 columns of 3 rows
     per_shift = 3 * 6 + 2 * 3
-    assert found.counts[0][0] == 2 * per_shift
-    assert found.counts[0].sum() == 2 * 36
+    assert result.counts[0][0] == 2 * per_shift
+    assert result.counts[0].sum() == 2 * 36
 
 
 @pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_peg_gap"])
 def test_a_pyramid_is_measured_on_the_grid_of_every_stage(name):
     model = graticule.create_model(name, num_classes=5, **PYRAMID)
-    found = translation_error(model, images(64, 96))
-    assert [grid.shape for grid in found.grids] == [(16, 24), (8, 12), (8, 12), (4, 6), (2, 3)]
-    assert np.isfinite(found.all_patches).all()
-    assert np.isfinite(found.prefix).tolist() == [False] * 4 + [name == "pvt_tiny"]
+    result = translation_error(model, images(64, 96))
+    assert [grid.shape for grid in result.grids] == [(16, 24), (8, 12), (8, 12), (4, 6), (2, 3)]
+    assert np.isfinite(result.all_patches).all()
+    assert np.isfinite(result.prefix).tolist() == [False] * 4 + [name == "pvt_tiny"]
 
 
 @in_turn(
@@ -128,22 +128,22 @@ def test_a_swin_without_position_whose_windows_fill_the_grid_is_equivariant_in_t
         window_size=8,
         encoding="none",
     )
-    found = translation_error(draw(model).double(), doubles(32, 32), [(1, 0), (-1, 2)])
-    assert np.all(found.all_patches < 1e-12)
+    result = translation_error(draw(model).double(), doubles(32, 32), [(1, 0), (-1, 2)])
+    assert np.all(result.all_patches < 1e-12)
 
 
 def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
-    found = translation_error(tiny("peg"), images())
-    header, *rows = found.summary()
+    result = translation_error(tiny("peg"), images())
+    header, *rows = result.summary()
     assert header == COLUMNS and [row[0] for row in rows] == ["0", "1", "2"] and rows[0][1] == "4x4"
-    with np.load(found.save(tmp_path / "t.npz"), allow_pickle=False) as arrays:
-        np.testing.assert_array_equal(arrays["inside"], found.inside)
-        np.testing.assert_array_equal(arrays["profiles"][1], found.profile(1))
+    with np.load(result.save(tmp_path / "t.npz"), allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["inside"], result.inside)
+        np.testing.assert_array_equal(arrays["profiles"][1], result.profile(1))
         assert arrays["shifts"].tolist() == [[1, 0], [0, 1], [1, 1]]
 
 
 @in_turn(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"images": torch.zeros(1, 3, 32, 32)}, "`images`"),
         ({"images": torch.zeros(2, 3, 30, 32)}, "`img_size`"),
@@ -153,7 +153,7 @@ def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
         ({"model": nn.Linear(2, 2)}, "Linear"),
     ],
 )
-def test_unsupported_models_are_refused(change, said):
-    given = {"model": tiny("peg"), "images": images(), **change}
-    with pytest.raises(ValueError, match=said):
-        translation_error(**given)
+def test_unsupported_models_are_refused(change, message):
+    arguments = {"model": tiny("peg"), "images": images(), **change}
+    with pytest.raises(ValueError, match=message):
+        translation_error(**arguments)

@@ -40,15 +40,15 @@ def stages(model):
 
 def full_weights(model, img_size=None):
     """Return the whole matrix of every layer, (groups, N, N), as used in the forward pass."""
-    given = [one.mixing for one in model.position(model.grid_at(img_size or model.img_size))]
-    return [(one.matrix() if isinstance(one, Displacements) else one).detach() for one in given]
+    layers = [mixing.mixing for mixing in model.position(model.grid_at(img_size or model.img_size))]
+    return [(mixing.matrix() if isinstance(mixing, Displacements) else mixing).detach() for mixing in layers]
 
 
 def one_map(weights, query=(0, 0), **kwargs):
     """Return a map made by hand from weights (groups, H, W)."""
     weights = np.asarray(weights, float)
-    held = {"layer": 0, "stage": 0, "softmax": False, "bias": None, "centers": None, "matrices": None} | kwargs
-    return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **held})
+    values = {"layer": 0, "stage": 0, "softmax": False, "bias": None, "centers": None, "matrices": None} | kwargs
+    return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **values})
 
 
 # Values read from a model
@@ -59,43 +59,44 @@ def one_map(weights, query=(0, 0), **kwargs):
 def test_a_map_is_the_row_of_its_query_in_the_weights_of_the_layer_at_any_size(name, encoding):
     model = gated(name, encoding)
     size, grids = {GMLP: ((32, 24), [(8, 6)] * 3), POSMLP: ((16, 32), [(4, 4), (2, 4), (2, 4)])}[name]
-    assert [one.grid.shape for one in mixing_maps(model, size)] == grids
+    assert [layer.grid.shape for layer in mixing_maps(model, size)] == grids
     for at, query in ((None, (0, 0)), (None, (2, 1)), (None, (1, 3)), (size, (1, 2))):
-        given = model.position(model.grid_at(at or model.img_size))
-        for one, weights, position in zip(mixing_maps(model, at, query), full_weights(model, at), given, strict=True):
-            assert one.query == query and one.weights.shape == (one.groups, *one.grid.shape)
-            expected = weights[:, query[0] * one.grid.width + query[1]].unflatten(-1, one.grid.shape)
-            np.testing.assert_allclose(one.weights, expected.numpy(), rtol=0, atol=1e-14)
-            np.testing.assert_array_equal(one.bias.ravel(), position.spatial_bias.detach().numpy())
+        positions = model.position(model.grid_at(at or model.img_size))
+        maps = mixing_maps(model, at, query)
+        for layer, weights, position in zip(maps, full_weights(model, at), positions, strict=True):
+            assert layer.query == query and layer.weights.shape == (layer.groups, *layer.grid.shape)
+            expected = weights[:, query[0] * layer.grid.width + query[1]].unflatten(-1, layer.grid.shape)
+            np.testing.assert_allclose(layer.weights, expected.numpy(), rtol=0, atol=1e-14)
+            np.testing.assert_array_equal(layer.bias.ravel(), position.spatial_bias.detach().numpy())
 
 
 @names
 def test_mixed_tokens_are_the_sum_of_the_tokens_by_the_map(name):
     model, seen = gated(name), []
     unit = model.block(0, 0).mlp_channels.gate
-    unit.register_forward_hook(lambda module, given, out: seen.append((given[0], out)))
+    unit.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)))
     model(images(*model.img_size, dtype=torch.float64)[:, :1])
-    (one,) = mixing_maps(model, query=(1, 3), layers=[0])
-    height, width = one.grid.shape  # of the first window
+    (layer,) = mixing_maps(model, query=(1, 3), layers=[0])
+    height, width = layer.grid.shape  # of the first window
     x, out = (tokens.unflatten(1, model.grid.shape)[:, :height, :width].flatten(1, 2) for tokens in seen[0])
     at = width + 3
     u, v = x.chunk(2, -1)
-    v = v.unflatten(-1, (one.groups, -1))  # (B, N, groups, C / groups)
-    mixed = torch.einsum("gn,bngc->bgc", torch.from_numpy(one.weights).flatten(1), v).flatten(1)
-    expected = u[:, at] * (mixed + one.bias[1, 3])
+    v = v.unflatten(-1, (layer.groups, -1))  # (B, N, groups, C / groups)
+    mixed = torch.einsum("gn,bngc->bgc", torch.from_numpy(layer.weights).flatten(1), v).flatten(1)
+    expected = u[:, at] * (mixed + layer.bias[1, 3])
     torch.testing.assert_close(out[:, at], expected, rtol=0, atol=1e-12)
 
 
 @names
 def test_layers_are_counted_through_all_stages_and_the_query_is_the_center_of_the_window_by_default(name):
     maps = mixing_maps(gated(name))
-    assert [one.layer for one in maps] == [0, 1, 2]
+    assert [layer.layer for layer in maps] == [0, 1, 2]
     grids, at, groups, centers = {
         GMLP: ([(5, 7)] * 3, [0, 0, 0], [4, 4, 4], [(2, 3)] * 3),
         POSMLP: ([(4, 4), (3, 4), (3, 4)], [0, 1, 1], [2, 4, 4], [(2, 2), (1, 2), (1, 2)]),
     }[name]
-    assert [one.grid.shape for one in maps] == grids and [one.query for one in maps] == centers
-    assert [one.stage for one in maps] == at and [one.groups for one in maps] == groups
+    assert [layer.grid.shape for layer in maps] == grids and [layer.query for layer in maps] == centers
+    assert [layer.stage for layer in maps] == at and [layer.groups for layer in maps] == groups
 
 
 @names
@@ -103,32 +104,32 @@ def test_layers_are_counted_through_all_stages_and_the_query_is_the_center_of_th
 def test_logits_give_the_weights_and_a_folded_model_has_the_same_maps(name, encoding):
     model = gated(name, encoding)
     maps = mixing_maps(model, query=(1, 2))
-    for one, folded in zip(maps, mixing_maps(graticule.fold(model), query=(1, 2)), strict=True):
-        assert one.softmax == (encoding in QUADRATIC)
-        if one.softmax:
-            powers = np.exp(one.logits)
-            np.testing.assert_allclose(one.weights, powers / powers.sum((1, 2), keepdims=True), rtol=1e-12)
-            np.testing.assert_allclose(one.weights.sum((1, 2)), 1, rtol=1e-12)
+    for layer, folded in zip(maps, mixing_maps(graticule.fold(model), query=(1, 2)), strict=True):
+        assert layer.softmax == (encoding in QUADRATIC)
+        if layer.softmax:
+            powers = np.exp(layer.logits)
+            np.testing.assert_allclose(layer.weights, powers / powers.sum((1, 2), keepdims=True), rtol=1e-12)
+            np.testing.assert_allclose(layer.weights.sum((1, 2)), 1, rtol=1e-12)
         else:
-            assert one.centers is None and one.matrices is None
-            np.testing.assert_array_equal(one.logits, one.weights)
-        np.testing.assert_array_equal(one.weights, folded.weights)
-        np.testing.assert_array_equal(one.bias, folded.bias)
+            assert layer.centers is None and layer.matrices is None
+            np.testing.assert_array_equal(layer.logits, layer.weights)
+        np.testing.assert_array_equal(layer.weights, folded.weights)
+        np.testing.assert_array_equal(layer.bias, folded.bias)
 
 
 def test_logits_are_the_quadratic_form_around_the_center_seen_from_the_query_up_to_its_value_there():
     model = gated()
-    (one,) = mixing_maps(model, query=(1, 2), layers=[1])
+    (layer,) = mixing_maps(model, query=(1, 2), layers=[1])
     encoding = stages(model)[0].encodings[1]
-    np.testing.assert_array_equal(one.centers, encoding.center.detach().numpy())
-    np.testing.assert_allclose(one.matrices, (encoding.matrix @ encoding.matrix.mT).detach().numpy(), rtol=1e-12)
+    np.testing.assert_array_equal(layer.centers, encoding.center.detach().numpy())
+    np.testing.assert_allclose(layer.matrices, (encoding.matrix @ encoding.matrix.mT).detach().numpy(), rtol=1e-12)
     for group in range(4):
         for row in range(5):
             for column in range(7):
-                away = np.array([column - 2, row - 1]) - one.centers[group]  # (x, y)
-                center = one.centers[group]  # at delta = 0 a logit is 0
-                expected = (center @ one.matrices[group] @ center - away @ one.matrices[group] @ away) / 2
-                assert one.logits[group, row, column] == pytest.approx(expected, rel=1e-10, abs=1e-12)
+                away = np.array([column - 2, row - 1]) - layer.centers[group]  # (x, y)
+                center = layer.centers[group]  # at delta = 0 a logit is 0
+                expected = (center @ layer.matrices[group] @ center - away @ layer.matrices[group] @ away) / 2
+                assert layer.logits[group, row, column] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
 @in_turn("query", [(3, 0), (0, 4), (-1, 0), (0, -1)])
@@ -138,8 +139,8 @@ def test_a_query_outside_is_refused_with_its_stage(query):
     with pytest.raises(ValueError, match=rf"`query`.* inside the {grid} tokens that stage {stage} .*{query[0]}, "):
         mixing_maps(model, query=query)
     if stage == 1:  # it can be asked of the layers that have it
-        (one,) = mixing_maps(model, query=query, layers=[0])
-        assert one.query == query
+        (layer,) = mixing_maps(model, query=query, layers=[0])
+        assert layer.query == query
 
 
 @in_turn(
@@ -200,8 +201,8 @@ def test_non_locality_by_hand():
 def test_non_locality_is_of_the_matrix_in_the_quadratic_form(form, learned, expected):
     model = gated(groups=2, num_blocks=1, encoding=spec("ggqpe", form=form))
     stages(model)[0].encodings[0].matrix.data = torch.tensor(learned, dtype=torch.float64)
-    (one,) = mixing_maps(model)
-    assert one.non_locality() == (pytest.approx(expected), 2)
+    (layer,) = mixing_maps(model)
+    assert layer.non_locality() == (pytest.approx(expected), 2)
 
 
 # The file
@@ -213,9 +214,9 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
     parts = ("weights", "logits", "bias", "centers", "matrices")
     with np.load(path, allow_pickle=False) as arrays:
         assert set(arrays) == {f"layer{layer}_{part}" for layer in (0, 2) for part in parts}
-        for one in maps:
+        for layer_map in maps:
             for part in parts:
-                np.testing.assert_array_equal(arrays[f"layer{one.layer}_{part}"], getattr(one, part))
+                np.testing.assert_array_equal(arrays[f"layer{layer_map.layer}_{part}"], getattr(layer_map, part))
         shapes = [arrays[f"layer2_{part}"].shape for part in parts]
     assert shapes == [(4, 3, 4), (4, 3, 4), (3, 4), (4, 2), (4, 2, 2)]
 
@@ -233,11 +234,11 @@ def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     maps = mixing_maps(gated(), layers=[0, 2])
     figure = render(mixing_sheet(maps, title="a model"))
     lines, bars = panels(figure, 2, 4)
-    for line, one in zip(lines, maps, strict=True):
+    for line, layer in zip(lines, maps, strict=True):
         for group, ax in enumerate(line):
-            np.testing.assert_array_equal(ax.images[0].get_array(), one.weights[group])
+            np.testing.assert_array_equal(ax.images[0].get_array(), layer.weights[group])
             assert ax.get_title() == f"group {group} of 4"
-        assert [ax.get_ylabel() for ax in line] == [f"layer {one.layer}\n5 × 7", "", "", ""]
+        assert [ax.get_ylabel() for ax in line] == [f"layer {layer.layer}\n5 × 7", "", "", ""]
     assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"] and figure.get_suptitle() == "a model"
 
 
@@ -248,13 +249,13 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     maps = mixing_maps(gated(POSMLP))
     figure = render(bias_sheet(maps, "a model"))
     (line,), (bar,) = panels(figure, 1, 3)
-    for ax, one in zip(line, maps, strict=True):
-        np.testing.assert_array_equal(ax.images[0].get_array(), one.bias)
-        height, width = one.grid.shape
-        assert ax.get_title() == f"layer {one.layer}"
-        assert ax.get_xlabel() == f"{height} × {width}, mean {one.bias.mean():.2f}"
+    for ax, layer in zip(line, maps, strict=True):
+        np.testing.assert_array_equal(ax.images[0].get_array(), layer.bias)
+        height, width = layer.grid.shape
+        assert ax.get_title() == f"layer {layer.layer}"
+        assert ax.get_xlabel() == f"{height} × {width}, mean {layer.bias.mean():.2f}"
     (limits,) = {ax.images[0].get_clim() for ax in line}
-    assert limits == (min(one.bias.min() for one in maps), max(one.bias.max() for one in maps))
+    assert limits == (min(layer.bias.min() for layer in maps), max(layer.bias.max() for layer in maps))
     assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits
     assert figure.get_suptitle() == "a model"
 
@@ -268,8 +269,8 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     left, right = figure.axes
     for index, layers in enumerate(maps.values()):
         assert list(left.lines[index].get_xdata()) == list(right.lines[index].get_xdata()) == [0, 1, 2]
-        np.testing.assert_array_equal(left.lines[index].get_ydata(), [one.non_locality()[0] for one in layers])
-        np.testing.assert_array_equal(right.lines[index].get_ydata(), [one.distance() for one in layers])
+        np.testing.assert_array_equal(left.lines[index].get_ydata(), [layer.non_locality()[0] for layer in layers])
+        np.testing.assert_array_equal(right.lines[index].get_ydata(), [layer.distance() for layer in layers])
     assert "g" in left.get_title() and "distance" in right.get_title()
     assert left.get_xlabel() == right.get_xlabel() == "layer"
     assert "1 / patches²" in left.get_ylabel() and "patches" in right.get_ylabel()
@@ -288,15 +289,14 @@ def test_the_parts_of_lrpe_m_add_up_to_the_mixing_weights(name, folded):
     weights = full_weights(model)
     model = graticule.fold(model) if folded else model
     parts = mixing_parts(model, query=(1, 3))
-    assert [one.layer for one in parts] == [0, 1, 2]
-    for one, whole, encoding in zip(
-        parts, weights, [part for stage in stages(model) for part in stage.encodings], strict=True
-    ):
-        assert one.grid == encoding.grid and one.query == (1, 3)
-        np.testing.assert_array_equal(one.dense[0], encoding.first.weight.detach())
-        by_displacement = encoding.second.displacements(one.grid).matrix().detach()
-        np.testing.assert_array_equal(one.relative, by_displacement)
-        np.testing.assert_allclose(one.total, whole, rtol=0, atol=1e-14)
+    assert [layer.layer for layer in parts] == [0, 1, 2]
+    encodings = [part for stage in stages(model) for part in stage.encodings]
+    for layer, total, encoding in zip(parts, weights, encodings, strict=True):
+        assert layer.grid == encoding.grid and layer.query == (1, 3)
+        np.testing.assert_array_equal(layer.dense[0], encoding.first.weight.detach())
+        by_displacement = encoding.second.displacements(layer.grid).matrix().detach()
+        np.testing.assert_array_equal(layer.relative, by_displacement)
+        np.testing.assert_allclose(layer.total, total, rtol=0, atol=1e-14)
 
 
 def by_hand(dense, relative):
@@ -320,11 +320,10 @@ def test_a_sheet_of_parts_draws_both_their_sum_and_a_row_of_each_on_one_scale():
     panels = [ax for ax in figure.axes if ax.images or len(ax.lines) > 2]
     images = [ax.images[0] for ax in panels if ax.images]
     assert len(images) == 6
-    for first, one in ((0, parts[0]), (3, parts[1])):
-        group = min(1, len(one.relative) - 1)
-        for image, values in zip(
-            images[first : first + 3], (one.dense[0], one.relative[group], one.total[group]), strict=True
-        ):
+    for first, layer in ((0, parts[0]), (3, parts[1])):
+        group = min(1, len(layer.relative) - 1)
+        drawn = layer.dense[0], layer.relative[group], layer.total[group]
+        for image, values in zip(images[first : first + 3], drawn, strict=True):
             np.testing.assert_array_equal(image.get_array(), values)
             assert image.norm.vmax == -image.norm.vmin == (8 if first == 0 else 2)
     lines = [ax.lines[:3] for ax in panels if not ax.images]

@@ -1,5 +1,7 @@
 """The share of position: exact cases, no bias, the coverage of its intervals, and models."""
 
+import math
+
 import numpy as np
 import pytest
 import timm
@@ -24,17 +26,23 @@ def planted(images, table, noise=1.0, seed=0):
     return table + noise * drawn
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid(1, 5), Grid(2, 2)])
-def test_bases_are_orthonormal_and_hold_the_functions_of_rows_and_columns(grid):
-    rows, columns = Grid(*grid.shape).coordinates().double().unbind(1)
-    for basis, count in ((linear_basis(grid), sum(side > 1 for side in grid.shape)), (additive_basis(grid), None)):
-        size = grid.height + grid.width - 2 if count is None else count
+@pytest.mark.parametrize("grid", [GRID, Grid(1, 5), Grid(2, 2), Grid(2, 4, 3)])
+def test_bases_are_orthonormal_and_hold_functions_of_each_axis_but_no_product(grid):
+    axes = Grid(*grid.shape).coordinates().double().unbind(1)
+    sides = [side for side in grid.shape if side > 1]
+    powers = sum(axis**power for power, axis in enumerate(axes, start=2))
+    for basis, size, functions in (
+        (linear_basis(grid), len(sides), axes),
+        (additive_basis(grid), sum(sides) - len(sides), [powers]),
+    ):
         assert basis.shape == (grid.patches, size)
         torch.testing.assert_close(basis.T @ basis, torch.eye(size, dtype=torch.float64))
         assert basis.sum(0).abs().max() < 1e-12
-        for function in (rows, columns) if count is not None else (rows**2, columns**3 + rows):
+        for function in functions:
             centered = function - function.mean()
             torch.testing.assert_close(basis @ (basis.T @ centered), centered)
+    product = math.prod(axis - axis.mean() for axis in axes)
+    assert (additive_basis(grid).T @ product).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -50,14 +58,14 @@ def test_parts_of_the_share_are_those_of_the_function_of_the_place(of, linear, a
     row, column = Grid(3, 4).coordinates().double().unbind(1)
     table = of(row, column)[:, None] * torch.tensor([1.0, -2.0], dtype=torch.float64)
     offsets = torch.arange(5, dtype=torch.float64)[:, None, None].expand(-1, 1, 2)
-    found = shares(table + offsets)
+    result = shares(table + offsets)
     of_table = float((table - table.mean(0)).square().sum(1).mean())
     of_images = 2 * float(torch.arange(5.0).var())
     total = of_table / (of_table + of_images)
-    assert found["total"][0] == pytest.approx(total, abs=1e-12)
-    assert found["linear"][0] == pytest.approx(linear * total, abs=1e-12)
-    assert found["additive"][0] == pytest.approx(additive * total, abs=1e-12)
-    assert found["rest"][0] == pytest.approx((1 - linear) * total, abs=1e-12)
+    assert result["total"][0] == pytest.approx(total, abs=1e-12)
+    assert result["linear"][0] == pytest.approx(linear * total, abs=1e-12)
+    assert result["additive"][0] == pytest.approx(additive * total, abs=1e-12)
+    assert result["rest"][0] == pytest.approx((1 - linear) * total, abs=1e-12)
 
 
 @pytest.mark.parametrize("amplitude", [0.0, 0.3, 2.0])
@@ -66,9 +74,9 @@ def test_shares_have_no_bias_and_intervals_hold_the_truth_in_95_percent(amplitud
     table = amplitude * torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     between = float((table - table.mean(0)).square().sum(1).mean())
     truth = between / (between + 5)
-    found = np.array([shares(planted(8, table, seed=seed))["total"] for seed in range(300)])
-    assert abs(found[:, 0].mean() - truth) < 3 * found[:, 0].std() / 300**0.5 + 1e-3 * truth
-    covered = ((found[:, 1] <= truth) & (truth <= found[:, 2])).mean()
+    result = np.array([shares(planted(8, table, seed=seed))["total"] for seed in range(300)])
+    assert abs(result[:, 0].mean() - truth) < 3 * result[:, 0].std() / 300**0.5 + 1e-3 * truth
+    covered = ((result[:, 1] <= truth) & (truth <= result[:, 2])).mean()
     error = (0.95 * 0.05 / 300) ** 0.5
     assert covered > 0.95 - 3 * error
     assert covered < 0.95 + 3 * error or amplitude < 1
@@ -101,11 +109,11 @@ def test_a_model_without_position_has_none_and_a_table_is_found_in_every_layer()
 
 def test_shares_of_a_model_of_timm_and_of_transformers_are_those_of_ours():
     kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
-    theirs = tiny.draw(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    stock = tiny.draw(timm.create_model("vit_tiny_patch16_224", **kwargs))
     ours = graticule.create_model("vit_tiny_patch16_224", **kwargs)
-    ours.load_state_dict(theirs.state_dict())
+    ours.load_state_dict(stock.state_dict())
     images = tiny.images(batch=5)
-    a, b = (graticule.position_share(model, images) for model in (ours, theirs))
+    a, b = (graticule.position_share(model, images) for model in (ours, stock))
     assert a.names == b.names == ["0", "1", "features"]
     np.testing.assert_allclose(a.total.value, b.total.value, rtol=1e-4)
     np.testing.assert_allclose(a.decay.value, b.decay.value, rtol=1e-4)
@@ -115,24 +123,24 @@ def test_shares_of_a_model_of_timm_and_of_transformers_are_those_of_ours():
 
         def __init__(self):
             super().__init__()
-            self.blocks, self.img_size, self.num_prefix_tokens = theirs.blocks, (32, 32), 1
+            self.blocks, self.img_size, self.num_prefix_tokens = stock.blocks, (32, 32), 1
 
         def forward(self, images):
-            return type("Output", (), {"last_hidden_state": theirs.forward_features(images)})()
+            return type("Output", (), {"last_hidden_state": stock.forward_features(images)})()
 
     np.testing.assert_allclose(graticule.position_share(Wrapped(), images).total.value, b.total.value, rtol=1e-6)
 
 
 def test_other_sizes_are_those_of_resized_images():
     model, images = tiny.draw(tiny.tiny("learnable")), tiny.images(batch=4)
-    found = graticule.position_share(model, images, [(32, 32), (48, 40)], batch_size=3)
-    assert list(found.others) == [(48, 40)]
+    result = graticule.position_share(model, images, [(32, 32), (48, 40)], batch_size=3)
+    assert list(result.others) == [(48, 40)]
     resized = nn.functional.interpolate(images, (48, 40), mode="bilinear", antialias=True)
     alone = graticule.position_share(model, resized)
-    np.testing.assert_allclose(found.others[48, 40].total.value, alone.total.value, rtol=1e-5)
-    record = found.record()
-    assert record["others"][0]["img_size"] == [48, 40] and len(found.summary()) == 5
-    assert record["total"]["low"] == found.total.low.tolist()
+    np.testing.assert_allclose(result.others[48, 40].total.value, alone.total.value, rtol=1e-5)
+    record = result.record()
+    assert record["others"][0]["img_size"] == [48, 40] and len(result.summary()) == 5
+    assert record["total"]["low"] == result.total.low.tolist()
 
 
 @pytest.mark.parametrize(

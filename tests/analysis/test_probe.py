@@ -12,10 +12,10 @@ GRID = Grid(5, 7)
 
 def sums(features, folds=5):
     """Add features (images, H * W, D) in batches of four images."""
-    found = PositionSums(GRID, features.shape[-1], folds)
+    total = PositionSums(GRID, features.shape[-1], folds)
     for start in range(0, len(features), 4):
-        found.add(features[start : start + 4])
-    return found
+        total.add(features[start : start + 4])
+    return total
 
 
 def noise(images=30, channels=8):
@@ -44,7 +44,7 @@ def test_features_that_carry_row_and_column_have_r2_of_one_and_shuffled_labels_n
 
 def test_the_score_of_a_fold_is_that_of_a_ridge_regression_of_the_other_folds():
     features = carrying(torch.eye(2, dtype=torch.float64)) + noise()
-    found = sums(features)
+    total = sums(features)
     fold, others = features[0::5], torch.cat([features[k::5] for k in range(1, 5)])
     labels = labels_of(GRID)
     x, y = others.flatten(0, 1), labels.repeat(len(others), 1)
@@ -55,7 +55,7 @@ def test_the_score_of_a_fold_is_that_of_a_ridge_regression_of_the_other_folds():
     predicted = (fold - mean) / scale @ weights + y.mean(0)
     error = (predicted - labels).square().mean((0, 1))
     expected = 1 - error / labels.var(0, correction=0)
-    scores = found._score([1, 2, 3, 4], 0, (1e-2,) * 4)
+    scores = total._score([1, 2, 3, 4], 0, (1e-2,) * 4)
     torch.testing.assert_close(scores[:2], expected, rtol=1e-9, atol=1e-9)
 
 
@@ -82,8 +82,8 @@ def test_the_removal_in_two_channels_is_the_one_by_hand():
 
 
 def test_an_axis_of_one_patch_has_no_score_and_too_few_images_are_refused():
-    found = PositionSums(Grid(1, 6), 3, folds=2).add(torch.randn(4, 6, 3)).probe()
-    assert np.isnan(found.mean[0]) and np.isfinite(found.mean[1])
+    probe = PositionSums(Grid(1, 6), 3, folds=2).add(torch.randn(4, 6, 3)).probe()
+    assert np.isnan(probe.mean[0]) and np.isfinite(probe.mean[1])
     with pytest.raises(ValueError, match="`images` must be at least as many as folds, 5, got 4"):
         sums(noise(4)).probe()
     with pytest.raises(ValueError, match="`folds` must be at least 2, got 1"):

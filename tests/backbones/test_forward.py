@@ -9,7 +9,7 @@ import torch
 import graticule
 from graticule.backbones.vision_transformer import VisionTransformer
 from in_turn import in_turn
-from tiny import CLASSES, COVER, DEPTH, DIM, PAIRS, draw, images, spec, tiny
+from tiny import CLASSES, COVER, DEPTH, DIM, PAIRS, draw, images, shuffle_patches, spec, tiny
 
 choices = in_turn(("encoding", "joining"), COVER)
 
@@ -24,20 +24,12 @@ def test_a_copy_takes_published_names_on_its_own_account():
     assert other.position.encodings[0].pos_embed.shape == (1, 26, DIM)
 
 
-def shuffled(x, order):
-    """Put the patches of 8 pixels of images (B, C, height, width) in another order."""
-    batch, channels, height, width = x.shape
-    patches = x.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, C, N, 8, 8)
-    rows = patches.unflatten(2, (height // 8, width // 8)).permute(0, 1, 2, 4, 3, 5)
-    return rows.reshape(batch, channels, height, width)
-
-
 @in_turn("pool", ["avg", "token", "max"])
 @in_turn("encoding", ["none", "peg(kernel=1, places=(-1, 0, 1, 2))"])
 def test_without_position_the_logits_do_not_see_the_order_of_the_patches(encoding, pool):
     model = draw(tiny(encoding, global_pool=pool)).double().eval()
     x = images(24, 40, dtype=torch.float64)
-    torch.testing.assert_close(model(shuffled(x, torch.randperm(15))), model(x), rtol=0, atol=1e-11)
+    torch.testing.assert_close(model(shuffle_patches(x, torch.randperm(15))), model(x), rtol=0, atol=1e-11)
 
 
 PEGS = ("peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)")
@@ -50,7 +42,7 @@ PEGS = ("peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys'
 def test_with_position_the_logits_see_the_order_of_the_patches(encoding, joining):
     model = draw(tiny(encoding, joining, global_pool="avg")).double().eval()
     x = images(24, 40, dtype=torch.float64)
-    assert (model(shuffled(x, torch.randperm(15))) - model(x)).abs().max() > 1e-6
+    assert (model(shuffle_patches(x, torch.randperm(15))) - model(x)).abs().max() > 1e-6
 
 
 def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_table_does():

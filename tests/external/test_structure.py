@@ -49,16 +49,18 @@ class OwnBlock(nn.Module):
 
 def test_all_forms_of_position_of_an_unknown_model_are_found():
     model = Own()
-    found = find_structure(model)
-    assert found.blocks == ("parts.0", "parts.1") and found.attention == (0, 1)
-    assert [grid.shape for grid in found.grids] == [(2, 3)] * 2 and found.prefix == 0 and found.patch_size == (4, 4)
-    kinds = [(site.kind, site.layer, site.sine) for site in found.sites]
+    structure = find_structure(model)
+    assert structure.blocks == ("parts.0", "parts.1") and structure.attention == (0, 1)
+    assert [(grid.shape, grid.prefix) for grid in structure.grids] == [((2, 3), 0)] * 2
+    assert structure.prefix == 0 and structure.patch_size == (4, 4)
+    kinds = [(site.kind, site.layer, site.sine) for site in structure.sites]
     of_block = [("rotary", False), ("rotary", True)] * 2 + [("bias of displacements", False)]
     expected = [(kind, layer, sine) for layer in range(2) for kind, sine in of_block]
     assert kinds == [("absolute table", None, False), *expected]
-    assert found.sites[0].origins == {"where"} and torch.equal(found.sites[0].rows(), model.where)
-    assert found.sites[5].origins == {"parts.0.far"} and torch.equal(found.sites[5].constant, model.parts[0].far)
-    assert found.position_parameters == {"absolute table": 0, "rotary": 24, "bias of displacements": 72}
+    assert structure.sites[0].origins == {"where"} and torch.equal(structure.sites[0].rows(), model.where)
+    bias = structure.sites[5]
+    assert bias.origins == {"parts.0.far"} and torch.equal(bias.constant, model.parts[0].far)
+    assert structure.position_parameters == {"absolute table": 0, "rotary": 24, "bias of displacements": 72}
 
 
 def test_zeroing_leaves_masks_and_gains_and_rotates_by_angle_zero():
@@ -81,17 +83,17 @@ def test_zeroing_leaves_masks_and_gains_and_rotates_by_angle_zero():
 
 def test_the_position_of_a_larger_image_is_taken_from_the_nearest_patches():
     small, large = Own(), Own((4, 6))
-    found = partial(take_position, find_structure(small))
+    take = partial(take_position, find_structure(small))
     site = next(site for site in find_structure(small).sites if site.kind == "absolute table")
-    taken = found(find_structure(large), site.index, small.where)
+    taken = take(find_structure(large), site.index, small.where)
     assert torch.equal(taken, large.where[[7, 9, 11, 19, 21, 23]])
 
 
 def test_prefix_tokens_and_sizes_of_models_of_timm_are_found():
     for name, prefix in (("deit_tiny_distilled_patch16_224", 2), ("vit_base_patch16_siglip_224", 0)):
         model = timm.create_model(name, img_size=(32, 64), depth=1, embed_dim=12, num_heads=2)
-        found = find_structure(model)
-        assert (found.prefix, found.grid.shape, found.patch_size) == (prefix, (2, 4), (16, 16))
+        structure = find_structure(model)
+        assert (structure.prefix, structure.grid.shape, structure.patch_size) == (prefix, (2, 4), (16, 16))
 
 
 def test_a_model_that_converts_is_viewed_converted_unless_it_has_hooks():

@@ -50,23 +50,17 @@ def plain():
     return made
 
 
-def shuffled(images, order, side=8):
-    """Put patch order[i] of images (B, C, H, W) at position i."""
-    cut = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)[:, order]
-    return cut.unflatten(1, (images.shape[2] // side, -1)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
-
-
 def test_shuffling_positions_is_shuffling_patches_and_none_are_left_without(plain):
     images, order = torch.randn(2, 3, 32, 32, dtype=torch.float64), permutation(16, 3)
     for name, model in plain.items():
         view = TracedModel(model)
         assert [grid.shape for grid in view.grids((32, 32))] == [(4, 4)] * 2 and not view.unknown_parameters, name
         (x, grid), (before, _) = view.shuffled(3).run(images).layers[-1], view.run(images).layers[-1]
-        (y, _) = view.run(shuffled(images, order.argsort())).layers[-1]
+        (y, _) = view.run(tiny.shuffle_patches(images, order.argsort())).layers[-1]
         torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-6, atol=1e-8)
         assert not torch.allclose(x, before, rtol=1e-3), name
         without = view.without_position()
-        (a, _), (b, _) = (without.run(one).layers[-1] for one in (images, shuffled(images, order)))
+        (a, _), (b, _) = (without.run(x).layers[-1] for x in (images, tiny.shuffle_patches(images, order)))
         torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-6, atol=1e-8)
         assert view.attention(images)[1].weights.sum(-1) == pytest.approx(1)
 
@@ -78,8 +72,8 @@ def test_zeroing_position_is_zeroing_its_parameters():
         bare = build(name, config).double()
         bare.load_state_dict(model.state_dict())
         with torch.no_grad():
-            for own, value in bare.named_parameters():
-                if own.endswith(names):
+            for parameter_name, value in bare.named_parameters():
+                if parameter_name.endswith(names):
                     value.zero_()
         view = TracedModel(model)
         images = torch.randn(2, 3, *view.img_size, dtype=torch.float64)
@@ -87,36 +81,42 @@ def test_zeroing_position_is_zeroing_its_parameters():
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(x, view.run(images).layers[-1][0])
         features = [
-            one.features(images, one.run(images).layers) for one in (view.without_position(), TracedModel(bare))
+            changed.features(images, changed.run(images).layers)
+            for changed in (view.without_position(), TracedModel(bare))
         ]
         torch.testing.assert_close(*features, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(view.shuffled(1).run(images).layers[-1][0], view.run(images).layers[-1][0])
         assert sum(view.position_parameters.values()) >= sum(
-            value.numel() for own, value in model.named_parameters() if own.endswith(names)
+            value.numel() for parameter_name, value in model.named_parameters() if parameter_name.endswith(names)
         )
 
 
 def test_tokens_in_the_order_of_windows_are_put_row_by_row():
     torch.manual_seed(0)
     model = tiny.draw(build("HieraModel", HIERA)).double()
-    found = find_structure(model)
-    assert [grid.shape for grid in found.grids] == [(16, 16), (8, 8), (4, 4), (2, 2)] and None not in found.orders[:2]
+    structure = find_structure(model)
+    assert [grid.shape for grid in structure.grids] == [
+        (16, 16),
+        (8, 8),
+        (4, 4),
+        (2, 2),
+    ] and None not in structure.orders[:2]
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     other = images.clone()
     other[:, :, 16:24, 40:] += 1  # rows 4 and 5, columns 10 to 15 of patches of 4 x 4 pixels
-    before, after = (TracedModel(model).run(one).layers[0][0] for one in (images, other))
+    before, after = (TracedModel(model).run(pictures).layers[0][0] for pictures in (images, other))
     changed = (after - before).norm(dim=-1).view(2, 16, 16)
     assert changed[:, 4:6, 10:].min() > 10 * changed[:, 12:].max()
     view = TracedModel(model)
-    kept = view.run(images, lambda layer, x, grid: x).layers[-1][0]
-    torch.testing.assert_close(kept, view.run(images).layers[-1][0], rtol=0, atol=0)
-    assert "correlation" in {one.kind for one in explorer_maps(view, images[:1]).maps}
+    unchanged = view.run(images, lambda layer, x, grid: x).layers[-1][0]
+    torch.testing.assert_close(unchanged, view.run(images).layers[-1][0], rtol=0, atol=0)
+    assert "correlation" in {pictures.kind for pictures in explorer_maps(view, images[:1]).maps}
 
 
 def test_a_model_that_takes_all_images_as_one_row_is_audited():
     config = {**SMALL, "hidden_act": "silu", "image_size": 32}
-    found = audit(build("PixtralVisionModel", config), {(32, 32): torch.randn(9, 3, 32, 32)}, (32, 32), timed=False)
-    assert "position zeroed" in {one.name for one in found.effects}
+    result = audit(build("PixtralVisionModel", config), {(32, 32): torch.randn(9, 3, 32, 32)}, (32, 32), timed=False)
+    assert "position zeroed" in {effect.name for effect in result.effects}
 
 
 #: Classes that were tried when nothing of them worked without conversion.
@@ -131,22 +131,19 @@ def test_each_class_is_audited_explored_and_checked_as_it_is(name):
     model.register_forward_hook(lambda *_: None)  # which a conversion would lose
     size = image_size(model)
     images = torch.randn(5, 3, *size, dtype=torch.float64)
-    effects = {one.name for one in audit(model, {size: images}, size, timed=False).effects}
+    effects = {finding.name for finding in audit(model, {size: images}, size, timed=False).effects}
     assert effects >= {"position zeroed", "position shuffled"}
-    kinds = {one.kind for one in explorer_maps(view_of(model, size), images[:1]).maps}
+    kinds = {finding.kind for finding in explorer_maps(view_of(model, size), images[:1]).maps}
     assert kinds & {"correlation", "rotary", "bias"}
-    found = inspect_model(model, img_size=size, skip=["export"])
-    assert not [one.check for one in found if one.outcome == "failed"]
-    assert {"batch", "caches"} <= {one.check for one in found if one.outcome == "passed"}
+    findings = inspect_model(model, img_size=size, skip=["export"])
+    assert not [finding.check for finding in findings if finding.outcome == "failed"]
+    assert {"batch", "caches"} <= {finding.check for finding in findings if finding.outcome == "passed"}
 
 
 def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_path):
     images = torch.randn(2, 3, 32, 32)
-    for name, joining in (
-        ("ViTForImageClassification", "lape"),
-        ("Dinov2Model", "default"),
-        ("CLIPVisionModel", "lape"),
-    ):
+    names = ("ViTForImageClassification", "Dinov2Model", "CLIPVisionModel")
+    for name, joining in zip(names, ("lape", "default", "lape"), strict=True):
         torch.manual_seed(0)
         host = tiny.draw(build(name, SMALL))
         model = graticule.attach(copy.deepcopy(host), "learnable + peg", joining)
@@ -155,15 +152,16 @@ def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_pat
         again = graticule.from_pretrained(folder)
         assert type(again) is type(model) and again.graticule.created == model.graticule.created
         with torch.no_grad():
-            (found, expected), plain = (one(images)[0] for one in (again, model)), host(images)[0]
-            assert torch.equal(found, expected) and not torch.allclose(found, plain)
+            (features, expected), plain = (opened(images)[0] for opened in (again, model)), host(images)[0]
+            assert torch.equal(features, expected) and not torch.allclose(features, plain)
             assert torch.equal(type(host).from_pretrained(folder).eval()(images)[0], plain)  # without ours
     with pytest.raises(ValueError, match="`host` must be left out with a model of transformers"):
         graticule.save_pretrained(model, tmp_path, host="timm:vit_tiny_patch16_224")
     config = json.loads((folder / "config.json").read_text())
-    for change, said in (({"model": "AutoModel"}, "AutoModel; code of a"), ({"encoding": "learnabel"}, "did you mean")):
+    wrong = {"model": "AutoModel"}, {"encoding": "learnabel"}
+    for change, message in zip(wrong, ("AutoModel; code of a", "did you mean"), strict=True):
         (folder / "config.json").write_text(json.dumps({**config, "graticule": {**config["graticule"], **change}}))
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             graticule.from_pretrained(folder)
 
 
@@ -171,15 +169,15 @@ def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_pat
 def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_convert(name):
     torch.manual_seed(0)
     model = tiny.draw(build(name, configured(name)))
-    for parameter in (one for key, one in model.named_parameters() if "position" in key):
+    for parameter in (value for key, value in model.named_parameters() if "position" in key):
         torch.nn.init.normal_(parameter, std=5.0)
-    own = find_structure(model).img_size
-    large = (2 * own[0], 2 * own[1])
-    images = {size: list(torch.randn(3, 3, *size)) for size in (own, large)}
-    found = try_resamplers(ResampledTables(TracedModel(model)), images, own, progress=False).similarity
-    mine = found.pop("its own")[large]
-    torch.testing.assert_close(found["bicubic(antialias=False)"][large], mine, rtol=0, atol=1e-6)  # as in its code
-    assert max(abs(a - b) for a, b in zip(found["bilinear"][large], mine, strict=True)) > 1e-5
+    trained = find_structure(model).img_size
+    large = (2 * trained[0], 2 * trained[1])
+    images = {size: list(torch.randn(3, 3, *size)) for size in (trained, large)}
+    similarity = try_resamplers(ResampledTables(TracedModel(model)), images, trained, progress=False).similarity
+    mine = similarity.pop("its own")[large]
+    torch.testing.assert_close(similarity["bicubic(antialias=False)"][large], mine, rtol=0, atol=1e-6)  # as in its code
+    assert max(abs(a - b) for a, b in zip(similarity["bilinear"][large], mine, strict=True)) > 1e-5
     with pytest.raises(ValueError, match="`model` must add a table to its tokens, got Sapiens2Model"):
         ResampledTables(TracedModel(build("Sapiens2Model", configured("Sapiens2Model"))))
 
@@ -189,13 +187,14 @@ def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():
         ("PvtModel", [((32, 32), 0), ((16, 16), 0), ((8, 8), 0), ((4, 4), 1), ((4, 4), 1)]),
         ("Sam2HieraDetModel", [((16, 16), 0), ((8, 8), 0), ((8, 8), 0), ((4, 4), 0), ((4, 4), 0), ((2, 2), 0)]),
     ):
-        found = find_structure(build(name, configured(name)).float())
-        assert [(grid.shape, grid.prefix) for grid in found.grids] == expected
+        structure = find_structure(build(name, configured(name)).float())
+        assert [(grid.shape, grid.prefix) for grid in structure.grids] == expected
 
 
 def test_a_table_that_is_not_square_and_is_read_as_a_square_is_found():
-    found = {
-        one.check: one
-        for one in inspect_model(build("ViTModel", {**SMALL, "image_size": (24, 96)}), skip=["export", "caches"])
+    findings = {
+        finding.check: finding
+        for finding in inspect_model(build("ViTModel", {**SMALL, "image_size": (24, 96)}), skip=["export", "caches"])
     }
-    assert found["axes"].outcome == "failed" and "resampled for 15 x 15 patches must run row" in found["axes"].detail
+    axes = findings["axes"]
+    assert axes.outcome == "failed" and "resampled for 15 x 15 patches must run row" in axes.detail
