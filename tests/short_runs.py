@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.tasks.classification import ImageMixing, Recipe
-from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import Preempted
 
 #: Everything that draws random numbers or has its own state.
 RICH: dict[str, Any] = {
@@ -56,10 +56,10 @@ def signal_itself(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-def stopped(recipe: TrainingRecipe, folder: Path, step: int) -> Run:
-    """Train until a signal in the step after `step`."""
+def stopped(recipe: TrainingRecipe, folder: Path, step: int, method: str = "training_step") -> Run:
+    """Train until a signal in the step after `step`, or in another `method` of the training module after `step`."""
     with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, step, signal_itself)
+        at_step(patch, step, signal_itself, method)
         with pytest.raises(Preempted):
             train(recipe, folder, progress=False, resume=folder.exists())
     return Run.open(folder)
@@ -70,10 +70,10 @@ def copied(run: Run, folder: Path) -> Run:
     return Run(Path(shutil.copytree(run.folder, folder)))
 
 
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+def assert_same(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Check that two sets of weights are equal bit for bit."""
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert weights.keys() == expected.keys()
+    assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
 def rows(run: Run) -> list[dict[str, str]]:
@@ -82,27 +82,22 @@ def rows(run: Run) -> list[dict[str, str]]:
         return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
-def assert_same_end(ours: Run, theirs: Run) -> None:
+def assert_same_end(run: Run, expected: Run) -> None:
     """Check that two runs have the same weights, averages, optimizer and history, bit for bit."""
-    assert_same(load_file(ours.weights), load_file(theirs.weights))
-    last = [read_checkpoint(run.last) for run in (ours, theirs)]
-    assert last[0]["global_step"] == last[1]["global_step"]
+    assert_same(load_file(run.weights), load_file(expected.weights))
+    last, other = read_checkpoint(run.last), read_checkpoint(expected.last)
+    assert last["global_step"] == other["global_step"]
     for state in ("state_dict", "current_model_state"):
-        assert_same(*(checkpoint.get(state, {}) for checkpoint in last))
-    states = [checkpoint["optimizer_states"][0]["state"] for checkpoint in last]
-    for index, state in states[0].items():
-        assert_same(state, states[1][index])
-    assert rows(ours) == rows(theirs)
-    results = [run.result() | {"seconds": 0} for run in (ours, theirs)]
-    assert results[0] == results[1]
+        assert_same(last.get(state, {}), other.get(state, {}))
+    for index, state in last["optimizer_states"][0]["state"].items():
+        assert_same(state, other["optimizer_states"][0]["state"][index])
+    assert rows(run) == rows(expected)
+    assert run.result() | {"seconds": 0} == expected.result() | {"seconds": 0}
 
 
-def assert_equal_runs(ours: Run, theirs: Run, atol: float = 1e-10) -> None:
+def assert_equal_runs(run: Run, expected: Run, atol: float = 1e-10) -> None:
     """Check that two runs have the same weights, within `atol`, and the same history, within rounding errors."""
-    weights, others = load_file(ours.weights), load_file(theirs.weights)
-    assert weights.keys() == others.keys()
-    for name, value in weights.items():
-        torch.testing.assert_close(value, others[name], rtol=0, atol=atol)
-    for row, other in zip(rows(ours), rows(theirs), strict=True):
-        expected = {name: float(value) for name, value in other.items()}
-        assert {name: float(value) for name, value in row.items()} == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    torch.testing.assert_close(load_file(run.weights), load_file(expected.weights), rtol=0, atol=atol)
+    histories = [[{name: float(value) for name, value in row.items()} for row in rows(r)] for r in (run, expected)]
+    for row, other in zip(*histories, strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-5)

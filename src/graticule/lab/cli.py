@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType
 
 from graticule.lab.terminal import red
-from graticule.lab.training.interruption import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
+from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import install, known_name, printable
 from graticule.registry.plugins import load_named_plugins
 

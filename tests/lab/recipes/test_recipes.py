@@ -130,13 +130,16 @@ def is_cosine(recipe, optimizer, schedule, steps=10):
     warm, last, end = (steps * n for n in (recipe.warmup_epochs, recipe.epochs, recipe.epochs + recipe.cooldown_epochs))
     for step in sorted({0, 1, warm // 2, warm, warm + 1, last // 3, last // 2, last - 1, last, end}):
         schedule.step_update(step)
-        depth = (1 + math.cos(math.pi * min(step, last) / last)) / 2
-        rate = recipe.min_lr + (recipe.lr - recipe.min_lr) * depth
-        if step < warm:
-            rate = recipe.warmup_lr + (recipe.lr - recipe.warmup_lr) * step / warm
-        if optimizer.param_groups[0]["lr"] != pytest.approx(rate, rel=1e-6):
+        if optimizer.param_groups[0]["lr"] != pytest.approx(scheduled(recipe, step, warm, last), rel=1e-6):
             return False
     return True
+
+
+def scheduled(recipe, step, warm, last):
+    """Return the rate that rises linearly until `warm` and falls as a cosine until `last`."""
+    if step < warm:
+        return recipe.warmup_lr + (recipe.lr - recipe.warmup_lr) * step / warm
+    return recipe.min_lr + (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * min(step, last) / last)) / 2
 
 
 def number(value):
@@ -177,10 +180,10 @@ def test_the_recipes_of_cpvt_and_deit_have_the_values_of_its_table(name):
 def test_a_distilled_recipe_is_the_plain_one_with_a_teacher(family):
     recipe, plain = load_recipe(f"{family}_distilled_imagenet"), load_recipe(f"{family}_imagenet")
     assert dataclasses.replace(recipe, model=plain.model, distillation=Distillation()) == plain
-    given = recipe.distillation
-    assert (given.teacher, given.form, given.share) == ("regnety_160", "hard", 0.5)
+    distillation = recipe.distillation
+    assert (distillation.teacher, distillation.form, distillation.share) == ("regnety_160", "hard", 0.5)
     assert str(FIGURES["cpvt"]["hard_distillation"][family]) in list_recipes()[f"{family}_distilled_imagenet"]
-    tokens = [model_of(one).num_prefix_tokens for one in (recipe, plain)]
+    tokens = [model_of(variant).num_prefix_tokens for variant in (recipe, plain)]
     assert tokens == ([2, 1] if family == "deit_tiny" else [1, 1])
 
 
@@ -239,23 +242,15 @@ def released_settings(recipe, gpus=4):
 @pytest.mark.parametrize(("name", "letter"), [("tiny", "T"), ("small", "S"), ("base", "S")])
 def test_the_recipes_of_posmlp_have_the_settings_of_its_released_configurations(name, letter):
     recipe, row = load_recipe(f"posmlp_{name}_imagenet"), RELEASED["settings"][letter]
-    found = released_settings(recipe)
-    assert found == {column: row[column] for column in found}
-    assert (
-        row["model_hyper"]["shift"] is False
-        and recipe.aug_repeats == 1
-        and recipe.augmentation.random_crop_padding == 0
-    )
+    settings = released_settings(recipe)
+    assert settings == {column: row[column] for column in settings}
+    assert row["model_hyper"]["shift"] is False
+    assert (recipe.aug_repeats, recipe.augmentation.random_crop_padding) == (1, 0)
     # the others are seeds, reports, and disabled options: no other augmentation, no other decay
     off = {"vflip": 0.0, "drop_block": None, "drop_connect": None, "gp": None, "jsd": False, "aug_splits": 0}
     assert {column: row[column] for column in off} == off and not row["epoch_repeats"]
-    rates = RELEASED["learning_rate"]["values"][letter]
-    first, warm = recipe.warmup_lr, recipe.warmup_epochs
-    for epoch, rate in rates.items():
-        epoch = int(epoch)
-        falling = (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * epoch / recipe.epochs)) / 2
-        ours = first + (recipe.lr - first) * epoch / warm if epoch < warm else recipe.min_lr + falling
-        assert ours == pytest.approx(rate, rel=1e-9)
+    for epoch, rate in RELEASED["learning_rate"]["values"][letter].items():
+        assert scheduled(recipe, int(epoch), recipe.warmup_epochs, recipe.epochs) == pytest.approx(rate, rel=1e-9)
 
 
 def test_tables_of_half_of_imagenet_are_trained_on_half_and_table_2_on_all():
@@ -339,14 +334,12 @@ def test_swin_with_pegs_is_trained_as_swin_is_in_its_code_with_its_batch_and_rat
     assert (recipe.batch_size, recipe.lr, recipe.min_lr, recipe.warmup_lr) == (1024, 1e-3, 1e-5, 1e-6)
     changed = {name: getattr(plain, name) for name in ("model", "batch_size", "lr", "min_lr", "warmup_lr")}
     assert dataclasses.replace(recipe, **changed) == plain
-    assert (
-        str(FIGURES["cpvt"]["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][1])
-        in list_recipes()["swin_tiny_peg_imagenet"]
-    )
-    kept, removed = (model_of(dataclasses.replace(recipe, encoding=encoding)) for encoding in (None, "peg"))
-    names = {name for name, _ in kept.named_parameters()} - {name for name, _ in removed.named_parameters()}
+    accuracy = FIGURES["cpvt"]["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][1]
+    assert str(accuracy) in list_recipes()["swin_tiny_peg_imagenet"]
+    both, peg = (model_of(dataclasses.replace(recipe, encoding=encoding)) for encoding in (None, "peg"))
+    names = {name for name, _ in both.named_parameters()} - {name for name, _ in peg.named_parameters()}
     assert sum("relative_position_bias_table" in name for name in names) == 12
-    assert kept.global_pool == removed.global_pool == "avg"
+    assert both.global_pool == peg.global_pool == "avg"
 
 
 @pytest.mark.parametrize(("size", "depth"), [("tiny", 0.1), ("small", 0.2)])
@@ -362,10 +355,10 @@ def test_vit_adapters_have_the_scales_the_stochastic_depth_and_the_decay_of_its_
     assert (len(scales), rates) == (24, {depth})
     module = TrainingModule(SimpleNamespace(recipe=recipe), model, SimpleNamespace(steps=5))
     groups = module.configure_optimizers()["optimizer"].param_groups
-    found = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
-    embeds = [name for name in found if name.endswith(("reader.level_embed", ".pos_embed"))]
-    assert {found[name] for name in embeds} == {recipe.weight_decay * decayed} and len(embeds) == 2
-    assert {found[name] for name in scales} == {0} and max(found.values()) == recipe.weight_decay
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    embeds = [name for name in decay if name.endswith(("reader.level_embed", ".pos_embed"))]
+    assert {decay[name] for name in embeds} == {recipe.weight_decay * decayed} and len(embeds) == 2
+    assert {decay[name] for name in scales} == {0} and max(decay.values()) == recipe.weight_decay
 
 
 def test_segmenter_starts_from_a_table_that_is_resampled_bilinearly():
@@ -399,20 +392,17 @@ def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_
     recipe = load_recipe(name)
     classes = 100 if recipe.dataset == "cifar100" else 10
     cfg = model_of(recipe, classes).pretrained_cfg
-    expected = {
-        10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        100: ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-    }
-    assert (cfg["mean"], cfg["std"]) == expected[classes] and cfg["num_classes"] == classes
+    ten, hundred = (
+        ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    )
+    assert (cfg["mean"], cfg["std"]) == {10: ten, 100: hundred}[classes] and cfg["num_classes"] == classes
 
 
 def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
     recipe = Recipe(mixing=ImageMixing(mixup=0.8, off_epoch=2), label_smoothing=0.1)
-    mixup = build_mixup(mixup=0.8, cutmix=0.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
-    model.num_classes = 4
-    task = Classification(recipe)
-    task.mixup = mixup
+    model, task = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), Classification(recipe)
+    task.mixup = build_mixup(mixup=0.8, cutmix=0.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=4)
     images, labels = torch.randn(6, 3, 2, 2), torch.arange(6) % 4
     plain = F.cross_entropy(model(images), labels, label_smoothing=0.1)
     for epoch, mixed in ((0, True), (1, True), (2, False), (3, False), (309, False)):
@@ -430,9 +420,9 @@ def registered():
     """Unregister the recipes that a test registers."""
     before = dict(RECIPES), dict(plugins._registered)
     yield RECIPES
-    for holder, kept in zip((RECIPES, plugins._registered), before, strict=True):
-        holder.clear()
-        holder.update(kept)
+    for table, entries in zip((RECIPES, plugins._registered), before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 def test_a_registered_recipe_has_its_variants_and_its_line(registered):
@@ -462,13 +452,7 @@ def test_invalid_registrations_of_recipes_are_refused(registered):
         """Return no recipe."""
 
     refused = [
-        (
-            "my recipe",
-            mine,
-            {"depth": 2},
-            ValueError,
-            "`name` of a recipe must be an identifier, such as my_recipe, got",
-        ),
+        ("my recipe", mine, {"depth": 2}, ValueError, "`name` of a recipe must be an identifier, such as my_recipe, "),
         ("digits_quick", mine, {"depth": 2}, ValueError, "`name` must be new, got 'digits_quick', which is the recipe"),
         ("mine", mine, {}, ValueError, "the recipe 'mine' must have the arguments of mine: missing a required"),
         ("mine", mine, {"depht": 2}, ValueError, "the recipe 'mine' must have the arguments of mine: "),
@@ -491,22 +475,14 @@ def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_docum
     (tmp_path / "docs").symlink_to(PLUGIN.parent)
     code, out, _ = run_command(capsys, "train", "--help-all")
     assert code == 0 and re.search(r"fourier_digits +A small ViT with Fourier features", out)
-    command = (
-        "train",
-        "fourier_digits",
-        "--plugin",
-        "docs/my_methods.py",
-        "--quick",
-        "--output",
-        "runs/fourier_digits",
-    )
-    code, _, err = run_command(capsys, *command)
+    command = "train fourier_digits --plugin docs/my_methods.py --quick --output runs/fourier_digits"
+    code, _, err = run_command(capsys, *command.split())
     assert code == 0, err
     (block,) = re.findall(r"```python\n(.*?)```", (PLUGIN.parent / "extending.md").read_text(), flags=re.DOTALL)
-    shown: dict = {}
-    exec(compile(block, "extending.md", "exec"), shown)
+    names: dict = {}
+    exec(compile(block, "extending.md", "exec"), names)
     assert capsys.readouterr().out.startswith("random_fourier(frequencies=16) ")
-    run = shown["run"]
+    run = names["run"]
     assert run.recipe() == load_recipe("fourier_digits").quick() and run.recipe().joining == "decayed"
     assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}
 
@@ -518,6 +494,5 @@ def test_vit_adapters_resample_their_table_as_in_its_code(name):
     encoding = backbone.position.encodings[0]
     table = encoding.pos_embed[0].T.reshape(1, -1, 14, 14)
     for grid in ((50, 83), (32, 32), (10, 12)):
-        found = encoding(graticule.Grid(*grid))
         expected = F.interpolate(table, grid, mode="bicubic", align_corners=False).flatten(2)[0].T
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(encoding(graticule.Grid(*grid)), expected, rtol=0, atol=1e-5)

@@ -138,11 +138,6 @@ def test_the_teacher_receives_the_raw_image_in_its_own_normalization_size_and_ch
     torch.testing.assert_close(teacher.model.seen, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_gray_teacher_of_colour_images_is_refused():
-    with pytest.raises(ValueError, match=r"`distillation.teacher` must take images of 3 channels.*got one of 1"):
-        teacher_of(COLOURS, (1, 12, 20), (0.5,), (0.5,))
-
-
 # State of the teacher
 
 
@@ -294,6 +289,8 @@ def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, 
     for teacher, checkpoint, info, message in refused:
         with pytest.raises(ValueError, match=message):
             build_teacher(Distillation(teacher=teacher, teacher_checkpoint=checkpoint), info, (28, 28))
+    with pytest.raises(ValueError, match=r"`distillation.teacher` must take images of 3 channels.*got one of 1"):
+        teacher_of(COLOURS, (1, 12, 20), (0.5,), (0.5,))
     with pytest.raises(FileNotFoundError, match=r"`distillation.teacher_checkpoint` must be a file"):
         build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint="none.pth"), DIGITS, (28, 28))
 

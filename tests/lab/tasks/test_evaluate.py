@@ -14,6 +14,7 @@ from commands import run_command
 from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.training.cost import inference_cost
 from graticule.lab.training.loop import train
 from short_runs import rows, short
 
@@ -40,16 +41,11 @@ def model_that_knows(data: DataModule, wrong: int) -> torch.nn.Module:
     return model
 
 
-def test_top1_is_the_share_of_images_that_are_classified_correctly(data):
+def test_top1_is_the_share_of_right_images_and_the_loss_the_mean_over_images_whatever_the_batches(data):
+    right, wrong = (-torch.log_softmax(torch.tensor([2.0] + [0.0] * 9), 0)[:2]).tolist()
     (score,) = evaluate(model_that_knows(data, wrong=7), data, [(28, 28)], progress=False)
-    assert score.images == 50
-    assert score.top1 == pytest.approx(100 * 43 / 50, abs=1e-4)
-
-
-def test_the_loss_is_the_mean_over_images_whatever_the_batches(data):
-    (score,) = evaluate(model_that_knows(data, wrong=0), data, [(28, 28)], progress=False)
-    expected = -torch.log_softmax(torch.tensor([2.0] + [0.0] * 9), 0)[0].item()
-    assert score.loss == pytest.approx(expected, rel=1e-6)
+    assert (score.images, score.top1) == (50, pytest.approx(100 * 43 / 50, abs=1e-4))
+    assert score.loss == pytest.approx((43 * right + 7 * wrong) / 50, rel=1e-6)
 
 
 def test_the_model_is_unchanged(data):
@@ -70,24 +66,28 @@ def test_a_size_that_no_patch_divides_is_refused_before_any_work(data):
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
 def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, capsys, precision):
-    run = train(short(precision=precision), tmp_path / "run", progress=False)
-    held_out = {int(row["epoch"]): float(row["val_loss"]) for row in rows(run)}
-    loss = {}
-    for given in ((), ("--precision", "32-true")):
-        code, out, _ = run_command(capsys, "evaluate", run.folder, *given)
+    run = train(short(precision=precision, epochs=1), tmp_path / "run", progress=False)
+    losses = []
+    for words in ((), ("--precision", "32-true")):
+        code, out, _ = run_command(capsys, "evaluate", run.folder, *words)
         (record,) = json.loads((run.folder / "evaluation.json").read_text())
         assert code == 0 and (f"computed in {precision}" in out) == (record.get("precision") == precision) == (
-            not given
+            not words
         )
-        loss[given] = record["loss"]
-    assert loss[()] == pytest.approx(held_out[run.result()["best_epoch"]], rel=1e-6)
-    assert precision == "64-true" or loss[()] != loss["--precision", "32-true"]
+        losses.append(record["loss"])
+    assert losses[0] == pytest.approx(float(rows(run)[0]["val_loss"]), rel=1e-6)
+    assert precision == "64-true" or losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("name", ["vit_nano_patch4_28", "timm:vit_tiny_patch16_224"])
-def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(name, data):
-    model = timm.create_model(name[5:], in_chans=1, num_classes=10) if ":" in name else graticule.create_model(name)
-    sizes = [(32, 48), (64, 64)] if ":" in name else [(28, 28), (28, 56)]
+@pytest.mark.parametrize("ours", [True, False])
+def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(ours, data):
+    if ours:
+        model, sizes = graticule.create_model("vit_nano_patch4_28"), [(28, 28), (28, 56)]
+    else:
+        model, sizes = (
+            timm.create_model("vit_tiny_patch16_224", depth=2, in_chans=1, num_classes=10),
+            [(32, 48), (64, 64)],
+        )
     for score in evaluate(model, data, sizes, progress=False):
         sized = view_of(model).resized_to(score.size).model.eval()
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -121,3 +121,9 @@ def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys
     ):
         code, _, err = run_command(capsys, "evaluate", *models, *words, *more)
         assert code == 1 and message in err
+
+
+def test_a_pass_has_a_speed_and_its_memory_is_counted_on_gpus_alone():
+    model = graticule.create_model("vit_nano_patch4_28", depth=1).eval()
+    cost = inference_cost(model, torch.zeros(2, 1, 28, 28))
+    assert cost.batch == 2 and 0 < cost.images_per_second < float("inf") and cost.memory is None

@@ -43,9 +43,9 @@ def naive_bits(model, data: TextModule) -> float:
     nats = 0.0
     with torch.inference_mode():
         for inputs, targets in data.val_dataloader():
-            for text, wanted in zip(inputs, targets, strict=True):
+            for text, words in zip(inputs, targets, strict=True):
                 chances = model(text[None])[0].softmax(-1)
-                nats -= sum(float(chances[place, word].log()) for place, word in enumerate(wanted) if word != PADDING)
+                nats -= sum(float(chances[place, word].log()) for place, word in enumerate(words) if word != PADDING)
     return nats / math.log(2) / data.num_bytes("test")
 
 
@@ -99,8 +99,7 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
     with torch.inference_mode():
         for inputs, targets in data.val_dataloader():
             nats += token_nats(model(inputs), targets).sum(dtype=torch.float64).item()
-    found = run.result()["last_bpb"]
-    assert found == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
+    assert run.result()["last_bpb"] == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
 
 
 # The engine

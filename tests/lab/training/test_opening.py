@@ -30,11 +30,7 @@ def test_a_run_is_opened_by_its_folder_with_its_best_or_last_weights_in_evaluati
 
 
 def test_each_file_of_weights_that_a_run_writes_is_opened_with_the_model_of_its_run(run):
-    for file, checkpoint in (
-        (run.weights, "best"),
-        (run.best, "best"),
-        (run.last, "last"),
-    ):
+    for file, checkpoint in ((run.weights, "best"), (run.best, "best"), (run.last, "last")):
         model = graticule.load(str(file))
         assert same_weights(model, run.model(checkpoint=checkpoint)), file.name
         assert not model.training
@@ -43,8 +39,8 @@ def test_each_file_of_weights_that_a_run_writes_is_opened_with_the_model_of_its_
 def test_a_published_folder_is_opened(tmp_path):
     model = graticule.create_model("vit_nano_patch4_28", joining="lape")
     model.save_pretrained(tmp_path / "published")
-    found = graticule.load(tmp_path / "published")
-    assert same_weights(found, model) and not found.training
+    opened = graticule.load(tmp_path / "published")
+    assert same_weights(opened, model) and not opened.training
     with pytest.raises(ValueError, match="`checkpoint` must be left out for a published model"):
         graticule.load(tmp_path / "published", checkpoint="last")
 
@@ -72,10 +68,8 @@ def test_files_without_a_known_model_are_refused(run, tmp_path):
 def test_the_plugin_of_a_run_is_imported_if_it_is_named(run, tmp_path, monkeypatch, my_methods):
     from graticule.registry import plugins
 
-    file = my_methods.__file__
-    folder = tmp_path / "run"
-    own = short(encoding="random_fourier(frequencies=4)", epochs=1)
-    trained = train(own, folder, progress=False)
+    file, folder = my_methods.__file__, tmp_path / "run"
+    trained = train(short(encoding="random_fourier(frequencies=4)", epochs=1), folder, progress=False)
     monkeypatch.setattr(plugins, "_registered", {})
     with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py"):
         graticule.load(folder)

@@ -11,10 +11,10 @@ from forked import forked, run_command
 from graticule.checkpoints.read import save_weights
 from graticule.lab.cli import main
 from graticule.lab.training.checkpoints import saved_checkpoints
-from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import Interrupted, Preempted
 from in_turn import in_turn
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
@@ -73,11 +73,11 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
     os.killpg(process.pid, signal.SIGTERM)
     signaled.touch()
     process.join()
-    run, said = Run.open(folder), errors.read_text()
-    assert process.exitcode == 75, said
-    assert f"resume with: graticule train --resume {folder}" in said and "Traceback" not in said
-    assert len(steps(run)) == 1 and 1 <= steps(run)[0] <= 3 and not run.finished
-    saved = steps(run)[0]
+    run, printed = Run.open(folder), errors.read_text()
+    assert process.exitcode == 75, printed
+    assert f"resume with: graticule train --resume {folder}" in printed and "Traceback" not in printed
+    (saved,) = steps(run)
+    assert 1 <= saved <= 3 and not run.finished
     assert "stopped by Preempted" in run.log_file.read_text()
     assert main(command) == 0
     assert f"resumed after step {saved}" in run.log_file.read_text()
@@ -117,12 +117,8 @@ def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monke
     ],
 )
 def test_within_the_last_step_or_validation_the_run_stops_after_the_epoch(tmp_path, method, step, saved, rich):
-    run = Run(tmp_path / "run")
     recipe = rich.recipe()
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, step, signal_itself, method)
-        with pytest.raises(Preempted):
-            train(recipe, run.folder, progress=False)
+    run = stopped(recipe, tmp_path / "run", step, method)
     assert steps(run)[-1] == saved and not run.finished
     assert len(run.metrics_file.read_text().splitlines()) == 1 + saved // 3
     train(recipe, run.folder, resume=True, progress=False)
@@ -161,22 +157,22 @@ def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes
     name, *rest = command.split()
     arguments = [name, *rest, "--output", str(tmp_path)]
     work, resumes = f"{name}.{'run_study' if name == 'study' else name}", "the same command resumes it."
-    for stop, code, said in (
-        (raising(Preempted), 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
-        (lambda *_, **__: signal_itself(), 75, "graticule: stopped on a signal"),  # between two runs
-        (raising(Interrupted), 130, "graticule: stopped"),
-        (raising(KeyboardInterrupt), 130, "graticule: stopped"),
+    for reason, code, message in (
+        (Preempted, 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
+        (signal.SIGTERM, 75, "graticule: stopped on a signal"),  # between two runs
+        (Interrupted, 130, "graticule: stopped"),
+        (KeyboardInterrupt, 130, "graticule: stopped"),
     ):
+
+        def stop(*_, reason=reason, **__):
+            if reason is signal.SIGTERM:
+                signal_itself()
+            else:
+                raise reason
+
         monkeypatch.setattr(f"graticule.lab.commands.{work}", stop)
-        assert main(arguments) == code, stop
-        assert capsys.readouterr().err.strip() == f"{said}; {resumes}"
-
-
-def raising(kind):
-    def stop(*arguments, **options):
-        raise kind
-
-    return stop
+        assert main(arguments) == code, reason
+        assert capsys.readouterr().err.strip() == f"{message}; {resumes}"
 
 
 def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from forked import forked, run_command
 from graticule.lab.cli import main
-from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import Interrupted
 from short_runs import assert_same_end, at_step, copied, rows, short, signal_itself, stopped
 
 #: All options with random numbers or state are on; three epochs of 10 steps.

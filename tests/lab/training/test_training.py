@@ -1,6 +1,5 @@
 """Training follows the recipe: schedule, optimizer, decay, averaging, precision."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -22,25 +21,6 @@ from short_runs import short
 
 def module_of(recipe: Recipe) -> TrainingModule:
     return TrainingModule(Classification(recipe), build_model(recipe, num_classes=10), build_data(recipe).train_order())
-
-
-def rates(recipe: Recipe, steps: int) -> list[float]:
-    """Return the optimizer's learning rate at every step."""
-    configured = module_of(recipe).configure_optimizers()
-    optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    found = []
-    for step in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        scheduler.step_update(step + 1)
-    return found
-
-
-def test_the_rate_warms_up_linearly_falls_as_a_cosine_and_stays_at_its_minimum():
-    recipe = short(epochs=10, warmup_epochs=2, cooldown_epochs=2, lr=1e-2, min_lr=1e-4, warmup_lr=1e-3)
-    found = rates(recipe, 36)
-    line = [1e-3 + (1e-2 - 1e-3) * step / 6 for step in range(6)]
-    cosine = [1e-4 + (1e-2 - 1e-4) / 2 * (1 + math.cos(math.pi * step / 30)) for step in range(6, 30)]
-    assert found == pytest.approx(line + cosine + [1e-4] * 6, rel=1e-6)
 
 
 def test_position_and_vectors_do_not_decay_and_matrices_do():
@@ -139,8 +119,8 @@ def test_a_given_value_that_is_used_is_set_and_unused_ones_of_the_recipe_stay(ch
 
 
 def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():
-    given = parse_choices(load_recipe("digits_quick"), ["warmup_epochs=0,warmup_steps=800"], "train")
-    recipe = given.popitem()[1]
+    choices = parse_choices(load_recipe("digits_quick"), ["warmup_epochs=0,warmup_steps=800"], "train")
+    recipe = choices.popitem()[1]
     assert warmup_of(recipe, steps=81) == 800
     with pytest.raises(ValueError, match="`warmup_steps` must be fewer than the steps of the run, 800, got 800"):
         warmup_of(recipe, steps=80)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.commands.options import command_line, output_folder, parse_recipe
 from graticule.lab.recipes.load import list_recipes, load_recipe
-from graticule.lab.training.interruption import STOPPED, Interrupted, Preempted, requeue_code
-from graticule.lab.training.run_folder import RunFolder
+from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, RunFolder, requeue_code
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:

@@ -103,8 +103,8 @@ def train_runs(
         RuntimeError: if runs failed in an executor, with their names, after all others are finished.
         Interrupted: if the user stopped it.
     """
-    from graticule.lab.training.interruption import Interrupted
     from graticule.lab.training.run import Run
+    from graticule.lab.training.run_folder import Interrupted
     from graticule.registry.plugins import loaded_plugins
 
     plugins = loaded_plugins()
@@ -172,8 +172,8 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
 
         for plugin in plugins:
             load_plugin(plugin)
-        from graticule.lab.training.interruption import Interrupted
         from graticule.lab.training.loop import train
+        from graticule.lab.training.run_folder import Interrupted
         from graticule.lab.training.task import read_recipe
 
         try:

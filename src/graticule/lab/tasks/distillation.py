@@ -101,16 +101,13 @@ class Teacher(nn.Module):
                 f"`distillation.teacher` must take images of {info.channels} channels, as in {info.name} (or 3 if they "
                 f"are gray), got one of {channels}."
             )
-        self.model = model
-        self.options = options
-        self.size = size[1:]
+        self.model, self.options, self.size = model, options, size[1:]
         mean_t, std_t, mean_s, std_s = (
             torch.tensor(values, dtype=torch.float64) for values in (mean, std, info.mean, info.std)
         )
         # a scalar of the student is broadcast to the channels of the teacher
-        scale, shift = std_s / std_t, (mean_s - mean_t) / std_t
-        self.register_buffer("scale", scale.float().expand(channels)[:, None, None].clone(), persistent=False)
-        self.register_buffer("shift", shift.float().expand(channels)[:, None, None].clone(), persistent=False)
+        for name, values in (("scale", std_s / std_t), ("shift", (mean_s - mean_t) / std_t)):
+            self.register_buffer(name, values.float().expand(channels)[:, None, None].clone(), persistent=False)
         self.requires_grad_(False)
         self.eval()
 
@@ -143,18 +140,15 @@ class Teacher(nn.Module):
         Reference: Touvron et al. (2021), Eq. 3 (alpha = 1/2) and Eq. 2 (lambda = alpha = 0.1, tau = 3).
 
         Paper and code disagree: Eq. 2 writes KL(student, teacher); the code computes the divergence of the student from
-        the teacher's distribution, which "distillation" means since Hinton et al. (2015), and so does this. The code
-        divides the sum over all images by the number of logits, images x classes, so the teacher's share is that of
-        Eq. 2 divided by the number of classes (DeiT's authors tried both: issue 61 of their repository); here it is the
-        mean over images, as in Eq. 2. Defaults of the code are alpha = 0.5 and tau = 1 for both forms; ours are the
-        paper's.
+        the teacher's distribution, as in Hinton et al. (2015), and so does this. The code divides the sum over images
+        also by the number of classes (issue 61 of DeiT's repository); here it is the mean over images, as in Eq. 2. Its
+        defaults are alpha = 0.5 and tau = 1 for both forms; ours are the paper's.
 
         Args:
             loss: the student's loss from the labels, a mean over the batch, with the smoothing or mixing of the recipe.
-            student_logits: (B, num_classes), from the head of the distillation token if the student has one, as DeiT's
-                distilled models do (`set_distilled_training`); otherwise from its only classifier, over class token or
-                pooled tokens, which then learns from both (CPVT's models; "hard distillation" in DeiT's Table 3, which
-                marks it as without labels, as with alpha = 1, while Eq. 3 has both).
+            student_logits: (B, num_classes), from the head of the distillation token if the student has one
+                (`set_distilled_training`); otherwise from its only classifier, which then learns from both (CPVT's
+                models; "hard distillation" in DeiT's Table 3, marked there as without labels, while Eq. 3 has both).
             teacher_logits: (B, num_classes), of the same images.
         """
         share, tau = self.options.share, self.options.tau
@@ -163,13 +157,8 @@ class Teacher(nn.Module):
         if self.options.form == "hard":
             learned = F.cross_entropy(student, teacher.argmax(-1))
         else:
-            divergence = F.kl_div(
-                F.log_softmax(student / tau, -1),
-                F.log_softmax(teacher / tau, -1),
-                reduction="batchmean",
-                log_target=True,
-            )
-            learned = tau**2 * divergence
+            of_student, of_teacher = (F.log_softmax(logits / tau, -1) for logits in (student, teacher))
+            learned = tau**2 * F.kl_div(of_student, of_teacher, reduction="batchmean", log_target=True)
         return (1 - share) * loss + share * learned
 
 
@@ -179,10 +168,6 @@ def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int
     For a run, the teacher is its best checkpoint, at its training size and in the normalization of its data. A named
     model is built by timm, for the size and in the normalization of its configuration (a name can include that, such as
     regnety_160.deit_in1k); nothing is downloaded.
-
-    Raises:
-        ValueError: if there is no such run or model, no or wrong weights, or other classes or channels.
-        FileNotFoundError: if the checkpoint does not exist, or the run has none yet.
     """
     if options.teacher is None:
         return None

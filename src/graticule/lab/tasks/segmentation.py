@@ -244,23 +244,14 @@ _COUNTS = ("right", "truth", "predicted")
 
 
 def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy of every pixel, (B, height, width), 0 where the pixel is ignored.
-
-    Args:
-        logits: (B, classes, height, width).
-        classes: (B, height, width).
-    """
+    """Return the cross-entropy of logits (B, classes, height, width) at every pixel, 0 where it is `IGNORED`."""
     return F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
 
 
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
-    """Return the logits (classes, *size) of an image, computed as a whole or in windows and resized.
+    """Return the logits (classes, *size) of a normalized image (3, height, width), resized to that of its original.
 
-    Args:
-        model: a segmentation model.
-        image: (3, height, width), normalized.
-        size: (height, width) of the original image.
-        windows: an object with `window`, `stride` and `located`, such as a recipe.
+    They are computed as a whole, or in windows: those of `window`, `stride` and `located` of a recipe.
     """
     if windows.window is None:
         logits = model(image[None])
@@ -280,10 +271,7 @@ def per_class(matrix: Tensor) -> Tensor:
 def confusion(predicted: Tensor, truth: Tensor, classes: int) -> Tensor:
     """Return the numbers of pixels of each class (row) predicted as each (column), (classes, classes).
 
-    Args:
-        predicted: (height, width), the predicted classes.
-        truth: (height, width); pixels that are `IGNORED` do not count.
-        classes: number of classes.
+    Pixels that are `IGNORED` in the truth, (height, width) as the prediction, do not count.
     """
     counts = truth != IGNORED
     pairs = truth[counts].long() * classes + predicted[counts].long()

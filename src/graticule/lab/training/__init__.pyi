@@ -1,5 +1,3 @@
-from .interruption import Interrupted as Interrupted
-from .interruption import Preempted as Preempted
 from .loop import train as train
 from .opening import load as load
 from .recipe import TrainingRecipe as TrainingRecipe
@@ -7,6 +5,8 @@ from .results import Evaluated as Evaluated
 from .results import Evaluation as Evaluation
 from .results import ScoreTable as ScoreTable
 from .run import Run as Run
+from .run_folder import Interrupted as Interrupted
+from .run_folder import Preempted as Preempted
 from .task import Task as Task
 from .task import build_data as build_data
 from .task import build_model as build_model

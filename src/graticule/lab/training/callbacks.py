@@ -114,6 +114,7 @@ class Progress(L.Callback):
         """Open the bar at the current step."""
         if trainer.is_global_zero:
             self._bar = progress_bar(
+                desc=f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}",
                 total=int(trainer.estimated_stepping_batches),
                 initial=trainer.global_step,
                 unit="step",
@@ -121,12 +122,6 @@ class Progress(L.Callback):
                 mininterval=0.5,
             )
             self._start, self._first = time.monotonic(), trainer.current_epoch
-            self.on_train_epoch_start(trainer, pl_module)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the number of the epoch."""
-        if self._bar is not None:
-            self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Advance the bar by a step."""
@@ -134,8 +129,8 @@ class Progress(L.Callback):
         if bar is None or trainer.global_step == bar.n:
             return
         if time.time() - bar.last_print_t >= bar.mininterval:  # it will be drawn
-            rate = bar.format_dict["rate"]
-            if rate:
+            bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+            if rate := bar.format_dict["rate"]:
                 unit, amount = pl_module.task.rate
                 self._values[unit] = f"{rate * amount:,.0f}"
             self._values["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"

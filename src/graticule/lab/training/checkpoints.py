@@ -25,8 +25,8 @@ from typing_extensions import TypedDict
 
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.training.interruption import SIGNALS, Preempted, handling_signals
 from graticule.lab.training.results import Metric
+from graticule.lab.training.run_folder import SIGNALS, Preempted, handling_signals
 from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value, read_typed
 from graticule.system.files import remove, write_json, write_whole
 
@@ -120,12 +120,7 @@ def read_rest(path: Path) -> Rest:
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:
-    """Load the weights of a checkpoint into `model`, and return it.
-
-    Raises:
-        FileNotFoundError: if it does not exist (any more).
-        ValueError: if it is damaged or does not fit.
-    """
+    """Load the weights of a checkpoint into `model`, and return it; refuse one that is damaged or does not fit."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; if the run is being trained, a newer one may have replaced it."

@@ -48,31 +48,29 @@ def count_multiply_adds(model: nn.Module, image: Tensor) -> int | None:
 @torch.inference_mode()
 def inference_cost(model: nn.Module, images: Tensor) -> Cost:
     """Measure `model`, in evaluation mode, on images (B, C, height, width) on its device."""
-    memory = _peak(model, images)  # the first pass is the warm-up of the timed ones
+    device, memory = images.device, None
+    if images.is_cuda:  # nothing counts allocations elsewhere
+        _wait(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    _seconds(model, images)  # the warm-up of the timed passes
+    if images.is_cuda:
+        memory = (torch.cuda.max_memory_allocated(device) - before) / len(images)
     times: list[float] = []
     while len(times) < _PASSES or sum(times) < _SECONDS:
-        _wait(images.device)
-        start = time.perf_counter()
-        model(images)
-        _wait(images.device)
-        times.append(time.perf_counter() - start)
-    return Cost(len(images), len(images) / statistics.median(times), None if memory is None else memory / len(images))
+        times.append(_seconds(model, images))
+    return Cost(len(images), len(images) / statistics.median(times), memory)
+
+
+def _seconds(model: nn.Module, images: Tensor) -> float:
+    """Return the seconds of a pass."""
+    _wait(images.device)
+    start = time.perf_counter()
+    model(images)
+    _wait(images.device)
+    return time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _peak(model: nn.Module, images: Tensor) -> float | None:
-    """Run `model`, and return the peak of its allocations on a GPU; None elsewhere, where nothing counts them."""
-    if not images.is_cuda:
-        model(images)
-        return None
-    _wait(images.device)
-    before: int = torch.cuda.memory_allocated(images.device)
-    torch.cuda.reset_peak_memory_stats(images.device)
-    model(images)
-    _wait(images.device)
-    peak: int = torch.cuda.max_memory_allocated(images.device)
-    return peak - before

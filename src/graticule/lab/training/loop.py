@@ -28,12 +28,11 @@ from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.callbacks import History, Progress
 from graticule.lab.training.checkpoints import Checkpoints, WholeFileCheckpoints, read_rest, saved_checkpoints
-from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.module import TrainingModule, warmup_of
 from graticule.lab.training.opening import label_names, open_backbone
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import Interrupted, Preempted, locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
@@ -41,12 +40,7 @@ from graticule.system.files import keep_open, read_json, remove, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
-    """Load the weights that a recipe starts from; returns the report on a whole checkpoint.
-
-    Raises:
-        FileNotFoundError: if they do not exist.
-        ValueError: if they cannot be read or do not fit, or belong to a run whose inputs have another meaning.
-    """
+    """Load the weights that a recipe starts from; returns the report on a whole checkpoint."""
     recipe, run, report = task.recipe, None, None
     names: tuple[str, ...] = ()
     source: Path | None = recipe.start_from

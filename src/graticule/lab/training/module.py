@@ -67,10 +67,9 @@ class TrainingModule(L.LightningModule):
         return loss if weight == 1 else loss * weight
 
     def _check_finite(self, loss: Tensor, batch_idx: int) -> None:
-        """Check that the loss is finite in all processes: on a GPU that of the step before, so that it never waits.
+        """Check that the loss is finite: on a GPU that of the step before, so that it never waits.
 
-        Raises:
-            FloatingPointError: if it is not, in all processes, so that none waits for another.
+        If it is not in one process, all raise a FloatingPointError, so that none waits for another.
         """
         if loss.device.type != "cuda":
             return self._stop_unless_finite(loss.detach(), batch_idx)
@@ -198,8 +197,7 @@ def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opt
 def warmup_of(recipe: TrainingRecipe, steps: int) -> int:
     """Return the steps of the warm-up for `steps` per epoch: a tenth of the run, if the recipe's do not end within it.
 
-    Raises:
-        ValueError: if the user gave a warm-up that does not.
+    If the user gave such a warm-up, it is refused.
     """
     warm, total = recipe.warmup_steps or recipe.warmup_epochs * steps, recipe.epochs * steps
     if warm < total:

@@ -87,10 +87,7 @@ def load(
 def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] = "best") -> Any:
     """Open the module of FILE.py:NAME, or what a function of this name builds, or another source as `load` does.
 
-    Args:
-        source: as in `load`, or FILE.py:NAME.
-        others: classes that the object in a file can have besides that of modules.
-        checkpoint: as in `load`.
+    An object in a file can also be of one of the classes `others`.
     """
     if (in_file := module_name(source)) is None:
         return load(source, checkpoint=checkpoint)
@@ -119,10 +116,7 @@ def is_ours(name: str) -> bool:
 def create_named(name: str, argument: str = "model", **options: Any) -> Any:
     """Build a model of graticule or timm by its name, where timm:NAME is always timm's.
 
-    Args:
-        name: the name.
-        argument: its name in the error for an unknown one, which lists the nearest models and runs.
-        options: arguments of the model.
+    The error for an unknown one names `argument`, and the nearest models and runs.
     """
     if is_ours(name):
         return create_model(name, **options)
@@ -145,12 +139,7 @@ def create_named(name: str, argument: str = "model", **options: Any) -> Any:
 def open_backbone(source: str, weights: bool = True) -> Backbone:
     """Open any model as a backbone: one of timm or transformers is converted, and one of a dense model is taken out.
 
-    Args:
-        source: as in `open_module`.
-        weights: whether they are needed; otherwise timm builds its model without a download.
-
-    Raises:
-        ValueError: if the model is none of this library and does not convert.
+    Without `weights`, timm builds its model without a download.
     """
     model = create_named(source) if not weights and source.startswith(TIMM) else open_module(source)
     model = getattr(model, "backbone", model)
@@ -173,10 +162,9 @@ class _Named(TypedDict):
 
 
 def label_names(source: str | Path | nn.Module) -> tuple[str, ...]:
-    """Return the names of the classes of weights, in the order of the outputs; empty if they are not known.
+    """Return the names of the classes of a model, a run, a published folder, or a file in one of these folders.
 
-    Args:
-        source: a model, a run, a published folder, or a file in one of these folders.
+    They are in the order of the outputs, and empty if they are not known.
     """
     if isinstance(source, nn.Module):
         known = (getattr(source, "pretrained_cfg", None) or {}).get("label_names") or ()

@@ -60,11 +60,7 @@ class Metric:
         return value > other if self.highest else value < other
 
     def best(self, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-        """Return the row with the best value, the first of equal ones.
-
-        Raises:
-            ValueError: if no row has a finite value.
-        """
+        """Return the row with the best finite value, the first of equal ones."""
         scored = [row for row in rows if math.isfinite(row[self.column])]
         if not scored:
             raise ValueError(

@@ -99,9 +99,7 @@ class Run(RunFolder):
     def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
         """Check that `recipe` can be trained in this folder: a run in it is resumed, with the same recipe and plugins.
 
-        Raises:
-            FileExistsError: if it already contains a run and `resume` is off.
-            ValueError: if it contains a run of another recipe, one whose plugins have changed, or a link out of it.
+        A link out of the folder is refused, too.
         """
         for path in self.folder.rglob("*"):  # training replaces, appends to and removes files
             if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):

@@ -239,8 +239,8 @@ def list_tasks() -> Registry[type[Task[Any, Any]]]:
 
 def metric_of(name: str) -> Metric | None:
     """Return the metric of a registered task by its key or its column in metrics.csv; None for another name."""
-    tables = (tasks for tasks in (_TASKS.data, _TASKS))  # without importing all tasks if one of those used has it
-    metrics = (task.recipe_class.metric for tasks in tables for task in tuple(tasks.values()))
+    tables = _TASKS.data, _TASKS  # without importing all tasks if one of those used has it
+    metrics = (task.recipe_class.metric for table in tables for task in tuple(table.values()))
     return next((metric for metric in metrics if name in (metric.key, metric.column)), None)
 
 
