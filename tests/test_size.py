@@ -13,12 +13,12 @@ benchmarks: . 2790
 evidence: . 2640
 graticule: . 30, analysis 3280, backbones 4910, checkpoints 1300, dense 2190, encodings 4820, external 5640, hub 760,
   layers 1020, position 3410, registry 1140, surgery 2600, system 450, testing 2630
-graticule/lab: . 750, commands 3130, data 3870, figures 1350, gym 1500, pages 930, recipes 1180, studies 2410, tasks
-  2480, training 2680
+graticule/lab: . 750, commands 3130, data 3870, figures 1350, gym 1500, pages 930, recipes 1170, studies 2410, tasks
+  2450, training 2630
 tests: . 2960, analysis 2580, backbones 4700, checkpoints 1080, dense 800, encodings 4370, external 2510, gpu 810, hub
   300, layers 920, parity 1690, position 2580, registry 700, surgery 2150, system 220, testing 1210
-tests/lab: . 50, commands 1710, data 2950, figures 380, gym 850, pages 420, recipes 530, studies 2030, tasks 1860,
-  training 1500
+tests/lab: . 50, commands 1710, data 2950, figures 380, gym 850, pages 420, recipes 500, studies 2030, tasks 1850,
+  training 1430
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
