@@ -17,6 +17,7 @@ import graticule
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.hub.files import Card, can_connect
+from in_turn import in_turn
 from tiny import SMALL, assert_same, draw, images, tiny
 
 
@@ -47,8 +48,8 @@ def changed(folder, tmp_path):
     return change
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@in_turn(
+    ("preprocessing", "message"),
     [
         ({"mean": "x"}, "`preprocessing`: `mean` must be a valid list"),
         ({"mean": [0.5]}, "`preprocessing` must have 3 values of `mean`"),
@@ -58,17 +59,16 @@ def changed(folder, tmp_path):
         ({"crop_mode": "middle"}, "`crop_mode` must be 'center'"),
         ({"label_names": ["a"]}, "values of `label_names`, as the model, got 1"),
     ],
-    ids=str,
 )
-def test_preprocessing_that_does_not_fit_is_refused_when_it_is_written_and_when_it_is_read(
-    model, changed, tmp_path, given, said
+def test_preprocessing_that_does_not_fit_is_refused_in_writing_and_reading(
+    model, changed, tmp_path, preprocessing, message
 ):
-    with pytest.raises(ValueError, match=said):
-        model.save_pretrained(tmp_path / "new", preprocessing=given)
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path / "new", preprocessing=preprocessing)
     assert not (tmp_path / "new").exists()
-    if "mean" not in given or given["mean"] == "x":  # one mean is that of every channel, in files of earlier versions
+    if preprocessing != {"mean": [0.5]}:  # one mean is that of every channel, in files of earlier versions
         with pytest.raises(ValueError, match=r"config\.json is damaged"):
-            graticule.from_pretrained(changed(pretrained_cfg=given))
+            graticule.from_pretrained(changed(pretrained_cfg=preprocessing))
 
 
 @torch.no_grad()
@@ -204,39 +204,35 @@ def test_a_connection_goes_to_the_proxy_that_is_set(monkeypatch):
 # Refusals
 
 
-def test_invalid_entries_of_a_config_are_refused(changed):
-    cases = [
-        ("class", {"architecture": "vit_tiny_patch16_224"}, "`architecture` must be "),
-        ("encoding", {"model_args": {"encoding": "learnabel"}}, "did you mean 'learnable'"),
-        (
-            "code",
-            {"model_args": {"encoding": "learnable(std=__import__('os'))"}},
-            "describes no model that can be built",
-        ),
-        ("two encodings", {"model_args": {"encoding": "learnable"}}, "must name one encoding, got 'learnable' in"),
-        ("two joinings", {"graticule": {"joining": "shared"}}, "must name one joining, got "),
-        ("path", {"model_args": {"checkpoint_path": "../../x.pth"}}, "`model_args` must not set `checkpoint_path`"),
-        ("function", {"model_args": {"norm_layer": "os.system"}}, "os.system is not a name"),
-        ("module", {"model_args": {"embed_layer": "os.system"}}, "`model_args` must not set `embed_layer`"),
-        ("kind", {"graticule": {"kind": "pickle"}}, "`kind` must be one of"),
-        ("value", {"model_args": {"depth": {"a": 1}}}, "`model_args` must hold plain values, got depth"),
-        ("argument", {"model_args": {"detph": 3}}, "did you mean `depth`"),
-        ("type", {"model_args": {"depth": "3"}}, "describes no model that can be built"),
-        ("size", {"model_args": {"embed_dim": 1 << 24, "depth": 1000}}, "describes no model that can be built"),
-        ("weights", {"model_args": {"num_classes": 2**24}}, "must fit its weights, of 16,777,216 values at most, got"),
-        (
-            "option",
-            {"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}},
-            "`channels` must be at most 65,536",
-        ),
-        ("digits", {"model_args": {"patch_size": [4, 10**400]}}, "`patch_size` must be at most 65,536, got 10000"),
-        ("words", {"graticule": 1}, "is damaged: `graticule` must be a valid dictionary"),
-        ("plugin", {"graticule": {"plugins": {"mine.py": "0" * 64}}}, "pass plugin='mine.py', or --plugin mine.py"),
-    ]
-    for name, values, message in cases:
-        with pytest.raises(ValueError) as caught:
-            graticule.from_pretrained(changed(**values))
-        assert message in str(caught.value), name
+BUILT = "describes no model that can be built"
+#: Entries of config.json, and part of the error.
+INVALID = [
+    ({"architecture": "vit_tiny_patch16_224"}, "`architecture` must be "),
+    ({"model_args": {"encoding": "learnabel"}}, "did you mean 'learnable'"),
+    ({"model_args": {"encoding": "learnable(std=__import__('os'))"}}, BUILT),
+    ({"model_args": {"encoding": "learnable"}}, "must name one encoding, got 'learnable' in"),
+    ({"graticule": {"joining": "shared"}}, "must name one joining, got "),
+    ({"model_args": {"checkpoint_path": "../../x.pth"}}, "`model_args` must not set `checkpoint_path`"),
+    ({"model_args": {"norm_layer": "os.system"}}, "os.system is not a name"),
+    ({"model_args": {"embed_layer": "os.system"}}, "`model_args` must not set `embed_layer`"),
+    ({"graticule": {"kind": "pickle"}}, "`kind` must be one of"),
+    ({"model_args": {"depth": {"a": 1}}}, "`model_args` must hold plain values, got depth"),
+    ({"model_args": {"detph": 3}}, "did you mean `depth`"),
+    ({"model_args": {"depth": "3"}}, BUILT),
+    ({"model_args": {"embed_dim": 1 << 24, "depth": 1000}}, BUILT),
+    ({"model_args": {"num_classes": 2**24}}, "must fit its weights, of 16,777,216 values at most, got"),
+    ({"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}}, "`channels` must be at most 65,536"),
+    ({"model_args": {"patch_size": [4, 10**400]}}, "`patch_size` must be at most 65,536, got 10000"),
+    ({"graticule": 1}, "is damaged: `graticule` must be a valid dictionary"),
+    ({"graticule": {"plugins": {"mine.py": "0" * 64}}}, "pass plugin='mine.py', or --plugin mine.py"),
+]
+
+
+@in_turn(("values", "message"), INVALID)
+def test_invalid_entries_of_a_config_are_refused(changed, values, message):
+    with pytest.raises(ValueError) as refusal:
+        graticule.from_pretrained(changed(**values))
+    assert message in str(refusal.value)
 
 
 class Hostile:

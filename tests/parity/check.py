@@ -81,12 +81,8 @@ def always(encoding: str) -> Callable[[Arguments], tuple[str, str]]:
 
 def lape(kwargs: Arguments) -> tuple[str, str]:
     """Return the position of LaPE's models."""
-    encodings = {
-        "learnable": "learnable",
-        "1D_sin": "sinusoidal_1d",
-        "2D_sin": "sinusoidal_2d",
-        "2D_RPE": "relative_bias",
-    }
+    sines = {"1D_sin": "sinusoidal_1d", "2D_sin": "sinusoidal_2d"}
+    encodings = {"learnable": "learnable", **sines, "2D_RPE": "relative_bias"}
     joinings = {"basic": "default", "share": "shared", "unshare": "unshared", "LaPE": "lape", "LN": "lape"}
     return encodings[kwargs.pop("pe", "learnable")], joinings[kwargs.pop("join_type", "basic")]
 
@@ -142,61 +138,39 @@ def rope_swin(weights: Tensors, kwargs: Arguments) -> Tensors:
     return found
 
 
+#: Arguments of compact transformers -> ours.
 COMPACT = {
-    "embedding_dim": "embed_dim",
-    "num_layers": "depth",
-    "kernel_size": "patch_size",
-    "n_conv_layers": "conv_layers",
-    "stride": "conv_stride",
-    "padding": "conv_padding",
-    "n_input_channels": "in_chans",
-    "dropout": "proj_drop_rate",
-    "attention_dropout": "attn_drop_rate",
-    "stochastic_depth": "drop_path_rate",
+    **{"embedding_dim": "embed_dim", "num_layers": "depth", "kernel_size": "patch_size", "stride": "conv_stride"},
+    **{"n_conv_layers": "conv_layers", "padding": "conv_padding", "n_input_channels": "in_chans"},
+    **{"dropout": "proj_drop_rate", "attention_dropout": "attn_drop_rate", "stochastic_depth": "drop_path_rate"},
 }
-#: Arguments of Microsoft's code that change no number.
-UNUSED = {"use_checkpoint": False, "fused_window_process": False}
+COMPACTS = {
+    "ViTLite": {"global_pool": "token"},
+    "CVT": {"global_pool": "seq"},
+    "CCT": {"global_pool": "seq", "tokenizer": "convolutions"},
+}
+VIT, PVT = backbones.VisionTransformer, backbones.PyramidVisionTransformer
+#: Some arguments of Microsoft's code change no number.
+UNUSED = {"qk_scale": None, "use_checkpoint": False, "fused_window_process": False}
+SWIN = Port(backbones.SwinTransformer, swin, given={"shift": "microsoft"}, fixed=UNUSED)
+ROPE_VIT = {"block_layers": "RoPE_Layer_scale_init_Block", "Attention_block": "RoPEAttention"}
+IMAGE_TO_TOKENS = {"hybrid_backbone": "Image2Tokens()"}
 PORTS: dict[tuple[str, str], Port] = {
-    ("Ingrid725/LaPE", "VisionTransformer"): Port(backbones.VisionTransformer, lape),
+    ("Ingrid725/LaPE", "VisionTransformer"): Port(VIT, lape),
     ("Ingrid725/LaPE", "DistilledVisionTransformer"): Port(backbones.DistilledVisionTransformer, lape),
-    ("whai362/PVT", "PyramidVisionTransformer"): Port(
-        backbones.PyramidVisionTransformer,
-        always("learnable(resampler='bilinear')"),
-        given={"global_pool": "token"},
-    ),
-    ("Meituan-AutoML/Twins", "CPVTV2"): Port(
-        backbones.PyramidVisionTransformer, always("peg"), given={"global_pool": "avg"}
-    ),
-    ("SHI-Labs/Compact-Transformers", "ViTLite"): Port(
-        backbones.CompactTransformer, compact, COMPACT, {"global_pool": "token"}
-    ),
-    ("SHI-Labs/Compact-Transformers", "CVT"): Port(
-        backbones.CompactTransformer, compact, COMPACT, {"global_pool": "seq"}
-    ),
-    ("SHI-Labs/Compact-Transformers", "CCT"): Port(
-        backbones.CompactTransformer, compact, COMPACT, {"global_pool": "seq", "tokenizer": "convolutions"}
-    ),
+    ("whai362/PVT", PVT.__name__): Port(PVT, always("learnable(resampler='bilinear')"), given={"global_pool": "token"}),
+    ("Meituan-AutoML/Twins", "CPVTV2"): Port(PVT, always("peg"), given={"global_pool": "avg"}),
+    **{
+        ("SHI-Labs/Compact-Transformers", name): Port(backbones.CompactTransformer, compact, COMPACT, given)
+        for name, given in COMPACTS.items()
+    },
     ("yitu-opensource/T2T-ViT", "T2T_ViT"): Port(backbones.T2tVisionTransformer, always("sinusoidal_1d")),
-    ("coeusguo/ceit", "CeIT"): Port(
-        backbones.CeitTransformer, always("learnable"), fixed={"hybrid_backbone": "Image2Tokens()"}
-    ),
-    ("microsoft/Cream", "iRPE/DeiT-with-iRPE VisionTransformer"): Port(backbones.VisionTransformer, irpe),
-    ("microsoft/Swin-Transformer", "SwinTransformer"): Port(
-        backbones.SwinTransformer, swin, given={"shift": "microsoft"}, fixed={"qk_scale": None, **UNUSED}
-    ),
+    ("coeusguo/ceit", "CeIT"): Port(backbones.CeitTransformer, always("learnable"), fixed=IMAGE_TO_TOKENS),
+    ("microsoft/Cream", "iRPE/DeiT-with-iRPE VisionTransformer"): Port(VIT, irpe),
+    ("microsoft/Swin-Transformer", "SwinTransformer"): SWIN,
+    ("naver-ai/rope-vit", "RoPESwinTransformer"): SWIN._replace(layout=rope_swin),
     ("naver-ai/rope-vit", "deit rope_vit_models"): Port(
-        backbones.VisionTransformer,
-        rotary,
-        given={"init_values": 1e-4},
-        fixed={"block_layers": "RoPE_Layer_scale_init_Block", "Attention_block": "RoPEAttention"},
-        layout=rope_vit,
-    ),
-    ("naver-ai/rope-vit", "RoPESwinTransformer"): Port(
-        backbones.SwinTransformer,
-        swin,
-        given={"shift": "microsoft"},
-        fixed={"qk_scale": None, **UNUSED},
-        layout=rope_swin,
+        VIT, rotary, given={"init_values": 1e-4}, fixed=ROPE_VIT, layout=rope_vit
     ),
 }
 

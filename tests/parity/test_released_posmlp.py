@@ -209,7 +209,7 @@ def test_quadratic_encodings_start_as_in_the_released_code():
     assert len(centers) == 752  # 1,504 numbers, as measured there
     for values in (centers, noise):
         assert abs(values.mean()) < 1e-3 and 0.0095 < values.std() < 0.0105
-    assert not any(bias.any() for _, part in found for bias in part.biases)
+    assert not any(bias.any() for _, part in found for bias in part.biases.parameters())
     alpha = QuadraticMixing(Grid(3, 3), 500, "alpha_released").matrix
     assert abs(alpha.mean() - 1) < 2e-3 and 0.009 < alpha.std() < 0.011
     assert not QuadraticMixing(Grid(3, 3), 4, shift=False).center.any()
@@ -226,7 +226,7 @@ def test_a_dense_matrix_starts_as_a_linear_layer_in_posmlp_and_near_the_identity
         for encoding, part in found:
             assert isinstance(encoding, DenseMixing)
             assert float(encoding.weight.detach().std()) == pytest.approx(std, rel=0.1)
-            assert all((values == bias).all() for values in part.biases)
+            assert all((values == bias).all() for values in part.biases.parameters())
 
 
 def test_tables_are_drawn_with_the_std_that_the_released_code_means():
@@ -247,7 +247,7 @@ def test_what_mixes_tokens_decays_by_timms_rule_and_the_bias_does_not(name, enco
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     for part in mixing_positions(model):
         assert all(id(parameter) in decayed for encoding in part.encodings for parameter in encoding.parameters())
-        assert not any(id(bias) in decayed for bias in part.biases)
+        assert not any(id(bias) in decayed for bias in part.biases.parameters())
     assert TRAINING["weight_decay"]["decayed at 0.067"][:2] == [
         "attention_centers (s, 2)",
         "attention_spreads (s, 2, 2)",

@@ -91,11 +91,7 @@ def load_own(model: nn.Module, path: str | Path) -> nn.Module:
 
     Args:
         model: a module, such as a detector, which contains a backbone.
-        path: a checkpoint of a model that was built in the same way.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be read, or does not fit. The model is then unchanged.
+        path: a checkpoint of a model that was built in the same way; refused as by `load_checkpoint`.
     """
     state = _read_usable(path)
     if all(name.startswith("model.") for name in model.state_dict()):  # reading removed this as the prefix of a wrapper
@@ -107,11 +103,8 @@ def load_own(model: nn.Module, path: str | Path) -> nn.Module:
 def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     """Load only the position parameters of the checkpoint at `path` into `model`, and return the model.
 
-    For example, a PEG that was learned in one training can start another (CPVT, 2023, section 5.1).
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be read, or its position parameters do not fit. The model is then unchanged.
+    For example, a PEG that was learned in one training can start another (CPVT, 2023, section 5.1). Parameters that do
+    not fit are refused as by `load_checkpoint`.
     """
     position = position_of(model)
     state = own_state(model, _read_usable(path))

@@ -280,19 +280,11 @@ def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], va
 
 
 class Fitting:
-    """Function that fits tensors of a checkpoint to a model.
+    """Function that fits tensors of a checkpoint, which has these under our names, to a model."""
 
-    Args:
-        model: the model.
-        checkpoint: the tensors of the checkpoint, under our names.
-    """
-
-    def __init__(self, model: nn.Module, checkpoint: Mapping[str, Tensor]) -> None:
-        self.model: Any = model
-        position: Any = model.position
-        self.state = model.state_dict()
-        self.modules = dict(model.named_modules())
-        self.grids = {f"position.{name}": shape for name, shape in position.table_shapes().items()}
+    def __init__(self, model: Any, checkpoint: Mapping[str, Tensor]) -> None:
+        self.model, self.state = model, model.state_dict()
+        self.grids = model.position.table_shapes()
         self.checkpoint_prefix, self.model_prefix = _prefix_rows(checkpoint), _prefix_rows(self.state)
 
     def __call__(
@@ -308,30 +300,27 @@ class Fitting:
                 unless `shape` is given. Under our names, a tensor as large as the model's is for the same grid.
         """
         target, value = self.state[name], value.detach()
-        if kind(value) != kind(target):
-            return None, "new", f"{dtype_name(value)} there"
-        if why := unusable(value):
-            return None, "new", f"{why} there"
-        if not value.to(target.dtype).isfinite().all():
-            return None, "new", "not finite there"
-        module = self.modules[name.rpartition(".")[0]]
-        grid = self.grids.get(name)
+        reason = dtype_name(value) if kind(value) != kind(target) else unusable(value)
+        if reason or not value.to(target.dtype).isfinite().all():
+            return None, "new", f"{reason or 'not finite'} there"
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        parameter = name.removeprefix("position.")
+        grid = None if parameter == name else self.grids.get(parameter)
         if shape is None and not published and value.shape == target.shape:
             shape = grid
         fitted: tuple[Tensor | None, str, str] | None = None
         if isinstance(module, AbsoluteEncoding) and name.endswith(".pos_embed"):
             fitted = self._table(module, value, shape) if module.resampled else _formula(module, value)
         elif grid is not None and value.numel():
-            resampled = self.model.position.fit(name.removeprefix("position."), value, shape)
-            if resampled is value and value.shape == target.shape:
-                fitted = value, "loaded", ""
-            elif resampled is not None and resampled.shape == target.shape:
-                fitted = resampled, "resized", f"{tuple(value.shape)} -> {tuple(target.shape)}"
+            resampled = self.model.position.fit(parameter, value, shape)
+            if resampled is not None and resampled.shape == target.shape:
+                sizes = f"{tuple(value.shape)} -> {tuple(target.shape)}"
+                fitted = (value, "loaded", "") if resampled is value else (resampled, "resized", sizes)
         elif value.shape == target.shape:
             fitted = value, "loaded", ""
         elif value.numel() and isinstance(module, nn.Conv2d):
             fitted = self._kernel(module, value, target)
-        return (None, "new", f"shape {tuple(value.shape)} there") if fitted is None else fitted
+        return fitted or (None, "new", f"shape {tuple(value.shape)} there")
 
     def _table(
         self, encoding: AbsoluteEncoding, value: Tensor, shape: tuple[int, int] | None

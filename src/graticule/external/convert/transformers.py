@@ -166,21 +166,18 @@ _RESAMPLERS = {
 _OF_CLASS_TOKEN = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "CLIPVisionModel")
 
 
-@register_conversion(
-    *("transformers.ViTModel", "transformers.ViTForImageClassification"),
-    *("transformers.ViTMSNModel", "transformers.ViTMSNForImageClassification"),
-    *("transformers.DeiTModel", "transformers.DeiTForImageClassification"),
-    "transformers.DeiTForImageClassificationWithTeacher",
-    *("transformers.Dinov2Model", "transformers.Dinov2WithRegistersModel", "transformers.DINOv3ViTModel"),
-    *("transformers.CLIPVisionModel", "transformers.CLIPVisionModelWithProjection"),
-    *("transformers.SiglipVisionModel", "transformers.Siglip2VisionModel"),
-    *("transformers.IJepaModel", "transformers.IJepaForImageClassification", "transformers.ViTMAEModel"),
-    *("transformers.BeitModel", "transformers.BeitForImageClassification"),
-    *("transformers.Data2VecVisionModel", "transformers.Data2VecVisionForImageClassification"),
-    *("transformers.PixtralVisionModel", "transformers.Qwen2VisionTransformerPretrainedModel"),
-    *("transformers.Qwen3VLVisionModel", "transformers.VideoMAEModel", "transformers.VideoMAEForVideoClassification"),
-    *("transformers.VivitModel", "transformers.VivitForVideoClassification", "transformers.VJEPA2Model"),
-)
+#: The plain ViTs.
+_PLAIN = """
+ViTModel ViTForImageClassification ViTMSNModel ViTMSNForImageClassification ViTMAEModel IJepaModel
+IJepaForImageClassification DeiTModel DeiTForImageClassification DeiTForImageClassificationWithTeacher Dinov2Model
+Dinov2WithRegistersModel DINOv3ViTModel CLIPVisionModel CLIPVisionModelWithProjection SiglipVisionModel
+Siglip2VisionModel BeitModel BeitForImageClassification Data2VecVisionModel Data2VecVisionForImageClassification
+PixtralVisionModel Qwen2VisionTransformerPretrainedModel Qwen3VLVisionModel VideoMAEModel VideoMAEForVideoClassification
+VivitModel VivitForVideoClassification VJEPA2Model
+"""
+
+
+@register_conversion(*(f"transformers.{name}" for name in _PLAIN.split()))
 def read_vit(model: Any) -> Conversion:
     """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration.
 
