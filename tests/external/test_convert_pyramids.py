@@ -13,6 +13,7 @@ from tiny import images
 
 SWIN = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 TWINS = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}
+CONVIT = {"img_size": 32, "patch_size": 8, "embed_dim": 8}
 #: timm's name -> arguments of a small model, if it supports them.
 NAMES = {
     "swin_tiny_patch4_window7_224": SWIN,
@@ -20,14 +21,7 @@ NAMES = {
     "swin_s3_tiny_224": {**SWIN, "window_size": (4, 2)},
     "swinv2_tiny_window8_256": SWIN,
     "swinv2_base_window12to16_192to256": {**SWIN, "img_size": (64, 32), "pretrained_window_sizes": (3, 2)},
-    "convit_tiny": {
-        "img_size": 32,
-        "patch_size": 8,
-        "embed_dim": 8,
-        "num_heads": 3,
-        "depth": 4,
-        "local_up_to_layer": 2,
-    },
+    "convit_tiny": {**CONVIT, "num_heads": 3, "depth": 4, "local_up_to_layer": 2},
     "twins_pcpvt_small": {"img_size": (64, 32), **TWINS},
     "twins_svt_small": {"img_size": (32, 64), "wss": (3, 3), **TWINS},
     "mixer_s32_224": {"img_size": (64, 96)},

@@ -9,53 +9,34 @@ import graticule
 from graticule.external.convert.parts import read
 from graticule.position.position import ENCODINGS
 
-#: A model of timm for each part that no other one has: name -> its encoding.
-MODELS = {
-    # ViT, AugReg, DeiT
-    "vit_tiny_patch16_224": "learnable",
-    "vit_base_patch16_gap_224": "learnable",
-    "deit_tiny_distilled_patch16_224": "learnable",
-    "deit3_small_patch16_224": "learnable",
-    "flexivit_small": "learnable",
-    "vit_medium_patch16_reg4_gap_256": "learnable",
-    "vit_so150m_patch16_reg4_map_256": "learnable",
-    # other blocks
-    "vit_small_patch16_18x2_224": "learnable",
-    "vit_base_patch16_xp_224": "learnable",
-    "vit_base_patch16_rpn_224": "learnable",
-    # CLIP, SigLIP, AIMv2, BEiT-3
-    "vit_base_patch32_clip_quickgelu_224": "learnable",
-    "vit_base_patch16_siglip_224": "learnable",
-    "vit_base_patch16_siglip_gap_224": "learnable",
-    "aimv2_large_patch14_224": "learnable",
-    "beit3_base_patch16_224": "learnable",
-    # DINOv2 and v3
-    "vit_small_patch14_dinov2": "learnable",
-    "vit_small_patch14_reg4_dinov2": "learnable",
-    "vit_giant_patch14_dinov2": "learnable",
-    "vit_small_patch16_dinov3": "rope",
-    "vit_7b_patch16_dinov3": "rope",
-    # EVA, EVA-02, Perception Encoder, rope-vit
-    "eva_giant_patch14_224": "learnable",
-    "eva02_tiny_patch14_224": "learnable + rope",
-    "eva02_base_patch14_224": "learnable + rope",
-    "eva02_base_patch16_clip_224": "learnable + rope",
-    "eva02_enormous_patch14_clip_224": "learnable",
-    "vit_pe_core_tiny_patch16_384": "learnable + rope",
-    "vit_pe_spatial_base_patch16_512": "learnable + rope",
-    "vit_small_patch16_rope_224": "rope",
-    "vit_small_patch16_rope_ape_224": "learnable + rope",
-    "vit_small_patch16_rope_mixed_224": "rope_mixed",
-    "vit_small_patch16_rope_mixed_ape_224": "learnable + rope_mixed",
-    "vit_medium_patch16_rope_reg1_gap_256": "rope",
-    # relative biases
-    "beit_base_patch16_224": "relative_bias",
-    "beitv2_large_patch16_224": "relative_bias",
-    "vit_relpos_small_patch16_224": "mlp_bias",
-    "vit_relpos_base_patch16_clsgap_224": "mlp_bias",
-    "vit_relpos_base_patch16_rpn_224": "mlp_bias",
-    "vit_srelpos_small_patch16_224": "shared_mlp_bias",
+#: Encoding -> models of timm, one for each part that no other one has: ViT, AugReg, DeiT; other blocks; CLIP, SigLIP,
+#: AIMv2, BEiT-3; DINOv2 and v3; EVA, EVA-02, Perception Encoder, rope-vit; relative biases.
+ENCODED = {
+    "learnable": """
+        vit_tiny_patch16_224 vit_base_patch16_gap_224 deit_tiny_distilled_patch16_224 deit3_small_patch16_224
+        flexivit_small vit_medium_patch16_reg4_gap_256 vit_so150m_patch16_reg4_map_256
+        vit_small_patch16_18x2_224 vit_base_patch16_xp_224 vit_base_patch16_rpn_224
+        vit_base_patch32_clip_quickgelu_224 vit_base_patch16_siglip_224 vit_base_patch16_siglip_gap_224
+        aimv2_large_patch14_224 beit3_base_patch16_224
+        vit_small_patch14_dinov2 vit_small_patch14_reg4_dinov2 vit_giant_patch14_dinov2
+        eva_giant_patch14_224 eva02_enormous_patch14_clip_224
+    """,
+    "rope": """
+        vit_small_patch16_dinov3 vit_7b_patch16_dinov3 vit_small_patch16_rope_224 vit_medium_patch16_rope_reg1_gap_256
+    """,
+    "learnable + rope": """
+        eva02_tiny_patch14_224 eva02_base_patch14_224 eva02_base_patch16_clip_224
+        vit_pe_core_tiny_patch16_384 vit_pe_spatial_base_patch16_512 vit_small_patch16_rope_ape_224
+    """,
+    "rope_mixed": "vit_small_patch16_rope_mixed_224",
+    "learnable + rope_mixed": "vit_small_patch16_rope_mixed_ape_224",
+    "relative_bias": "beit_base_patch16_224 beitv2_large_patch16_224",
+    "mlp_bias": """
+        vit_relpos_small_patch16_224 vit_relpos_base_patch16_clsgap_224 vit_relpos_base_patch16_rpn_224
+    """,
+    "shared_mlp_bias": "vit_srelpos_small_patch16_224",
 }
+MODELS = {name: encoding for encoding, names in ENCODED.items() for name in names.split()}
 #: Segment Anything: arguments of timm, and the encoding.
 SAM = [
     ({"window_size": 3, "global_attn_indexes": (1,)}, "learnable + decomposed"),
