@@ -42,8 +42,8 @@ def assert_refused(model, path, kind=ValueError):
 def saved(tmp_path):
     """Save an object; returns the path."""
 
-    def save(found, name="checkpoint.pth", **options):
-        torch.save(found, tmp_path / name, **options)
+    def save(contents, name="checkpoint.pth", **options):
+        torch.save(contents, tmp_path / name, **options)
         return tmp_path / name
 
     return save
@@ -73,9 +73,9 @@ WRAPPERS = {
 
 @in_turn("wrapper", WRAPPERS)
 def test_a_checkpoint_of_deit_or_timm_is_loaded_with_any_wrapper(wrapper, saved):
-    theirs, model, x = timms(DISTILLED), tiny(name=DISTILLED).eval(), images()
-    assert load_checkpoint(model, saved(WRAPPERS[wrapper](theirs.state_dict()))) is model
-    assert_same(model(x), theirs(x), atol=1e-5)
+    original, model, x = timms(DISTILLED), tiny(name=DISTILLED).eval(), images()
+    assert load_checkpoint(model, saved(WRAPPERS[wrapper](original.state_dict()))) is model
+    assert_same(model(x), original(x), atol=1e-5)
 
 
 def lapes(case):
@@ -333,14 +333,14 @@ STRANGE = {
 }
 
 
-@in_turn("said", STRANGE)
-def test_sparse_quantized_and_other_unusable_tensors_are_refused_by_name(said, saved):
+@in_turn("reason", STRANGE)
+def test_sparse_quantized_and_other_unusable_tensors_are_refused_by_name(reason, saved):
     state, model = draw(tiny()).state_dict(), tiny()
     for name in ("head.weight", "position.encodings.0.pos_embed"):
         with warnings.catch_warnings(), case(name):
             warnings.simplefilter("ignore")  # PyTorch has deprecated quantized tensors
-            message = assert_refused(model, saved({**state, name: STRANGE[said](state[name])}))
-            assert said in message and name in message
+            message = assert_refused(model, saved({**state, name: STRANGE[reason](state[name])}))
+            assert reason in message and name in message
 
 
 def test_a_view_that_repeats_its_values_is_refused(saved):
@@ -459,7 +459,7 @@ SIZES = {
 @in_turn("of", SIZES)
 @pytest.mark.filterwarnings("default")
 def test_a_warning_names_the_grids_of_tables_that_are_resampled_once(of):
-    make, said = SIZES[of]
+    make, reason = SIZES[of]
     model = tiny("relative_bias" if "biases" in of else "learnable")
     if of == "without metadata":
         with pytest.raises(RuntimeError, match="size mismatch"):
@@ -467,7 +467,9 @@ def test_a_warning_names_the_grids_of_tables_that_are_resampled_once(of):
         return
     with pytest.warns(UserWarning) as warned:
         model.load_state_dict(make())
-    assert [str(one.message) for one in warned] == [f"the position tables of the checkpoint are resampled: {said}."]
+    assert [str(record.message) for record in warned] == [
+        f"the position tables of the checkpoint are resampled: {reason}."
+    ]
 
 
 def test_a_table_that_may_be_of_a_square_says_what_it_is_taken_for():
@@ -494,9 +496,9 @@ def test_weights_of_another_position_are_named_in_a_warning(encoding, joining, o
     save_weights(model.state_dict(), path)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     for load in (
-        lambda one: one.load_state_dict(model.state_dict()),
-        lambda one: load_checkpoint(one, path),
-        lambda one: load_checkpoint(one, tmp_path / "weights.pt"),
+        lambda other_model: other_model.load_state_dict(model.state_dict()),
+        lambda other_model: load_checkpoint(other_model, path),
+        lambda other_model: load_checkpoint(other_model, tmp_path / "weights.pt"),
     ):
         load(tiny(encoding, joining))
         with pytest.warns(UserWarning, match="the weights are of a model with encoding .* the model has encoding"):
@@ -513,10 +515,10 @@ def test_weights_of_another_position_are_named_in_a_warning(encoding, joining, o
 )
 def test_options_that_have_their_default_may_be_written_or_not(encoding, joining, other, other_joining):
     model, state = tiny(other, other_joining), draw(tiny(encoding, joining)).state_dict()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         model.load_state_dict(state)
-    assert said == [] and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert records == [] and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
 def test_options_that_weights_do_not_depend_on_may_differ():
@@ -524,10 +526,10 @@ def test_options_that_weights_do_not_depend_on_may_differ():
     assert tiny("rope + learnable(resampler='bilinear')").load_state_dict(model.state_dict(), strict=False)
 
 
-@in_turn("said", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)])
-def test_invalid_shapes_of_grids_are_ignored(said, saved):
+@in_turn("reason", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)])
+def test_invalid_shapes_of_grids_are_ignored(reason, saved):
     state = graticule.published_state_dict(draw(tiny()))
-    state._metadata[""]["grids"] = said
+    state._metadata[""]["grids"] = reason
     model = load_checkpoint(tiny(), saved(state))
     assert torch.equal(model.position.encodings[0].pos_embed, state["pos_embed"])
 
@@ -536,10 +538,10 @@ def test_invalid_shapes_of_grids_are_ignored(said, saved):
 def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
     """For any wrong byte in the directory of names, the only exception is a ValueError that names the file."""
     path = saved(timms(depth=1).state_dict(), _use_new_zipfile_serialization=False)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     model = tiny(depth=1)
     for place in range(start, 2000, 35):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         try:
             load_checkpoint(model, path)
         except ValueError as error:

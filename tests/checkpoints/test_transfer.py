@@ -345,10 +345,10 @@ def test_rows_of_prefix_tokens_are_those_of_the_same_tokens(there, here, expecte
 
 
 def test_a_token_to_which_timm_gives_no_position_has_a_row_of_zeros():
-    theirs = draw(timm.create_model("deit_tiny_patch16_224", no_embed_class=True, **SIZE)).eval()
+    original = draw(timm.create_model("deit_tiny_patch16_224", no_embed_class=True, **SIZE)).eval()
     model, x = vit(), images()
-    assert not with_status(report_of(model, theirs.state_dict()), "new")
-    assert_same(model(x), theirs(x), atol=1e-5)
+    assert not with_status(report_of(model, original.state_dict()), "new")
+    assert_same(model(x), original(x), atol=1e-5)
 
 
 # Other channels and patches
@@ -390,11 +390,11 @@ def test_a_resampled_patch_embedding_computes_the_same_for_an_enlarged_patch():
 
 
 def test_a_checkpoint_of_timm_is_transferred_to_another_size_class_count_and_joining(tmp_path):
-    theirs = timm.create_model("deit_tiny_patch16_224")
-    torch.save({"model": theirs.state_dict()}, tmp_path / "deit.pth")
+    original = timm.create_model("deit_tiny_patch16_224")
+    torch.save({"model": original.state_dict()}, tmp_path / "deit.pth")
     model = graticule.create_model("deit_tiny_patch16_224", img_size=288, num_classes=10, joining="lape")
     report = transfer(model, tmp_path / "deit.pth")
-    expected = Grid(14, 14, prefix=1).resize(theirs.pos_embed.detach()[0], Grid(18, 18, prefix=1))
+    expected = Grid(14, 14, prefix=1).resize(original.pos_embed.detach()[0], Grid(18, 18, prefix=1))
     assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
     assert [" ".join(line.split()) for line in str(report).splitlines()] == [
         "cls_token loaded 192",
@@ -411,8 +411,8 @@ def test_a_checkpoint_of_timm_is_transferred_to_another_size_class_count_and_joi
 
 def test_a_checkpoint_of_timms_swin_is_transferred_to_another_window():
     name, sizes = SMALL["Swin"]
-    theirs = draw(timm.create_model(name, **sizes, num_classes=7, patch_size=4, always_partition=True))
-    report = report_of(small("Swin", patch_size=4, window_size=2), theirs.state_dict())
+    original = draw(timm.create_model(name, **sizes, num_classes=7, patch_size=4, always_partition=True))
+    report = report_of(small("Swin", patch_size=4, window_size=2), original.state_dict())
     assert with_status(report, "new") == {"head.weight", "head.bias"}
     assert len(with_status(report, "resized")) == 4
     assert with_status(report, "unused") == {"head.fc.weight", "head.fc.bias"}

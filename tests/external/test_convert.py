@@ -32,11 +32,11 @@ def test_another_joining_keeps_the_table_and_all_other_weights(vit):
 
 
 def test_a_saved_model_is_converted_back_with_a_model_of_timm_of_the_same_arguments(vit, tmp_path):
-    theirs, x = copy.deepcopy(vit).float(), images(24, 40)
-    opened = graticule.from_pretrained(graticule.convert(theirs).save_pretrained(tmp_path))
+    original, x = copy.deepcopy(vit).float(), images(24, 40)
+    opened = graticule.from_pretrained(graticule.convert(original).save_pretrained(tmp_path))
     like = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (32, 32), "num_classes": 3})
     back = graticule.to_timm(opened, like=like)
-    assert holds(back, theirs.state_dict()) and torch.equal(back(x), theirs(x))
+    assert holds(back, original.state_dict()) and torch.equal(back(x), original(x))
     with pytest.raises(
         ValueError, match=r"`model` must come from `convert` .* and opened, `like` gives the model of timm"
     ):

@@ -53,22 +53,22 @@ def exact(model):
     return model
 
 
-def assert_same(found, expected):
+def assert_same(outputs, expected):
     assert expected.isfinite().all() and expected.std() > 1e-3
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_outputs_and_bits_of_the_way_back_equal_timm(name):
-    theirs = timms(name)
-    ours = graticule.convert(theirs)
+    original = timms(name)
+    ours = graticule.convert(original)
     x = images(*ours.img_size, dtype=torch.float64)
-    assert_same(ours(x), theirs(x))
-    back, state = graticule.to_timm(ours), theirs.state_dict()
-    assert type(back) is type(theirs) and back.state_dict().keys() == state.keys()
+    assert_same(ours(x), original(x))
+    back, state = graticule.to_timm(ours), original.state_dict()
+    assert type(back) is type(original) and back.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in back.state_dict().items())
-    assert torch.equal(back(x), theirs(x))
+    assert torch.equal(back(x), original(x))
     assert published_state_dict(ours).keys() == state.keys()
 
 
@@ -77,39 +77,39 @@ def test_outputs_and_bits_of_the_way_back_equal_timm(name):
 @torch.no_grad()
 def test_a_swin_that_timm_set_to_another_size_is_converted_as_it_is(name):
     """24 x 16 patches have windows of 6 x 4, which are not square."""
-    theirs = timms(name)
-    theirs.set_input_size(img_size=(96, 64), window_size=(6, 4))
-    exact(theirs)
-    ours = graticule.convert(theirs)
+    original = timms(name)
+    original.set_input_size(img_size=(96, 64), window_size=(6, 4))
+    exact(original)
+    ours = graticule.convert(original)
     assert ours.windows[0] == (6, 4)
     x = images(96, 64, dtype=torch.float64)
-    assert_same(ours(x), theirs(x))
-    assert torch.equal(graticule.to_timm(ours)(x), theirs(x))
+    assert_same(ours(x), original(x))
+    assert torch.equal(graticule.to_timm(ours)(x), original(x))
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
 @torch.no_grad()
 def test_a_converted_swin_at_another_size_is_timms_set_to_it(name):
-    theirs = timms(name)
-    ours = graticule.convert(theirs)
-    theirs.set_input_size(img_size=(96, 64), window_size=(4, 4))
+    original = timms(name)
+    ours = graticule.convert(original)
+    original.set_input_size(img_size=(96, 64), window_size=(4, 4))
     ours.set_input_size((96, 64))
     x = images(96, 64, dtype=torch.float64)
-    assert_same(ours(x), theirs(x))
-    assert_same(exact(graticule.to_timm(ours))(x), theirs(x))
+    assert_same(ours(x), original(x))
+    assert_same(exact(graticule.to_timm(ours))(x), original(x))
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # of timm's resampling
 @pytest.mark.parametrize(("size", "window"), [((64, 64), (7, 7)), ((96, 64), (6, 5)), ((64, 64), (2, 2))])
 @torch.no_grad()
 def test_other_windows_of_a_converted_swin_are_those_of_timm(size, window):
-    theirs = timms("swin_tiny_patch4_window7_224")
-    ours = graticule.convert(theirs)
-    theirs.set_input_size(img_size=size, window_size=window)
+    original = timms("swin_tiny_patch4_window7_224")
+    ours = graticule.convert(original)
+    original.set_input_size(img_size=size, window_size=window)
     ours.set_input_size(size, window_size=(window,) * len(ours.depths))
     x = images(*size, dtype=torch.float64)
-    assert ours.windows[0] == theirs.layers[0].blocks[0].window_size
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)  # timm resamples in float32
+    assert ours.windows[0] == original.layers[0].blocks[0].window_size
+    torch.testing.assert_close(ours(x), original(x), rtol=0, atol=1e-5)  # timm resamples in float32
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-tuple")  # of timm's own resampling of a bias table

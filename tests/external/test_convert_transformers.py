@@ -19,11 +19,11 @@ IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def assert_equal(ours, theirs, *size, tolerance=1e-9):
+def assert_equal(ours, original, *size, tolerance=1e-9):
     """Compare output and tokens for two images of (height, width)."""
     x = torch.randn(2, 3, *size)
     with torch.no_grad():
-        expected, tokens = outputs(theirs, x)
+        expected, tokens = outputs(original, x)
         torch.testing.assert_close(ours(x), expected, rtol=tolerance, atol=tolerance)
         if tokens is not None:
             torch.testing.assert_close(ours.forward_features(x), tokens, rtol=tolerance, atol=tolerance)
@@ -32,14 +32,14 @@ def assert_equal(ours, theirs, *size, tolerance=1e-9):
 @pytest.mark.parametrize(("name", "config", "given"), MODELS, ids=IDS)
 def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, config, given):
     with whole_float64():
-        theirs = randomize(build(name, config, given))
-        ours = graticule.convert(theirs)
+        original = randomize(build(name, config, given))
+        ours = graticule.convert(original)
         for size in SIZES.get(name, [(32, 32), (48, 32), (32, 64)]):
-            assert_equal(ours, theirs, *size)
-        assert_same_bits(graticule.to_transformers(ours), theirs)
+            assert_equal(ours, original, *size)
+        assert_same_bits(graticule.to_transformers(ours), original)
         unused = [one for one, split in ours.converted_from.names.items() if not split]
         beside = ("mask_token", "predictor.", "merger")
-        assert all(any(part in one for part in beside) or not theirs.get_parameter(one).numel() for one in unused)
+        assert all(any(part in one for part in beside) or not original.get_parameter(one).numel() for one in unused)
 
 
 def test_each_registered_class_is_tested():
@@ -49,11 +49,11 @@ def test_each_registered_class_is_tested():
 
 def test_gradients_and_frozen_weights_are_those_of_transformers():
     with in_float64():
-        theirs = randomize(build("Dinov2WithRegistersModel", SMALL))
-        theirs.embeddings.requires_grad_(False)
-        ours = graticule.convert(theirs)
+        original = randomize(build("Dinov2WithRegistersModel", SMALL))
+        original.embeddings.requires_grad_(False)
+        ours = graticule.convert(original)
         x = torch.randn(2, 3, 32, 48)
-        for found in (ours(x), outputs(theirs, x)[0]):
+        for found in (ours(x), outputs(original, x)[0]):
             found.square().sum().backward()
         own = dict(ours.named_parameters())
         frozen = {"cls_token", "reg_token", "patch_embed.proj.weight", "patch_embed.proj.bias"}
@@ -61,13 +61,13 @@ def test_gradients_and_frozen_weights_are_those_of_transformers():
             *frozen,
             "position.encodings.0.pos_embed",
         }
-        there = dict(theirs.named_parameters())
+        there = dict(original.named_parameters())
         names = [one for one, split in ours.converted_from.names.items() if split == ("blocks.1.attn.qkv.weight",)]
         assert [one.split(".")[-2][0] for one in names] == ["q", "k", "v"]
         expected = torch.cat([there[one].grad for one in names])
         torch.testing.assert_close(own["blocks.1.attn.qkv.weight"].grad, expected, rtol=1e-10, atol=1e-10)
         back = dict(graticule.to_transformers(ours).named_parameters())
-        assert all(back[one].requires_grad == parameter.requires_grad for one, parameter in theirs.named_parameters())
+        assert all(back[one].requires_grad == parameter.requires_grad for one, parameter in original.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel", "DINOv3ViTModel", "ViTForImageClassification"])
@@ -92,12 +92,12 @@ def test_labels_are_those_of_the_configuration():
 @pytest.mark.parametrize("name", ["ViTForImageClassification", "Dinov2Model", "SwinModel"])
 def test_an_opened_model_goes_back_with_a_model_of_the_same_configuration(name, tmp_path):
     config = WINDOWS if name == "SwinModel" else SMALL
-    theirs = randomize(build(name, config))
-    opened = graticule.from_pretrained(graticule.convert(theirs).save_pretrained(tmp_path))
+    original = randomize(build(name, config))
+    opened = graticule.from_pretrained(graticule.convert(original).save_pretrained(tmp_path))
     with pytest.raises(ValueError, match="and opened, `like` gives the model of transformers"):
         graticule.to_transformers(opened)
     like = build(name, config)
-    back, state = graticule.to_transformers(opened, like=like), {**theirs.state_dict()}
+    back, state = graticule.to_transformers(opened, like=like), {**original.state_dict()}
     if "embeddings.mask_token" in state:  # which has no counterpart
         state["embeddings.mask_token"] = like.state_dict()["embeddings.mask_token"]
     assert back.state_dict().keys() == state.keys() and holds(back, state)
@@ -105,7 +105,7 @@ def test_an_opened_model_goes_back_with_a_model_of_the_same_configuration(name, 
     with pytest.raises(ValueError, match=r"`like` must be built as .* another depth"):
         graticule.to_transformers(opened, like=build(name, deeper))
     with pytest.raises(ValueError, match=r"`like` must be a model of timm, got .* of transformers"):
-        graticule.to_timm(opened, like=theirs)
+        graticule.to_timm(opened, like=original)
 
 
 def tie(model):

@@ -59,79 +59,79 @@ IDS = ["-".join([name, *options]) for name, options in VARIANTS]
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, options):
     with in_float64():
-        theirs = build(name, **options)
-        specs = ENCODINGS.specs(read(theirs).encoding)
+        original = build(name, **options)
+        specs = ENCODINGS.specs(read(original).encoding)
         assert options or " + ".join(spec.name for spec in specs) == MODELS[name]
-        ours = graticule.convert(theirs)
-        assert difference(ours, theirs, 32, 48) < 1e-12
-        assert_same_bits(graticule.to_timm(ours), theirs)
-        if hasattr(theirs, "set_input_size"):  # of timm 1.0.26, BEiT and vit_relpos have none
-            theirs.set_input_size((56, 40))
-            assert difference(ours, theirs, 56, 40) < 1e-12
+        ours = graticule.convert(original)
+        assert difference(ours, original, 32, 48) < 1e-12
+        assert_same_bits(graticule.to_timm(ours), original)
+        if hasattr(original, "set_input_size"):  # of timm 1.0.26, BEiT and vit_relpos have none
+            original.set_input_size((56, 40))
+            assert difference(ours, original, 56, 40) < 1e-12
             ours.set_input_size((56, 40))
             back = graticule.to_timm(ours)
-            assert difference(back, theirs, 56, 40) < 1e-12
+            assert difference(back, original, 56, 40) < 1e-12
 
 
 def test_a_bias_of_swin_v2_in_a_vit_stays_relative_to_the_size_that_it_was_built_for():
     with in_float64():
-        theirs = build("vit_relpos_small_patch16_224", rel_pos_type="mlp-swin", rel_pos_dim=8)
-        assert read(theirs).encoding == "continuous_bias(hidden=8)"
-        ours = graticule.convert(theirs)
-        assert difference(ours, theirs, 32, 48) < 1e-12
-        assert_same_bits(graticule.to_timm(ours), theirs)
-        if hasattr(theirs, "set_input_size"):  # timm has it since 1.0.31
+        original = build("vit_relpos_small_patch16_224", rel_pos_type="mlp-swin", rel_pos_dim=8)
+        assert read(original).encoding == "continuous_bias(hidden=8)"
+        ours = graticule.convert(original)
+        assert difference(ours, original, 32, 48) < 1e-12
+        assert_same_bits(graticule.to_timm(ours), original)
+        if hasattr(original, "set_input_size"):  # timm has it since 1.0.31
             ours.set_input_size((56, 40))
             assert difference(ours, graticule.to_timm(ours), 56, 40) < 1e-12
 
 
-@pytest.mark.parametrize(("given", "encoding"), SAM)
-def test_the_encoder_of_segment_anything_computes_the_same_at_any_size(given, encoding):
+@pytest.mark.parametrize(("options", "encoding"), SAM)
+def test_the_encoder_of_segment_anything_computes_the_same_at_any_size(options, encoding):
     with in_float64():
-        theirs = build("samvit_base_patch16", **given)
-        assert read(theirs).encoding == encoding
-        ours = graticule.convert(theirs)
+        original = build("samvit_base_patch16", **options)
+        assert read(original).encoding == encoding
+        ours = graticule.convert(original)
         for size in ((32, 48), (56, 40), (16, 8)):
             x = torch.randn(2, 3, *size)
-            features, maps = theirs.forward_intermediates(x, norm=True)
+            features, maps = original.forward_intermediates(x, norm=True)
             own_features, own_maps = ours.forward_intermediates(x, norm=True)
-            torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-12)
+            torch.testing.assert_close(ours(x), original(x), rtol=0, atol=1e-12)
             torch.testing.assert_close(own_features, features.flatten(2).mT, rtol=0, atol=1e-12)
-            for own, expected in zip(own_maps, maps, strict=True):
-                torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
-        assert_same_bits(graticule.to_timm(ours), theirs)
+            for ours_map, expected in zip(own_maps, maps, strict=True):
+                torch.testing.assert_close(ours_map, expected, rtol=0, atol=1e-12)
+        assert_same_bits(graticule.to_timm(ours), original)
 
 
 def test_transforms_resolve_as_those_of_timm():
-    theirs = build("vit_base_patch32_clip_quickgelu_224")
-    ours = graticule.convert(theirs)
-    expected = timm.data.resolve_model_data_config(theirs)
+    original = build("vit_base_patch32_clip_quickgelu_224")
+    ours = graticule.convert(original)
+    expected = timm.data.resolve_model_data_config(original)
     assert timm.data.resolve_model_data_config(ours) == {**expected, "input_size": (3, 32, 48)}
 
 
 def test_mode_and_trainable_parameters_are_kept():
-    theirs = build("deit3_small_patch16_224").train()
-    theirs.blocks[0].requires_grad_(False)
-    ours = graticule.convert(theirs)
+    original = build("deit3_small_patch16_224").train()
+    original.blocks[0].requires_grad_(False)
+    ours = graticule.convert(original)
     back = graticule.to_timm(ours)
     assert ours.training
     assert back.training
     frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
     assert frozen == {name for name, _ in ours.named_parameters() if name.startswith("blocks.0.")}
-    assert [p.requires_grad for p in back.parameters()] == [p.requires_grad for p in theirs.parameters()]
+    assert [p.requires_grad for p in back.parameters()] == [p.requires_grad for p in original.parameters()]
 
 
 def test_gradients_of_a_converted_model_are_timms():
     with in_float64():
-        theirs = build("eva02_base_patch14_224")
-        ours = graticule.convert(theirs)
+        original = build("eva02_base_patch14_224")
+        ours = graticule.convert(original)
         x = torch.randn(2, 3, 32, 48)
-        for model in (ours, theirs):
+        for model in (ours, original):
             model(x).square().sum().backward()
-        own = dict(ours.named_parameters())
-        for name, parameter in theirs.named_parameters():
+        parameters = dict(ours.named_parameters())
+        for name, parameter in original.named_parameters():
             (place,) = ours.converted_from.names[name]
-            torch.testing.assert_close(own[place].grad, parameter.grad, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(parameters[place].grad, parameter.grad, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "samvit_base_patch16"])
@@ -150,12 +150,12 @@ def test_another_classifier_goes_back_to_timm(name, before, after):
     [("beit_base_patch16_224", {}), ("eva02_base_patch14_224", {}), ("samvit_base_patch16", SAM[0][0])],
 )
 def test_published_checkpoints_load_by_their_names(name, options):
-    theirs, fresh = build(name, **options), graticule.convert(build(name, **options))
-    fresh.load_state_dict(theirs.state_dict())
+    original, fresh = build(name, **options), graticule.convert(build(name, **options))
+    fresh.load_state_dict(original.state_dict())
     x = torch.randn(1, 3, 32, 48)
     with torch.no_grad():
-        assert torch.equal(fresh(x), graticule.convert(theirs)(x))
-    assert {row.status for row in graticule.transfer(fresh, theirs.state_dict()).rows} == {"loaded"}
+        assert torch.equal(fresh(x), graticule.convert(original)(x))
+    assert {row.status for row in graticule.transfer(fresh, original.state_dict()).rows} == {"loaded"}
 
 
 #: Models of NaFlexVit with a table, and its sides: prefix tokens and average pooling, pooling by attention, bilinear
@@ -170,12 +170,12 @@ NAFLEX = {
 
 @pytest.mark.parametrize("name", NAFLEX)
 def test_a_naflex_model_computes_the_same_for_images_of_any_size(name):
-    given = {"img_size": None, "pos_embed_grid_size": NAFLEX[name]}
+    options = {"img_size": None, "pos_embed_grid_size": NAFLEX[name]}
     with in_float64():
-        theirs = build(name, **given)
-        ours = graticule.convert(theirs)
+        original = build(name, **options)
+        ours = graticule.convert(original)
         for size in ((32, 48), (48, 32), (24, 24)):
             x = torch.randn(2, 3, *size)
             with torch.no_grad():
-                torch.testing.assert_close(ours(x), theirs(x), rtol=1e-9, atol=1e-9)
-        assert_same_bits(graticule.to_timm(ours), theirs)
+                torch.testing.assert_close(ours(x), original(x), rtol=1e-9, atol=1e-9)
+        assert_same_bits(graticule.to_timm(ours), original)

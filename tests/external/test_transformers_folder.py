@@ -39,10 +39,10 @@ def saved(tmp_path_factory):
 
 
 def test_a_folder_is_opened_by_every_opener(saved):
-    theirs, folder = saved
+    original, folder = saved
     x = torch.randn(1, 3, 32, 48)
     with torch.no_grad():
-        expected = outputs(theirs, x)[0]
+        expected = outputs(original, x)[0]
         for ours in (
             graticule.load(folder),
             graticule.load(f"hf:{folder}"),
@@ -86,10 +86,10 @@ def test_images_are_prepared_as_by_the_image_processor(saved, tmp_path, given):
     opened = open_model(str(folder))
     size = opened.size if given.get("size") != {"height": 32, "width": 48} else (32, 48)
     ours = evaluation_transform(opened.info, size, opened.augmentation)
-    theirs = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    original = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     for shape in ((160, 64), (64, 160), (96, 96)):
         image = Image.frombytes("RGB", shape, Random(1).randbytes(3 * shape[0] * shape[1]))
-        expected = torch.as_tensor(theirs(image, return_tensors="pt")["pixel_values"][0])
+        expected = torch.as_tensor(original(image, return_tensors="pt")["pixel_values"][0])
         torch.testing.assert_close(ours(image), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -98,11 +98,11 @@ def test_the_encoder_of_a_larger_model_is_opened(tmp_path):
     config = transformers.CLIPConfig(
         text_config={**text, "vocab_size": 10}, vision_config={**SMALL, "projection_dim": 7}, projection_dim=7
     )
-    theirs = transformers.CLIPModel(config).eval()
-    theirs.save_pretrained(tmp_path)
+    original = transformers.CLIPModel(config).eval()
+    original.save_pretrained(tmp_path)
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
-        expected = theirs.get_image_features(pixel_values=x).pooler_output
+        expected = original.get_image_features(pixel_values=x).pooler_output
         torch.testing.assert_close(graticule.load(tmp_path)(x), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -135,8 +135,8 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
     config, state = json.loads((saved[1] / "config.json").read_text()), load_file(saved[1] / "model.safetensors")
     for entries, tensors, message in DAMAGED:
         (tmp_path / "config.json").write_text(json.dumps({**config, **entries}))
-        kept = {name: value for name, value in {**state, **tensors}.items() if value is not None}
-        save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        tensors_left = {name: value for name, value in {**state, **tensors}.items() if value is not None}
+        save_file(tensors_left, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ValueError) as refusal:
             graticule.load(tmp_path)
         assert message in str(refusal.value) and "\n" not in str(refusal.value), message
@@ -145,10 +145,10 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", ["HieraModel", "PixioModel"])
 def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name, tmp_path, capsys):
-    theirs, folder, pictures = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "pictures"
-    theirs.save_pretrained(folder)
+    original, folder, pictures = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "pictures"
+    original.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    side = image_size(theirs)[0]
+    side = image_size(original)[0]
     pictures.mkdir()
     for index in range(5):
         Image.new("RGB", (side, side), (40 * index, 90, 200 - 30 * index)).save(pictures / f"{index}.png")
@@ -157,7 +157,7 @@ def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name,
     with pytest.warns(UserWarning, match=f"is opened as {name} of its library, which does not convert; it can be"):
         opened = graticule.load(source)
     with torch.no_grad():
-        assert torch.equal(call(opened, x)[0], call(theirs, x)[0])
+        assert torch.equal(call(opened, x)[0], call(original, x)[0])
     assert timm.data.resolve_model_data_config(opened)["mean"] == (0.5, 0.4, 0.3)
     for given in (
         ("audit", source, "--images", pictures, "--output", tmp_path),
@@ -165,8 +165,8 @@ def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name,
         ("check", source, "--skip", "export", "crop", "caches"),
     ):
         with pytest.warns(UserWarning, match="does not convert"):
-            status, _, said = run_command(capsys, *given)
-        assert status == 0, said
+            status, _, error_text = run_command(capsys, *given)
+        assert status == 0, error_text
     assert json.loads((tmp_path / "audit.json").read_text())["effects"] and (tmp_path / "explorer.html").is_file()
     with pytest.warns(UserWarning, match="does not convert"):
         assert f"got {name}" in refused(capsys, "export", source)

@@ -71,17 +71,21 @@ def attribute(path: str, value: object) -> Callable[[Any], None]:
     return lambda model: setattr(attrgetter(owner)(model) if owner else model, leaf, value)
 
 
-def difference(ours: Any, theirs: Any, *size: int) -> float:
+def difference(ours: Any, original: Any, *size: int) -> float:
     """Return the largest difference of the outputs for two images of (height, width), relative to the largest output.
 
     Features and intermediates are compared as well.
     """
     x = torch.randn(2, 3, *size)
     with torch.no_grad():
-        expected = [theirs(x), theirs.forward_features(x), *theirs.forward_intermediates(x, intermediates_only=True)]
-        found = [ours(x), ours.forward_features(x), *ours.forward_intermediates(x, intermediates_only=True)]
-    assert [value.shape for value in found] == [value.shape for value in expected]
-    return max(((a - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in zip(found, expected, strict=True))
+        outputs, expected = (
+            [model(x), model.forward_features(x), *model.forward_intermediates(x, intermediates_only=True)]
+            for model in (ours, original)
+        )
+    assert [value.shape for value in outputs] == [value.shape for value in expected]
+    return max(
+        ((a - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in zip(outputs, expected, strict=True)
+    )
 
 
 def assert_same_bits(model: nn.Module, other: nn.Module) -> None:

@@ -95,9 +95,9 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """
     name, config = type(model).__name__, model.config
     if x.ndim == 5:
-        found = model(x.transpose(1, 2))
-        given_names = [one for one in ("logits", "pooler_output", "last_hidden_state") if one in found]
-        return found[given_names[0]], found.get("last_hidden_state")
+        output = model(x.transpose(1, 2))
+        given_names = [one for one in ("logits", "pooler_output", "last_hidden_state") if one in output]
+        return output[given_names[0]], output.get("last_hidden_state")
     if name.startswith("Qwen"):
         side, frames = config.patch_size, config.temporal_patch_size
         rows, columns = (length // side for length in x.shape[-2:])
@@ -108,24 +108,24 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         rows, columns = (side // config.patch_size // 2 for side in x.shape[-2:])
         tokens = tokens.unflatten(1, (rows, columns, 2, 2)).transpose(2, 3).flatten(1, 4)
         return tokens, tokens
-    given: dict[str, Any] = {"pixel_values": x}
+    inputs: dict[str, Any] = {"pixel_values": x}
     if not name.startswith(_ALWAYS):
-        given["interpolate_pos_encoding"] = True
+        inputs["interpolate_pos_encoding"] = True
     if name == "ViTMAEModel":  # keeps the order of the patches
-        given["noise"] = torch.arange(x[0, 0].numel() // config.patch_size**2, dtype=x.dtype).expand(len(x), -1)
+        inputs["noise"] = torch.arange(x[0, 0].numel() // config.patch_size**2, dtype=x.dtype).expand(len(x), -1)
     if name.startswith("Siglip2"):
         patch = config.patch_size
         rows, columns = x.shape[-2] // patch, x.shape[-1] // patch
         patches = x.unflatten(3, (columns, patch)).unflatten(2, (rows, patch)).permute(0, 2, 4, 3, 5, 1)
-        given["pixel_values"] = patches.reshape(len(x), rows * columns, -1)
-        given["pixel_attention_mask"] = torch.ones(len(x), rows * columns, dtype=torch.long)
-        given["spatial_shapes"] = torch.tensor([[rows, columns]] * len(x))
+        inputs["pixel_values"] = patches.reshape(len(x), rows * columns, -1)
+        inputs["pixel_attention_mask"] = torch.ones(len(x), rows * columns, dtype=torch.long)
+        inputs["spatial_shapes"] = torch.tensor([[rows, columns]] * len(x))
     if name.startswith("Pixtral"):  # all images in one row
-        given["image_sizes"] = [tuple(x.shape[-2:])] * len(x)
-    found = model(**given)
+        inputs["image_sizes"] = [tuple(x.shape[-2:])] * len(x)
+    output = model(**inputs)
     if name.startswith("Pixtral"):
-        return found.last_hidden_state.unflatten(1, (len(x), -1))[0], None
+        return output.last_hidden_state.unflatten(1, (len(x), -1))[0], None
     if name.startswith("Sam"):
-        return found.last_hidden_state.flatten(2).mT, None
-    names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in found]
-    return found[names[0]], found.get("last_hidden_state")
+        return output.last_hidden_state.flatten(2).mT, None
+    names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in output]
+    return output[names[0]], output.get("last_hidden_state")

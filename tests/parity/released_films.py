@@ -138,9 +138,9 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute timm's NaFlexVit: a learned table by conversion, other positions by our ViT with its weights."""
     pictures = inputs(tensors)
     if kwargs["pos_embed"] == "learned":
-        theirs = NaFlexVit(**kwargs).double().eval()
-        theirs.load_state_dict(weights)
-        return {"output": graticule.convert(theirs)(pictures)}
+        original = NaFlexVit(**kwargs).double().eval()
+        original.load_state_dict(weights)
+        return {"output": graticule.convert(original)(pictures)}
     encoding = {
         "": "factorized(resampler='bilinear(antialias=False)')",
         "axial": f"rope(base={kwargs.get('rope_temperature')})",
@@ -163,9 +163,9 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
 
 def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute transformers' Siglip2VisionModel, converted."""
-    theirs = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
-    theirs.load_state_dict(weights)
-    return {"output": graticule.convert(theirs)(inputs(tensors))}
+    original = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
+    original.load_state_dict(weights)
+    return {"output": graticule.convert(original)(inputs(tensors))}
 
 
 #: (reference, class) -> function that computes the outputs of its cases from their arguments, weights and tensors.

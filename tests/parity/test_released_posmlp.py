@@ -134,19 +134,19 @@ def test_a_block_takes_the_multiply_adds_of_appendix_4(encoding, extra):
     d, gamma, s, n = 16, 3, 4, 25
     sizes = {"img_size": 40, "patch_size": 8, "embed_dim": d, "mlp_ratio": gamma, "groups": s, "num_classes": 0}
     with without_memory():
-        one, two = (
+        shallow, deep = (
             graticule.create_model(GMLP, encoding=encoding, num_blocks=blocks, gate_norm=False, **sizes).eval()
             for blocks in (1, 2)
         )
-    found = []
-    for model in (one, two):
+    products = []
+    for model in (shallow, deep):
         with FlopCounterMode(display=False) as counter:
             model(torch.zeros(1, 3, 40, 40, device="meta"))
-        found.append(counter.get_total_flops() // 2 + of_logits(model))
+        products.append(counter.get_total_flops() // 2 + of_logits(model))
     forms = 8 * s if encoding == "ggqpe" else 0  # Gamma Gamma^T, which the appendix leaves out
     looked_up = s * n**2 if encoding == "glrpe" else 0
     omega = 3 * gamma * d * d * n // 2 + gamma * d * n * n // 2 + extra * s * n**2
-    assert found[1] - found[0] == omega + forms - looked_up
+    assert products[1] - products[0] == omega + forms - looked_up
 
 
 # Names and layout
@@ -203,13 +203,13 @@ def drawn_encodings(name, **kwargs):
 
 
 def test_quadratic_encodings_start_as_in_the_released_code():
-    found = drawn_encodings(TINY)
-    centers = torch.cat([encoding.center for encoding, _ in found])
-    noise = torch.cat([encoding.matrix - torch.eye(2) for encoding, _ in found])
+    drawn = drawn_encodings(TINY)
+    centers = torch.cat([encoding.center for encoding, _ in drawn])
+    noise = torch.cat([encoding.matrix - torch.eye(2) for encoding, _ in drawn])
     assert len(centers) == 752  # 1,504 numbers, as measured there
     for values in (centers, noise):
         assert abs(values.mean()) < 1e-3 and 0.0095 < values.std() < 0.0105
-    assert not any(bias.any() for _, part in found for bias in part.biases.parameters())
+    assert not any(bias.any() for _, part in drawn for bias in part.biases.parameters())
     alpha = QuadraticMixing(Grid(3, 3), 500, "alpha_released").matrix
     assert abs(alpha.mean() - 1) < 2e-3 and 0.009 < alpha.std() < 0.011
     assert not QuadraticMixing(Grid(3, 3), 4, shift=False).center.any()
@@ -222,17 +222,17 @@ def test_a_dense_matrix_starts_as_a_linear_layer_in_posmlp_and_near_the_identity
         (TINY, 1e-6, 1, {**small, "encoding": "sgu(std=1e-6, bias_start=1.0)"}),
         (GMLP, 1e-6, 1, {"num_blocks": 2}),
     ):
-        found = drawn_encodings(name, **kwargs)
-        for encoding, part in found:
+        drawn = drawn_encodings(name, **kwargs)
+        for encoding, part in drawn:
             assert isinstance(encoding, DenseMixing)
             assert float(encoding.weight.detach().std()) == pytest.approx(std, rel=0.1)
             assert all((values == bias).all() for values in part.biases.parameters())
 
 
 def test_tables_are_drawn_with_the_std_that_the_released_code_means():
-    found = drawn_encodings(TINY, encoding="lrpe", depths=(1,) * 4)
-    assert all(isinstance(encoding, LearnableMixing) for encoding, _ in found)
-    tables = torch.cat([encoding.relative_position_table.detach().flatten() for encoding, _ in found])
+    drawn = drawn_encodings(TINY, encoding="lrpe", depths=(1,) * 4)
+    assert all(isinstance(encoding, LearnableMixing) for encoding, _ in drawn)
+    tables = torch.cat([encoding.relative_position_table.detach().flatten() for encoding, _ in drawn])
     assert float(tables.std()) == pytest.approx(0.02, rel=0.05)
 
 
