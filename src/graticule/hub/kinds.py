@@ -12,20 +12,9 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
+from graticule.hub import files
 from graticule.hub.config import built_from
-from graticule.hub.files import (
-    POSITION,
-    PREPROCESSOR,
-    WEIGHTS,
-    Card,
-    check_folder,
-    check_repo_id,
-    find_beside,
-    find_files,
-    push_folder,
-    shards,
-    write_model,
-)
+from graticule.hub.files import POSITION, PREPROCESSOR, WEIGHTS, Card, shards
 from graticule.registry.checks import checked, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugins, missing_plugins, named_again
@@ -111,8 +100,8 @@ class HubModel(nn.Module):
             ValueError: if the model was not built from names, or with arguments that a file cannot contain.
         """
         folder = Path(folder)
-        check_folder(folder)
-        return write_model(self, folder, self.hub_config(preprocessing or {}), card or Card())
+        files.check_folder(folder)
+        return files.write_model(self, folder, self.hub_config(preprocessing or {}), card or Card())
 
     @checked
     def push_to_hub(
@@ -126,10 +115,10 @@ class HubModel(nn.Module):
             token: token of the hub; by default the one that `hf auth login` has saved.
             revision: branch.
         """
-        check_repo_id(repo_id)
+        files.check_repo_id(repo_id)
         with tempfile.TemporaryDirectory() as folder:
             written = self.save_pretrained(Path(folder) / repo_id.rpartition("/")[2])
-            return push_folder(written, repo_id, private, token, revision)
+            return files.push_folder(written, repo_id, private, token, revision)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **options: Any) -> Self:
@@ -180,13 +169,13 @@ def from_pretrained(
             raise ValueError(f"`{names[0]}` must be left out with a model of timm, got {hub[names[0]]!r}.")
         return SOURCES["timm"](str(source).removeprefix(TIMM)).eval()
     source = str(source).removeprefix(HUB)
-    config, weights = find_files(source, hub)
+    config, weights = files.find_files(source, hub)
     described = read_typed(config, _KindConfig)
     words = described.graticule or ModelWords("transformers")
     if described.graticule is None and described.model_type is None:
         raise ValueError(f"{config} describes no model of graticule or transformers.")
     if described.model_type is not None:
-        find_beside(source, (PREPROCESSOR, POSITION), hub)
+        files.find_beside(source, (PREPROCESSOR, POSITION), hub)
     missing, changed = missing_plugins(words.plugins)
     if missing:
         how = f"pass plugin={(missing[0] if len(missing) == 1 else missing)!r}"
@@ -198,7 +187,7 @@ def from_pretrained(
         warnings.warn(f"the plugin {name} has changed since {config} was written.", stacklevel=2)
     with built_from(config):
         opener = KINDS[known_name("kind", words.kind, KINDS)]
-    if (files := shards(weights)) != [weights] and words.kind != "transformers":
+    if (weight_files := shards(weights)) != [weights] and words.kind != "transformers":
         raise ValueError(f"{config} must be of a model whose weights are in {WEIGHTS}, got {weights}.")
-    with sized_as(sum(file.stat().st_size for file in files)):
+    with sized_as(sum(file.stat().st_size for file in weight_files)):
         return opener(config, weights).eval()

@@ -31,22 +31,20 @@ class Source:
     skeleton: the model with its parameters on the meta device, but for those without a counterpart here.
     names: name of each tensor there -> its names in the backbone: several if its rows are split, none if it is kept as
         it is. Rows of several tensors with the same name here follow each other in this order.
-    reshaped: as in `Conversion`.
     """
 
     skeleton: nn.Module
     names: Mapping[str, tuple[str, ...]]
-    reshaped: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]], reshaped: Mapping[str, tuple[int, ...]]) -> Any:
+    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> Any:
         """Store the structure of a model; buffers that are not weights are kept unchanged."""
         empty = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
             for name, parameter in model.named_parameters()
             if names[name]
         }
-        return cls(deepcopy(model, dict[int, Any](empty)), dict(names), dict(reshaped))
+        return cls(deepcopy(model, dict[int, Any](empty)), dict(names))
 
     @property
     def library(self) -> str:
@@ -138,7 +136,8 @@ def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
     for name, parts in parts_of(names, state).items():
         if parts:
             value = join(parts)
-            value = value.permute(source.reshaped.get(name) or tuple(range(value.ndim)))
+            if present[name].ndim == 2 and value.ndim == 4:
+                value = value.permute(_LINEAR)
             _put(there, name, value, trained.get(names[name][0], False))
         else:
             parameter = source.skeleton.get_parameter(name)
@@ -198,9 +197,9 @@ def convert(
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)
         names = _names(model, ours, conversion)
-        _copy_values(model, parts_of(names, ours.state_dict()), conversion.reshaped)
+        _copy_values(model, parts_of(names, ours.state_dict()))
     _copy_settings(model, ours, names)
-    ours.converted_from = Source.of(model, names, conversion.reshaped)
+    ours.converted_from = Source.of(model, names)
     if encoding is None and joining is None:
         return ours
     encoding = conversion.encoding if encoding is None else encoding
@@ -259,16 +258,21 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
     return names
 
 
-def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]], reshaped: Mapping[str, tuple[int, ...]]) -> None:
-    """Copy the tensors of the model to our parts."""
+#: Axes of our convolution of patches in the order in which a linear layer has them: (D, height, width, channels).
+_LINEAR = (0, 2, 3, 1)
+
+
+def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
+    """Copy the tensors of the model to our parts; tables may have other axes than here before that of channels."""
     for name, value in model.state_dict().items():
         if not parts[name]:
             continue
         shape = join(parts[name]).shape
-        if name in reshaped and value.numel() == shape.numel():
-            order = reshaped[name] or tuple(range(len(shape)))  # of our axes there
-            value = value.reshape([shape[axis] for axis in order])
-            value = value.permute([order.index(axis) for axis in range(len(order))])
+        if value.numel() == shape.numel():
+            if value.ndim == 2 and len(shape) == 4:
+                value = value.reshape([shape[axis] for axis in _LINEAR]).permute(0, 3, 1, 2)
+            elif value.shape[-1:] == shape[-1:]:
+                value = value.reshape(shape)
         if value.shape != shape:
             kind = type(model).__name__
             raise ValueError(f"`{name}` of {kind} must be {tuple(shape)} to be converted, got {tuple(value.shape)}.")

@@ -33,15 +33,12 @@ class Conversion:
     names: name of a tensor in the model -> its name in timm's layout or ours, for those that `own_name` of the
         backbone and `published_names` of the position do not give; several names if the rows of the tensor are split
         among several tensors here; none if it has no effect on the tokens of an image, as a mask token.
-    reshaped: names of tensors of the model that have another shape here -> the order in which the axes of ours are
-        stored there; empty if the values are in the same order.
     """
 
     backbone: type[Backbone]
     arguments: Mapping[str, Any]
     encoding: str
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    reshaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 #: The function that reads the models of a class. A subclass computes something else, so it has its own entry.

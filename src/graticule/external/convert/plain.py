@@ -188,7 +188,7 @@ def read_sam(model: Any) -> Conversion:
     kinds = {vision_transformer_sam.Block: with_norms("pre_norm", vision_transformer_sam.Attention)}
     arguments = vit_arguments(model, trunk, kinds)
     encoding = sum_of(model.pos_embed is not None and "learnable", any(relative) and "decomposed")
-    return Conversion(SamVisionTransformer, arguments, encoding, reshaped={"pos_embed": ()})
+    return Conversion(SamVisionTransformer, arguments, encoding)
 
 
 @parts.register_conversion(MlpMixer)

@@ -231,13 +231,9 @@ def read_vit(model: Any) -> Conversion:
         del arguments["patch_bias"]
     patches = math.prod(side // step for side, step in zip(image, patch, strict=True))
     prefix = arguments.get("class_token", True) + arguments.get("reg_tokens", 1)
-    orders: dict[Any, tuple[int, ...]] = {"cls_token": (), "pos_embed": ()}  # which have more axes in timm
-    if config.model_type == "siglip2_vision_model":  # a linear layer on patches of (height, width, channels)
-        orders["patch_embed.proj.weight"] = (0, 2, 3, 1)
-    reshaped = {there: orders[name] for there, name in names.items() if name in orders}
     backbone = DistilledVisionTransformer if teacher else VisionTransformer
     encoding = _read_encoding(model, tensors, patches, prefix)
-    return Conversion(backbone, arguments, encoding, names=names, reshaped=reshaped)
+    return Conversion(backbone, arguments, encoding, names=names)
 
 
 def channels_of(config: Any) -> str:
@@ -411,15 +407,10 @@ def read_swin(model: Any) -> Conversion:
     if second:
         trained = tuple(config.pretrained_window_sizes)
         arguments |= {"mask": -200.0, **({"pretrained_window_sizes": trained} if any(trained) else {})}
-    return Conversion(
-        backbones.SwinTransformerV2 if second else backbones.SwinTransformer,
-        arguments,
-        sum_of(
-            config.use_absolute_embeddings and Spec("learnable", {"resampler": CUBIC}),
-            "continuous_bias" if second else "relative_bias",
-        ),
-        names=names,
-    )
+    table = config.use_absolute_embeddings and Spec("learnable", {"resampler": CUBIC})
+    encoding = sum_of(table, "continuous_bias" if second else "relative_bias")
+    backbone = backbones.SwinTransformerV2 if second else backbones.SwinTransformer
+    return Conversion(backbone, arguments, encoding, names=names)
 
 
 @register_conversion("transformers.SamVisionModel")
@@ -427,6 +418,7 @@ def read_sam(model: Any) -> Conversion:
     """Describe the image encoder of Segment Anything of transformers, whose output is a map here and tokens there."""
     check_as_built(model)
     config, names = model.config, names_of(model)
+    layers = range(config.num_hidden_layers)
     arguments = {
         "img_size": to_2tuple(config.image_size),
         "patch_size": to_2tuple(config.patch_size),
@@ -434,7 +426,7 @@ def read_sam(model: Any) -> Conversion:
         "num_classes": 0,
         "global_pool": "",
         "embed_dim": config.hidden_size,
-        "depth": config.num_hidden_layers,
+        "depth": len(layers),
         "num_heads": config.num_attention_heads,
         "mlp_ratio": ratio_of(model.vision_encoder.layers[0].mlp.lin1.out_features, config.hidden_size),
         "qkv_bias": config.qkv_bias,
@@ -443,16 +435,9 @@ def read_sam(model: Any) -> Conversion:
         "norm_layer": f"layernorm(eps={config.layer_norm_eps})",
         "window_size": config.window_size or 1,
         "global_layers": tuple(
-            layer
-            for layer in range(config.num_hidden_layers)
-            if layer in config.global_attn_indexes or not config.window_size
+            layer for layer in layers if layer in config.global_attn_indexes or not config.window_size
         ),
         "neck_dim": config.output_channels,
     }
-    return Conversion(
-        backbones.SamVisionTransformer,
-        arguments,
-        sum_of(config.use_abs_pos and "learnable", config.use_rel_pos and "decomposed"),
-        names=names,
-        reshaped={there: () for there, name in names.items() if name == "pos_embed"},
-    )
+    encoding = sum_of(config.use_abs_pos and "learnable", config.use_rel_pos and "decomposed")
+    return Conversion(backbones.SamVisionTransformer, arguments, encoding, names=names)

@@ -206,16 +206,13 @@ def read_naflex(model: Any) -> Conversion:
     }
     names = {name: name.removeprefix("embeds.") for name in model.state_dict() if name.startswith("embeds.")}
     names |= {there: f"patch_embed.{name}" for there, name in names.items() if name.startswith(("proj.", "norm."))}
-    reshaped: dict[str, tuple[int, ...]] = {"embeds.pos_embed": ()}
-    if embeds.is_linear:
-        reshaped["embeds.proj.weight"] = (0, 2, 3, 1)
     mode, antialias = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True)
     cropped = f"crop(mode={mode!r}, antialias={antialias})"
     resampler = cropped if embeds.pos_embed_ar_preserving else f"{mode}(antialias={antialias})"
     options = {"prefix_rows": False, "resampler": resampler} if model.num_prefix_tokens else {"resampler": resampler}
     encoding = parts.sum_of(embeds.pos_embed_type == "learned" and Spec("learnable", options))
     arguments = vit_arguments(model, trunk, PLAIN)
-    return Conversion(VisionTransformer, arguments, encoding, names=names, reshaped=reshaped)
+    return Conversion(VisionTransformer, arguments, encoding, names=names)
 
 
 def table(model: Any) -> str | None:
