@@ -61,42 +61,6 @@ class Source:
         return deepcopy(self.skeleton, dict[int, Any](zeros))
 
 
-def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> Source:
-    """Return the model of a library that a backbone was converted from; if it was opened, from one that is `like` it.
-
-    `like` is built as that model was, up to the sizes of images, patches and classes.
-    """
-    kind = type(model).__name__
-    if not isinstance(model, Backbone):
-        has = "; without what is around it, model.backbone is one" if hasattr(model, "backbone") else ""
-        raise ValueError(f"`model` must be a backbone that `convert` made, got {kind}{has}.")
-    converted = model if like is None else convert(like)
-    source: Source | None = converted.converted_from
-    if like is not None and source is not None and source.library != library:
-        raise ValueError(f"`like` must be a model of {library}, got {type(like).__name__} of {source.library}.")
-    if source is None or source.library != library:
-        raise ValueError(
-            f"`model` must come from `convert` of a model of {library} and have the position that it had there, got "
-            f"{kind}; of a model that was saved and opened, `like` gives the model of {library}."
-        )
-    if like is None:
-        return source
-    sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}
-    expected, arguments = (
-        {} if backbone.created is None else {"name": backbone.created["name"], **backbone.created["arguments"]}
-        for backbone in (converted, model)
-    )
-    names = {*expected, *arguments} - sizes
-    differing = sorted(name for name in names if expected.get(name) != arguments.get(name))
-    if not arguments or differing:
-        what = f"another {', '.join(differing)}" if arguments else "no known arguments"
-        raise ValueError(
-            f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
-            f"has {what}."
-        )
-    return source
-
-
 def computed_names(model: Backbone) -> set[str]:
     """Return the names of buffers and fixed tables that are saved with the weights; other libraries compute them."""
     names = [name for name, _ in model.position.named_buffers()]
@@ -117,46 +81,6 @@ def parts_of(names: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor]) 
 def join(parts: list[Tensor]) -> Tensor:
     """Return one tensor with the rows of all."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
-    """Copy the weights of a converted model to the model `there` of its library, and return that."""
-    state, present = model.state_dict(), there.state_dict()
-    # a classifier may have been added or removed
-    names = {**source.names, **{new: (model.own_name(new),) for new in present.keys() - source.names.keys()}}
-    names = {name: targets for name, targets in names.items() if name in present and state.keys() >= set(targets)}
-    lost = state.keys() - {target for targets in names.values() for target in targets} - computed_names(model)
-    lost |= {name for name, _ in there.named_parameters()} - names.keys()
-    if lost:
-        raise ValueError(
-            f"`model` must have the tensors that {source.library}'s has, and no others, got "
-            f"{', '.join(sorted(lost)[:4])} in one of them."
-        )
-    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    for name, parts in parts_of(names, state).items():
-        if parts:
-            value = join(parts)
-            if present[name].ndim == 2 and value.ndim == 4:
-                value = value.permute(_LINEAR)
-            _put(there, name, value, trained.get(names[name][0], False))
-        else:
-            parameter = source.skeleton.get_parameter(name)
-            _put(there, name, parameter, parameter.requires_grad)
-    return there.train(model.training)
-
-
-def _put(model: nn.Module, name: str, value: Tensor, trained: bool) -> None:
-    """Replace a parameter or buffer by a copy of a tensor."""
-    owner, _, leaf = name.rpartition(".")
-    module = model.get_submodule(owner)
-    old = getattr(module, leaf)
-    if value.numel() != old.numel():
-        raise ValueError(
-            f"`model` must have sizes that {type(model).__name__} can have, whose {name} is {tuple(old.shape)}, got "
-            f"{tuple(value.shape)}."
-        )
-    value = value.detach().clone().reshape(old.shape)
-    setattr(module, leaf, nn.Parameter(value, trained) if isinstance(old, nn.Parameter) else value)
 
 
 @checked
@@ -259,7 +183,7 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
 
 
 #: Axes of our convolution of patches in the order in which a linear layer has them: (D, height, width, channels).
-_LINEAR = (0, 2, 3, 1)
+LINEAR = (0, 2, 3, 1)
 
 
 def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
@@ -270,7 +194,7 @@ def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
         shape = join(parts[name]).shape
         if value.numel() == shape.numel():
             if value.ndim == 2 and len(shape) == 4:
-                value = value.reshape([shape[axis] for axis in _LINEAR]).permute(0, 3, 1, 2)
+                value = value.reshape([shape[axis] for axis in LINEAR]).permute(0, 3, 1, 2)
             elif value.shape[-1:] == shape[-1:]:
                 value = value.reshape(shape)
         if value.shape != shape:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from timm.layers import GluMlp, LayerNorm, Mlp, RmsNorm, SwiGLU
@@ -20,7 +20,6 @@ from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
 
 Reader = Callable[[Any], "Conversion"]
-Function = TypeVar("Function", bound=Reader)
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,13 @@ class Conversion:
 CONVERSIONS: NameTable[type[nn.Module] | str, Reader] = NameTable("conversion", "graticule.external.convert")
 
 
-def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Function], Function]:
+def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Reader], Reader]:
     """Return a decorator that registers a function that reads models of these classes of timm or transformers.
 
     The function takes a model and returns its `Conversion`; it calls `refuse` for parts that cannot be converted.
     """
 
-    def add(reader: Function) -> Function:
+    def add(reader: Reader) -> Reader:
         CONVERSIONS.update(dict.fromkeys(kinds, reader))
         return reader
 
@@ -200,8 +199,7 @@ def read_mlp(block: nn.Module) -> dict[str, Any]:
     """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels."""
     mlp: Any = block.get_submodule("mlp")
     kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
-    if type(mlp) not in kinds:
-        raise refuse(block, "mlp", mlp, "must be Mlp, SwiGLU or GluMlp")
+    check_kind(block, "mlp", *kinds)
     check_values(mlp, gate_last=False)
     first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
     if not isinstance(first, nn.Linear):
