@@ -339,7 +339,7 @@ ROWS = [
 @in_turn(("there", "here", "expected"), ROWS)
 def test_rows_of_prefix_tokens_are_those_of_the_same_tokens(there, here, expected):
     first, model = vit(**there), vit(**here)
-    old, new = (one.position.encodings[0].pos_embed[0].clone() for one in (first, model))
+    old, new = (other.position.encodings[0].pos_embed[0].clone() for other in (first, model))
     report_of(model, first.state_dict())
     assert torch.equal(model.position.encodings[0].pos_embed[0], expected(old, new))
 

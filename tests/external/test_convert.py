@@ -119,7 +119,7 @@ def test_a_hook_of_transformers_is_no_obstacle_and_another_one_is():
     model(images(), output_hidden_states=True)  # which registers hooks
     graticule.convert(model)
     model.layers[0].register_forward_hook(lambda *_: None)
-    for function in (graticule.convert, lambda one: graticule.resize(one, 64)):
+    for function in (graticule.convert, lambda other: graticule.resize(other, 64)):
         with pytest.raises(ValueError, match=r"`layers.0._forward_hooks` of ViTModel must be removed to be converted"):
             function(model)
 

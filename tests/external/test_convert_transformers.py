@@ -37,13 +37,13 @@ def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bi
         for size in SIZES.get(name, [(32, 32), (48, 32), (32, 64)]):
             assert_equal(ours, original, *size)
         assert_same_bits(graticule.to_transformers(ours), original)
-        unused = [one for one, split in ours.converted_from.names.items() if not split]
+        unused = [key for key, names in ours.converted_from.names.items() if not names]
         beside = ("mask_token", "predictor.", "merger")
-        assert all(any(part in one for part in beside) or not original.get_parameter(one).numel() for one in unused)
+        assert all(any(part in key for part in beside) or not original.get_parameter(key).numel() for key in unused)
 
 
 def test_each_registered_class_is_tested():
-    names = {one for one in CONVERSIONS if isinstance(one, str)}
+    names = {kind for kind in CONVERSIONS if isinstance(kind, str)}
     assert names == {f"transformers.{name}" for name, *_ in MODELS}
 
 
@@ -53,21 +53,21 @@ def test_gradients_and_frozen_weights_are_those_of_transformers():
         original.embeddings.requires_grad_(False)
         ours = graticule.convert(original)
         x = torch.randn(2, 3, 32, 48)
-        for found in (ours(x), outputs(original, x)[0]):
-            found.square().sum().backward()
-        own = dict(ours.named_parameters())
+        for output in (ours(x), outputs(original, x)[0]):
+            output.square().sum().backward()
+        parameters = dict(ours.named_parameters())
         frozen = {"cls_token", "reg_token", "patch_embed.proj.weight", "patch_embed.proj.bias"}
-        assert {one for one, parameter in own.items() if not parameter.requires_grad} == {
+        assert {key for key, parameter in parameters.items() if not parameter.requires_grad} == {
             *frozen,
             "position.encodings.0.pos_embed",
         }
         there = dict(original.named_parameters())
-        names = [one for one, split in ours.converted_from.names.items() if split == ("blocks.1.attn.qkv.weight",)]
-        assert [one.split(".")[-2][0] for one in names] == ["q", "k", "v"]
-        expected = torch.cat([there[one].grad for one in names])
-        torch.testing.assert_close(own["blocks.1.attn.qkv.weight"].grad, expected, rtol=1e-10, atol=1e-10)
+        names = [key for key, split in ours.converted_from.names.items() if split == ("blocks.1.attn.qkv.weight",)]
+        assert [key.split(".")[-2][0] for key in names] == ["q", "k", "v"]
+        expected = torch.cat([there[key].grad for key in names])
+        torch.testing.assert_close(parameters["blocks.1.attn.qkv.weight"].grad, expected, rtol=1e-10, atol=1e-10)
         back = dict(graticule.to_transformers(ours).named_parameters())
-        assert all(back[one].requires_grad == parameter.requires_grad for one, parameter in original.named_parameters())
+        assert all(back[key].requires_grad == parameter.requires_grad for key, parameter in original.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel", "DINOv3ViTModel", "ViTForImageClassification"])
@@ -180,7 +180,7 @@ FILMS = [
 
 @pytest.mark.parametrize(("name", "frames", "side"), FILMS)
 def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
-    model = build(name, dict(next(given for one, given, _ in MODELS if one == name)))
+    model = build(name, dict(next(config for other, config, _ in MODELS if other == name)))
     ours = graticule.convert(model)
     ours.set_input_size((8, 48, 48))
     assert graticule.resize(model, (8, 48, 48)) is model
@@ -188,8 +188,8 @@ def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
     model.save_pretrained(tmp_path)
     film = torch.randn(1, 3, 8, 48, 48)
     with torch.no_grad():
-        for one in (model, graticule.to_transformers(ours), type(model).from_pretrained(tmp_path)):
-            torch.testing.assert_close(outputs(one, film)[1], ours.forward_features(film), rtol=0, atol=1e-5)
+        for other in (model, graticule.to_transformers(ours), type(model).from_pretrained(tmp_path)):
+            torch.testing.assert_close(outputs(other, film)[1], ours.forward_features(film), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=f"must have square images to be a {name}, which computes others wrongly"):
         graticule.resize(model, (8, 48, 32))
     with pytest.raises(ValueError, match="as the model has volumes, got 48 x 48"):
@@ -204,8 +204,8 @@ BY_TABLE = ["AltCLIPVisionModel", "DPTModel", "JanusVisionModel", "PixioModel", 
 @pytest.mark.parametrize("name", [*BY_TABLE, "Sapiens2Model", "HieraModel", "Sam2HieraDetModel"])
 def test_a_model_that_does_not_convert_is_resized_by_the_table_that_it_computes(name, tmp_path):
     model = build(name, configured(name))
-    own = image_size(model)
-    size = (2 * own[0], 2 * own[1]) if name in BY_TABLE else (own[0], 2 * own[1])
+    present = image_size(model)
+    size = (2 * present[0], 2 * present[1]) if name in BY_TABLE else (present[0], 2 * present[1])
     x = torch.randn(2, 3, *size)
     next(model.parameters()).requires_grad_(False)
     with torch.no_grad():
@@ -220,13 +220,13 @@ def test_a_model_that_does_not_convert_is_resized_by_the_table_that_it_computes(
 def test_sizes_that_a_model_cannot_store_are_refused_and_leave_it():
     model = build("PixioModel", configured("PixioModel"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for given, message in (
+    for sizes, message in (
         ({"img_size": (32, 64)}, "`img_size` 32 x 64 is refused by PixioModel: "),
         ({"img_size": 64, "patch_size": 16}, "`patch_size` must be left out with PixioModel, which `convert` does not"),
         ({"channels": 1}, "`channels` must be left out with PixioModel"),
     ):
         with pytest.raises(ValueError) as refusal:
-            graticule.resize(model, **given)
+            graticule.resize(model, **sizes)
         assert message in str(refusal.value)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

@@ -70,10 +70,10 @@ SIZES["VivitForVideoClassification"] = FILM
 _ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral", "Data2Vec")
 
 
-def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None) -> Any:
+def build(name: str, config: dict[str, Any], options: dict[str, Any] | None = None) -> Any:
     """Build a model of transformers with weights as drawn by its class, in evaluation mode."""
     kind = class_of(transformers, name)
-    return kind(kind.config_class(**config), **(given or {})).eval()
+    return kind(kind.config_class(**config), **(options or {})).eval()
 
 
 @contextmanager
@@ -96,8 +96,8 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     name, config = type(model).__name__, model.config
     if x.ndim == 5:
         output = model(x.transpose(1, 2))
-        given_names = [one for one in ("logits", "pooler_output", "last_hidden_state") if one in output]
-        return output[given_names[0]], output.get("last_hidden_state")
+        names = [key for key in ("logits", "pooler_output", "last_hidden_state") if key in output]
+        return output[names[0]], output.get("last_hidden_state")
     if name.startswith("Qwen"):
         side, frames = config.patch_size, config.temporal_patch_size
         rows, columns = (length // side for length in x.shape[-2:])
@@ -127,5 +127,5 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return output.last_hidden_state.unflatten(1, (len(x), -1))[0], None
     if name.startswith("Sam"):
         return output.last_hidden_state.flatten(2).mT, None
-    names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in output]
+    names = [key for key in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if key in output]
     return output[names[0]], output.get("last_hidden_state")

@@ -122,20 +122,20 @@ def rotary(kwargs: Arguments) -> tuple[str, str]:
 
 def rope_vit(weights: Tensors, kwargs: Arguments) -> Tensors:
     """Name the frequencies of naver's ViT like timm's."""
-    found = {name: value for name, value in weights.items() if not name.startswith("freqs_t_")}
-    if "freqs" in found:
-        found["rope.freqs"] = found.pop("freqs").unflatten(-1, (kwargs["num_heads"], -1))
-    return found
+    renamed = {name: value for name, value in weights.items() if not name.startswith("freqs_t_")}
+    if "freqs" in renamed:
+        renamed["rope.freqs"] = renamed.pop("freqs").unflatten(-1, (kwargs["num_heads"], -1))
+    return renamed
 
 
 def rope_swin(weights: Tensors, kwargs: Arguments) -> Tensors:
     """Stack the frequencies of the blocks of a stage."""
-    found = {name: value for name, value in weights.items() if not re.search(r"\.rope_(freqs|t_[xy])$", name)}
+    stacked = {name: value for name, value in weights.items() if not re.search(r"\.rope_(freqs|t_[xy])$", name)}
     for stage, depth in enumerate(kwargs["depths"]):
         names = [f"layers.{stage}.blocks.{block}.attn.rope_freqs" for block in range(depth)]
         if names[0] in weights:
-            found[f"position.stages.{stage}.encoding.freqs"] = torch.stack([weights[name] for name in names], 1)
-    return found
+            stacked[f"position.stages.{stage}.encoding.freqs"] = torch.stack([weights[name] for name in names], 1)
+    return stacked
 
 
 #: Arguments of compact transformers -> ours.
@@ -219,43 +219,43 @@ def build_timm(name: str, kwargs: Arguments, weights: Tensors | None) -> nn.Modu
 @torch.no_grad()
 def outputs(model: Any, images: Tensor) -> Tensors:
     """Compute the output and, under their recorded names, everything that a case may record of the position."""
-    found: Tensors = {}
+    values: Tensors = {}
 
-    def bias(attention: Any, given: tuple[Any, ...], _: Any, name: str) -> None:
-        x, position, *_ = given
+    def bias(attention: Any, arguments: tuple[Any, ...], _: Any, name: str) -> None:
+        x, position, *_ = arguments
         queries = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1))[:, :, 0].transpose(1, 2)
-        found[name] = position.bias(queries * attention.scale)
+        values[name] = position.bias(queries * attention.scale)
 
     grid, tables = model.grid, []
     for layer, position in enumerate(model.position(grid)):
-        found |= {} if position.after_norm is None else {f"pe_layer_{layer}": position.after_norm}
+        values |= {} if position.after_norm is None else {f"pe_layer_{layer}": position.after_norm}
         if isinstance(position.bias, Tensor):
-            found[f"bias_layer_{layer}"] = position.bias
+            values[f"bias_layer_{layer}"] = position.bias
         elif position.bias is not None:
             model.blocks[layer].attn.register_forward_hook(partial(bias, name=f"rpe_k_layer_{layer}"))
         if position.rotary is not None:
             tables.append(position.rotary.table[..., -grid.within.patches :, :])
             sines, cosines = (part[..., ::2] for part in tables[-1].chunk(2, -1))
-            found |= {f"rope_cos_layer_{layer}": cosines, f"rope_sin_layer_{layer}": sines}
+            values |= {f"rope_cos_layer_{layer}": cosines, f"rope_sin_layer_{layer}": sines}
     if tables and len({table.shape for table in tables}) == 1:
         same = all(torch.equal(table, tables[0]) for table in tables)
-        found["rope"] = tables[0] if same else torch.stack(tables)
-        sines, cosines = (part[..., ::2] for part in found["rope"].chunk(2, -1))
-        found |= {"rope_cos": cosines, "rope_sin": sines}
-    found["output"] = model(images)
+        values["rope"] = tables[0] if same else torch.stack(tables)
+        sines, cosines = (part[..., ::2] for part in values["rope"].chunk(2, -1))
+        values |= {"rope_cos": cosines, "rope_sin": sines}
+    values["output"] = model(images)
     layer = 0
     for module in model.position.modules():
         if isinstance(module, Irpe):
-            found |= buckets(module)
+            values |= buckets(module)
         elif hasattr(module, "coordinates") and hasattr(module, "patch_bias"):
-            found |= {f"coords_layer_{layer}": module.coordinates(module.grid), "coords": module.coordinates(grid)}
-            found["index"] = grid.offset_index().double()
+            values |= {f"coords_layer_{layer}": module.coordinates(module.grid), "coords": module.coordinates(grid)}
+            values["index"] = grid.offset_index().double()
             layer += 1
         elif hasattr(module, "relative_position_bias_table"):
-            found["index"] = rows_of(module)
+            values["index"] = rows_of(module)
     if isinstance(model, backbones.SwinTransformer):
-        found |= masks(model)
-    return found
+        values |= masks(model)
+    return values
 
 
 def buckets(encoding: Any) -> Tensors:
@@ -276,7 +276,7 @@ def rows_of(encoding: Any) -> Tensor:
 
 def masks(model: Any) -> Tensors:
     """Return the mask of every window of the shifted layers of Swin, (windows, M, M), 0 and -100 as recorded."""
-    found: Tensors = {}
+    values: Tensors = {}
     blocks = [(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
     grids = model.position_grids(model.grid)
     for layer, (stage, index) in enumerate(blocks):
@@ -291,8 +291,8 @@ def masks(model: Any) -> Tensors:
                 row.append(mask.double().expand(*shape, -1, -1))
             strips.append(torch.cat(row, 1))
         if any(windows.shift):
-            found[f"attn_mask_layer_{layer}"] = torch.cat(strips).flatten(0, 1)
-    return found
+            values[f"attn_mask_layer_{layer}"] = torch.cat(strips).flatten(0, 1)
+    return values
 
 
 # Modules alone
@@ -307,8 +307,8 @@ def compute_irpe(kwargs: Arguments, weights: Tensors, queries: Tensor) -> Tensor
     spec = parse_sum(f"irpe({irpe_options({**config, 'rpe_on': kwargs['on']})})", "encoding")
     encoding = Irpe(grid, kwargs["num_heads"], kwargs["head_dim"], **spec[0].options).double()
     prefix = f"rpe_{kwargs['on']}."
-    names = {own: encoding.published_names(own)[-1].removeprefix(prefix) for own, _ in encoding.named_parameters()}
-    encoding.load_state_dict({own: weights[theirs] for own, theirs in names.items()})
+    names = {name: encoding.published_names(name)[-1].removeprefix(prefix) for name, _ in encoding.named_parameters()}
+    encoding.load_state_dict({name: weights[published] for name, published in names.items()})
     made: Any = encoding(grid).bias
     return {"output": made(queries), **buckets(encoding)}
 

@@ -80,8 +80,8 @@ def adapter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tenso
     load_published(model, {**with_prefix("backbone", weights), **classifier})
     image = tensors["input"]
     _, *maps = adapter.spm(image)
-    shapes = [tuple(one.shape[-2:]) for one in maps]
-    flat = [one.flatten(2).mT for one in maps]
+    shapes = [tuple(level_map.shape[-2:]) for level_map in maps]
+    flat = [level_map.flatten(2).mT for level_map in maps]
     first, spatial = (
         adapter.interactions[0],
         torch.cat([x + e for x, e in zip(flat, adapter.level_embed, strict=True)], 1),
@@ -170,11 +170,11 @@ def feature_pyramid(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) 
     options["first"] = kwargs.get("start_level", 0)
     neck = FeaturePyramid(kwargs["in_channels"], (4, 8, 16, 32), kwargs["out_channels"], **options)
     detector = RetinaNet(Given(neck.channels, neck.strides, [neck]), 1)
-    own = {name: value for name, value in detector.state_dict().items() if "necks" not in name}
+    others = {name: value for name, value in detector.state_dict().items() if "necks" not in name}
     state = renamed(with_prefix("neck", weights), "model.backbone.", detector.state_dict())
-    detector.load_state_dict({**own, **state})
-    found = neck(inputs(tensors))
-    return {f"output_{level}": one for level, one in enumerate(found, 1)}
+    detector.load_state_dict({**others, **state})
+    outputs = neck(inputs(tensors))
+    return {f"output_{level}": output for level, output in enumerate(outputs, 1)}
 
 
 def retina_head(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
@@ -183,18 +183,18 @@ def retina_head(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> T
     detector = RetinaNet(Given((8,) * 5, strides), kwargs["num_classes"], convs=kwargs["stacked_convs"])
     detector.load_state_dict(renamed(with_prefix("bbox_head", weights), "", detector.state_dict()))
     maps, model, classes = inputs(tensors), detector.model, kwargs["num_classes"]
-    counts = [9 * one.shape[-2] * one.shape[-1] for one in maps]
+    counts = [9 * level_map.shape[-2] * level_map.shape[-1] for level_map in maps]
     images = type("Images", (), {"image_sizes": [tuple(kwargs["image"])]})
     (anchors,) = model.anchor_generator(images, maps)
-    found = model.head(maps)
-    boxes = model.box_coder.decode_single(found["bbox_regression"][0], anchors)
+    predictions = model.head(maps)
+    boxes = model.box_coder.decode_single(predictions["bbox_regression"][0], anchors)
     boxes[:, 0::2], boxes[:, 1::2] = boxes[:, 0::2].clamp(0, 64), boxes[:, 1::2].clamp(0, 64)
     truth = {"boxes": tensors["gt_boxes_1"], "labels": tensors["gt_labels_1"]}
     matched = model.proposal_matcher(box_iou(truth["boxes"], anchors))
     labels = torch.where(matched >= 0, truth["labels"][matched.clamp(0)], classes)
     targets = model.box_coder.encode_single(truth["boxes"][matched.clamp(0)], anchors)
     targets = torch.where(matched[:, None] >= 0, targets, 0)
-    losses = model.head.compute_loss([truth], found, [anchors], [matched])
+    losses = model.head.compute_loss([truth], predictions, [anchors], [matched])
     by_level = {
         "anchors": anchors.split(counts),
         "decoded": boxes[None].split(counts, 1),
@@ -203,11 +203,11 @@ def retina_head(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> T
     }
     for name, key, width in (("cls_score", "cls_logits", classes), ("bbox_pred", "bbox_regression", 4)):
         by_level[name] = [
-            part.unflatten(1, (*one.shape[-2:], 9)).permute(0, 3, 4, 1, 2).flatten(1, 2)
-            for part, one in zip(found[key].split(counts, 1), maps, strict=True)
+            part.unflatten(1, (*level_map.shape[-2:], 9)).permute(0, 3, 4, 1, 2).flatten(1, 2)
+            for part, level_map in zip(predictions[key].split(counts, 1), maps, strict=True)
         ]
         assert by_level[name][0].shape[1] == 9 * width
-    flat = {f"{name}_{level}": one for name, levels in by_level.items() for level, one in enumerate(levels, 1)}
+    flat = {f"{name}_{level}": value for name, values in by_level.items() for level, value in enumerate(values, 1)}
     positive = int((matched >= 0).sum())
     added = 1 + torch.finfo(torch.float32).eps / positive  # mmdetection divides by their number and this epsilon
     for name, short in (("classification", "cls"), ("bbox_regression", "bbox")):  # ours is the sum over the levels
@@ -232,8 +232,8 @@ def pvt_detector(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors, enc
     image = tensors["input"]
     features = Stages(pvt)(pvt, image)
     return dict(
-        **{f"feature_{level}": one for level, one in enumerate(features, 1)},
-        **{f"output_{level}": one for level, one in enumerate(model.features(image).values(), 1)},
+        **{f"feature_{level}": level_map for level, level_map in enumerate(features, 1)},
+        **{f"output_{level}": level_map for level, level_map in enumerate(model.features(image).values(), 1)},
     )
 
 

@@ -20,9 +20,10 @@ from graticule.encodings.build import build_position
 Arguments = dict[str, Any]
 
 
-def build(encoding: str, weights: Tensors, names: Mapping[str, str], **given: Any) -> VisionTransformer:
+def build(encoding: str, weights: Tensors, names: Mapping[str, str], **options: Any) -> VisionTransformer:
     """Build our ViT with weights whose names change by regular expressions, in their order."""
-    model = VisionTransformer(partial(build_position, encoding=encoding), depth=2, num_heads=2, mlp_ratio=2.0, **given)
+    sizes = {"depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
+    model = VisionTransformer(partial(build_position, encoding=encoding), **sizes, **options)
     renamed = {}
     for name, value in weights.items():
         for pattern, replacement in names.items():
@@ -156,8 +157,8 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     names = {r"^embeds\.proj": "patch_embed.proj", r"^embeds\.pos_": "position.encodings.0.pos_", r"^embeds\.": ""}
     more = ("patch_size", "embed_dim", "num_classes", "class_token", "reg_tokens", "global_pool", "fc_norm")
     size = kwargs.get("pos_embed_grid_size", (4, 4))
-    given = {name: kwargs[name] for name in more}
-    model = build(encoding, weights, names, img_size=tuple(side * each for each in size), **given)
+    options = {name: kwargs[name] for name in more}
+    model = build(encoding, weights, names, img_size=tuple(side * length for length in size), **options)
     return {"output": model(pictures)}
 
 

@@ -100,12 +100,12 @@ class Part:
             num_classes=0,
         )
         self.model.double().eval()
-        given = {BLOCK + prefix + name: value for name, value in weights.items()}
+        published = {BLOCK + prefix + name: value for name, value in weights.items()}
         state = published_state_dict(self.model)
-        extra = {name for name in given if not name.endswith(("rel_indices", "relative_position_index"))} - state.keys()
-        if extra:
+        computed = ("rel_indices", "relative_position_index")
+        if extra := {name for name in published if not name.endswith(computed)} - state.keys():
             raise KeyError(f"ours has no {', '.join(sorted(extra))}")
-        self.model.load_state_dict({**state, **given}, strict=True)
+        self.model.load_state_dict({**state, **published}, strict=True)
         (self.position,) = self.model.position(self.grid)
         (mixing,) = (part for part in self.model.position.modules() if isinstance(part, MixingPosition))
         (self.encoding,) = mixing.encodings
@@ -118,9 +118,9 @@ class Part:
         """Mix tokens (B, windows, N, C) in their layout."""
         order = contiguous(tokens.shape[-1], self.groups)
         mixed = mix_tokens(tokens.flatten(0, 1)[..., order], self.position.mixing, self.position.spatial_bias)
-        return self.theirs(mixed)
+        return self.permute_back(mixed)
 
-    def theirs(self, x: Tensor) -> Tensor:
+    def permute_back(self, x: Tensor) -> Tensor:
         """Permute the channels of one half, or all if they are not split, to their order."""
         return x[..., contiguous(x.shape[-1], self.groups).argsort()]
 
@@ -128,8 +128,8 @@ class Part:
 def unit(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
     """Compute QuaMap and LearnedPosMap."""
     part = Part({"quadratic": "attention_centers" in weights, **kwargs}, weights, 2 * x.shape[-1], 1, "gate_unit.pos.")
-    found = {"output": part.mixed(x), "weights": pairs(part.position.mixing)}
-    return found | ({"logits": part.logits()} if isinstance(part.encoding, QuadraticMixing) else {})
+    outputs = {"output": part.mixed(x), "weights": pairs(part.position.mixing)}
+    return outputs | ({"logits": part.logits()} if isinstance(part.encoding, QuadraticMixing) else {})
 
 
 def unit_1d(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
@@ -150,35 +150,35 @@ def gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
     half = kwargs["dim"] // (2 if split else 1)
     hidden = x.flatten(0, 1)[..., contiguous(half, part.groups, 2 if split else 1)]
     gating = part.model.block(0, 0).mlp_channels.gate
-    found = {
-        "output": part.theirs(gating(hidden, part.position)),
+    outputs = {
+        "output": part.permute_back(gating(hidden, part.position)),
         "mixed": part.mixed(x[..., :half]),
         "weights": pairs(part.position.mixing),
     }
     if isinstance(part.encoding, QuadraticMixing):
-        found["logits"] = part.logits()
+        outputs["logits"] = part.logits()
     else:
-        found["table_part"] = part.encoding.second(part.grid)
-    return found
+        outputs["table_part"] = part.encoding.second(part.grid)
+    return outputs
 
 
 def dense_gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
     """Compute SGU: with more than two chunks, a chain of our units, each of the previous output and the next chunk."""
-    found: Tensors = {}
+    outputs: Tensors = {}
     first, *others = x.flatten(0, 1).chunk(kwargs["chunks"], -1)
     for step, chunk in enumerate(others):
         names = {"weight": f"norm_list.{step}.weight", "bias": f"norm_list.{step}.bias"}
         gating = GatingUnit(2 * chunk.shape[-1], partial(torch.nn.LayerNorm, eps=kwargs["norm_eps"])).double()
-        gating.norm.load_state_dict({own: weights[theirs] for own, theirs in names.items()})
+        gating.norm.load_state_dict({name: weights[published] for name, published in names.items()})
         dense = {f"proj_list.0.{kind}": weights[f"proj_list.{step}.{kind}"] for kind in names}
-        norm = {f"norm_list.0.{kind}": weights[theirs] for kind, theirs in names.items()}
+        norm = {f"norm_list.0.{kind}": weights[published] for kind, published in names.items()}
         part = Part(
             {**kwargs, "gate_unit": "SGU", "chunks": 2}, {**dense, **norm}, 2 * chunk.shape[-1], 1, "gate_unit."
         )
-        found[f"normed_{step + 1}"] = gating.norm(first)
-        found[f"mixed_{step + 1}"] = mix_tokens(gating.norm(first), part.position.mixing, part.position.spatial_bias)
+        outputs[f"normed_{step + 1}"] = gating.norm(first)
+        outputs[f"mixed_{step + 1}"] = mix_tokens(gating.norm(first), part.position.mixing, part.position.spatial_bias)
         first = gating(torch.cat([chunk, first], -1), part.position)
-    return {**found, "output": first}
+    return {**outputs, "output": first}
 
 
 def block(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
@@ -197,9 +197,9 @@ def block(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
     return {
         "output": output,
         "hidden": hidden,
-        "normed": part.theirs(seen["normed"]),
-        "mixed": part.theirs(mixed),
-        "gated": part.theirs(seen["gated"]),
+        "normed": part.permute_back(seen["normed"]),
+        "mixed": part.permute_back(mixed),
+        "gated": part.permute_back(seen["gated"]),
     }
 
 
@@ -213,7 +213,7 @@ def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
     merging = "linear" if linear else "conv" if kwargs.get("depth_conv", True) else "dense_conv"
     named = {"embed_dims": "embed_dim", "win_size": "windows", "gamma": "groups", "mlp_ratio": "mlp_ratios"}
     size = kwargs["img_size"]
-    given = {own: kwargs[theirs] for theirs, own in named.items()}
+    options = {option: kwargs[argument] for argument, option in named.items()}
     return PosMlp(
         partial(build_position, encoding=spec_of(kwargs)),
         img_size=size if isinstance(size, int) else tuple(size),
@@ -226,7 +226,7 @@ def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
         gate_norm=encoding == "sgu",
         combine="nonsplit" if kwargs.get("chunks") == 1 else "gate",
         shift="released" if kwargs.get("shift") and kwargs.get("num_blocks", 1) != 1 else None,
-        **given,
+        **options,
         **sizes,
     )
 
@@ -241,24 +241,24 @@ def mask(windows: Windows) -> Tensor:
         at.copy_((number * windows.grid.height + y[:, None]) * windows.grid.width + x)
     rolled = piece.roll([-shift for shift in windows.shift], (0, 1))
     height, width = windows.window.shape
-    each = rolled.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2).flatten(2).flatten(0, 1)
-    return torch.where(each[:, :, None] == each[:, None], 0.0, -200.0).double()
+    pieces = rolled.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2).flatten(2).flatten(0, 1)
+    return torch.where(pieces[:, :, None] == pieces[:, None], 0.0, -200.0).double()
 
 
 def pyramid(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:
     """Compute PosMLP: logits, masks, and the maps after the stem, every stage and the last norm."""
     model = pyramid_model(kwargs).double().eval()
     model.load_state_dict(dict(weights), strict=True)
-    found = {"stem": model.grid.to_map(model.embed(images))}
+    outputs = {"stem": model.grid.to_map(model.embed(images))}
     ends = torch.tensor(model.depths).cumsum(0).tolist()
     for layer, (tokens, grid) in enumerate(model.each_layer(images), start=1):
         stage = next(stage for stage, end in enumerate(ends) if layer <= end)
         (windows,) = model.where(stage, grid)[layer - 1 - (ends[stage] - model.depths[stage])]
         if any(windows.shift):
-            found[f"mask_layer_{layer - 1}"] = mask(windows)
+            outputs[f"mask_layer_{layer - 1}"] = mask(windows)
         if layer in ends:
-            found[f"stage_{ends.index(layer)}"] = grid.to_map(tokens)
-    return {**found, "features": grid.to_map(model.norm(tokens)), "output": model(images)}
+            outputs[f"stage_{ends.index(layer)}"] = grid.to_map(tokens)
+    return {**outputs, "features": grid.to_map(model.norm(tokens)), "output": model(images)}
 
 
 def gmlp(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:

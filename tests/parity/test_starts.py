@@ -53,23 +53,23 @@ def start(values):
     return float(mean), float((values - mean).abs().mean()), float((values == 0).double().mean())
 
 
-def differences(theirs, ours):
+def differences(reference, ours):
     """Return the parameters whose start is another: by five standard errors of a random one, or at all of a constant.
 
     theirs: name -> mean, spread and share of zeros.
     ours: name -> parameter.
     """
-    assert theirs.keys() == ours.keys()
-    found = {}
-    for name, (mean, spread, zeros) in theirs.items():
-        own, error = start(ours[name]), 5 / math.sqrt(ours[name].numel())
-        if spread and own[1]:
-            same = abs(own[0] - mean) <= 2 * error * spread and abs(math.log(own[1] / spread)) <= error
+    assert reference.keys() == ours.keys()
+    differing = {}
+    for name, (mean, spread, zeros) in reference.items():
+        measured, error = start(ours[name]), 5 / math.sqrt(ours[name].numel())
+        if spread and measured[1]:
+            same = abs(measured[0] - mean) <= 2 * error * spread and abs(math.log(measured[1] / spread)) <= error
         else:
-            same = own[1] == spread and math.isclose(own[0], mean, rel_tol=1e-3)
-        if not same or abs(own[2] - zeros) > error * (0 < zeros + own[2] < 2):
-            found[name] = (mean, spread, zeros), own
-    return found
+            same = measured[1] == spread and math.isclose(measured[0], mean, rel_tol=1e-3)
+        if not same or abs(measured[2] - zeros) > error * (0 < zeros + measured[2] < 2):
+            differing[name] = (mean, spread, zeros), measured
+    return differing
 
 
 def create(name, **arguments):
@@ -80,9 +80,9 @@ def create(name, **arguments):
 def start_of_timm(name, arguments):
     """Return the start of a model of timm under our names."""
     torch.manual_seed(0)
-    theirs = timm.create_model(name, **arguments)
+    reference = timm.create_model(name, **arguments)
     ours = create(OURS.get(name, name), **arguments)
-    ours.load_state_dict(theirs.state_dict())
+    ours.load_state_dict(reference.state_dict())
     return {name: start(values) for name, values in ours.named_parameters()}
 
 
@@ -96,21 +96,21 @@ def test_start_equals_that_of_the_authors_code(case):
 @pytest.mark.parametrize("name", TIMM)
 def test_start_equals_that_of_timm(name):
     arguments, known = TIMM[name]
-    theirs = start_of_timm(name, arguments)
-    found = differences(theirs, dict(create(OURS.get(name, name), **arguments).named_parameters()))
-    assert [parameter for parameter in found if not parameter.startswith(known or ("-",))] == []
-    assert all(any(parameter.startswith(one) for parameter in found) for one in known)
+    reference = start_of_timm(name, arguments)
+    differing = differences(reference, dict(create(OURS.get(name, name), **arguments).named_parameters()))
+    assert [parameter for parameter in differing if not parameter.startswith(known or ("-",))] == []
+    assert all(any(parameter.startswith(prefix) for parameter in differing) for prefix in known)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_start_of_an_encoding_equals_that_of_timm(name):
     arguments, encoding = ENCODINGS[name]
     torch.manual_seed(0)
-    theirs = graticule.convert(timm.create_model(name, depth=2, **arguments))
-    heads = theirs.blocks[0].attn.num_heads
-    grid = Grid(*theirs.grid.shape, prefix=theirs.grid.prefix)
-    ours = build_position(grid, dim=theirs.embed_dim, depth=2, num_heads=heads, encoding=encoding)
-    expected = {name: start(values) for name, values in theirs.position.named_parameters()}
+    reference = graticule.convert(timm.create_model(name, depth=2, **arguments))
+    heads = reference.blocks[0].attn.num_heads
+    grid = Grid(*reference.grid.shape, prefix=reference.grid.prefix)
+    ours = build_position(grid, dim=reference.embed_dim, depth=2, num_heads=heads, encoding=encoding)
+    expected = {name: start(values) for name, values in reference.position.named_parameters()}
     assert differences(expected, dict(ours.named_parameters())) == {}
 
 

@@ -59,11 +59,11 @@ def rates(epochs: int, **options: Any) -> torch.Tensor:
     model.num_classes = 2
     configured = TrainingModule(Classification(recipe), model, batches).configure_optimizers()
     scheduler, optimizer = configured["lr_scheduler"]["scheduler"], configured["optimizer"]
-    found = []
+    values = []
     for step in range(epochs + recipe.cooldown_epochs + 1):
         scheduler.step_update(step)
-        found.append(optimizer.param_groups[0]["lr"])
-    return torch.tensor(found, dtype=torch.float64)
+        values.append(optimizer.param_groups[0]["lr"])
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_the_learning_rates_are_those_of_timms_cosine_schedule_with_deits_values():
