@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent.parent / "docs"
 Record = dict[str, Any]
 #: Models of this library and of timm, under the same names.
-NAMES = (
-    "deit_tiny_patch16_224",
-    "swin_tiny_patch4_window7_224",
-    "deit_small_patch16_224",
-    "deit_base_patch16_224",
-)
+NAMES = ("deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "deit_small_patch16_224", "deit_base_patch16_224")
 #: Part -> the sentence of its goal in the page, and the columns of its table.
 GOALS = {
     "ceilings": "The product of two large matrices, and the copy of a large tensor (bytes read and written).",

@@ -30,11 +30,7 @@ from turns import Step, in_turns, print_ratios
 import graticule
 
 WORDS = 8192
-CHOICES = {
-    "ours": {},
-    "again": {},
-    "lape": {"joining": "lape"},
-}
+CHOICES = {"ours": {}, "again": {}, "lape": {"joining": "lape"}}
 
 
 def _choice(name: str) -> dict[str, str]:

@@ -17,16 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
-from evidence.contrasts import (
-    COLUMNS,
-    LATER,
-    Contrast,
-    Term,
-    differences,
-    family,
-    pooled,
-    read_scores,
-)
+from evidence.contrasts import COLUMNS, LATER, Contrast, Term, differences, family, pooled, read_scores
 from evidence.why_lape import STUDIES
 from graticule.lab.studies.study import TRAINED, Study, load_study
 from graticule.lab.studies.tables import between, markdown, read_records

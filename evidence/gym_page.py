@@ -8,10 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graticule.lab.figures.save import save_figure
-from graticule.lab.gym.base import (
-    TASKS,
-    task_rows,
-)
+from graticule.lab.gym.base import TASKS, task_rows
 from graticule.lab.gym.profile import Profile, heat_map, read_profile
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text

@@ -23,14 +23,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from evidence.contrasts import (
-    LATER,
-    Contrast,
-    Scores,
-    differences,
-    family,
-    read_scores,
-)
+from evidence.contrasts import LATER, Contrast, Scores, differences, family, read_scores
 from graticule.analysis.share import ShareSums
 from graticule.backbones.base import Backbone
 from graticule.lab.studies.plan import plan

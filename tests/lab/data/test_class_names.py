@@ -62,15 +62,15 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for command in (["evaluate", str(folder)], ["train", "--resume", str(folder)]):
         assert cli.main(command) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("graticule: error: `data_root` must have the classes of") and "\n" not in said.strip()
-        assert "only in the data: 'zcat'; " in said and "only in " in said and "/run: 'cat'" in said
+        err = capsys.readouterr().err
+        assert err.startswith("graticule: error: `data_root` must have the classes of") and "\n" not in err.strip()
+        assert "only in the data: 'zcat'; " in err and "only in " in err and "/run: 'cat'" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, capsys):
     """24 x 40 pixels lose 40 % of their width in a square; mixed sizes have no size of their own."""
-    for name, sizes, said in (
+    for name, sizes, message in (
         ("wide", [(24, 40)], "leaves out 40 % of the images (mean of 6); `img_size` 24 40 is theirs"),
         ("square", [(16, 16)], ""),
         ("mixed", [(24, 40), (40, 40)], "leaves out 20 % of the images (mean of 6)"),
@@ -80,9 +80,9 @@ def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, caps
             picture(index, *sizes[index % len(sizes)]).save(path)
         run = train(recipe(root), tmp_path / f"run {name}", progress=False)
         err = capsys.readouterr().err
-        assert ("center crop" in err) == bool(said) and said in err
-        assert said in run.log_file.read_text()
-    for size, said in (
+        assert ("center crop" in err) == bool(message) and message in err
+        assert message in run.log_file.read_text()
+    for size, message in (
         ((28, 44), "images of 28 x 28 pixels are resized to 28 x 44, another aspect ratio"),
         ((14, 14), ""),
     ):
@@ -92,7 +92,7 @@ def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, caps
             progress=False,
         )
         err = capsys.readouterr().err
-        assert ("aspect ratio" in err) == bool(said) and said in err
+        assert ("aspect ratio" in err) == bool(message) and message in err
 
 
 def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatch):
@@ -103,15 +103,15 @@ def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatc
 
 
 def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_path, capsys):
-    def said(root):
+    def warnings_of(root):
         Run.open(moved(trained, root, tmp_path / f"run of {root.name}")).data()
         return capsys.readouterr().err
 
-    assert said(write_folder(tmp_path / "same")) == ""
+    assert warnings_of(write_folder(tmp_path / "same")) == ""
     root = write_folder(tmp_path / "other")
     picture(99).save(root / "val" / "cat" / "0.JPEG")
     (root / "train" / "dog" / "0.JPEG").unlink()
-    line = said(root)
+    line = warnings_of(root)
     assert "the data are not those that" in line and line.count("\n") == 1
     assert line.endswith("train has 5 examples, and had 6; test has 6 examples, and had 6 others\n")
     described = json.loads((trained.folder / "recipe.json").read_text())
@@ -124,14 +124,14 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
 
 
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
-    found = []
+    fingerprints = []
     for text in ("a text " * 20, "a text " * 20, "a test " * 20):
         (tmp_path / "a.txt").write_text(text)
         (tmp_path / "b.txt").write_text("another text " * 20)
         data = TextModule("text_folder", root=tmp_path, context=8)
         data.setup()
-        found.append(data.fingerprint())
-    assert found[0] == found[1] != found[2]
+        fingerprints.append(data.fingerprint())
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 def ways(root):
@@ -144,22 +144,22 @@ def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_pa
     published = graticule.save_pretrained(model, tmp_path / "published")
     for classes in ("ab", "abc", "abcd"):
         for data in ways(write_folder(tmp_path / classes, tuple(classes))):
-            code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
+            code, _, err = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
             if len(classes) == 2:
-                assert code == 0 and "does not name its classes: those of" in said, said
+                assert code == 0 and "does not name its classes: those of" in err, err
             else:
-                assert code == 1 and "`images` must have the 2 classes of" in said and f"got {len(classes)}" in said
+                assert code == 1 and "`images` must have the 2 classes of" in err and f"got {len(classes)}" in err
 
 
 def test_a_model_normalizes_and_resizes_the_images_of_a_data_set_and_of_a_folder_alike(trained, tmp_path, capsys):
-    pictures, found = trained.recipe().data_root, []
+    pictures, losses = trained.recipe().data_root, []
     for mean in (0.9, 0.1):
         options = {"mean": [mean] * 3, "interpolation": "nearest", "crop_pct": 0.5}
         published = graticule.save_pretrained(trained.model(), tmp_path / str(mean), preprocessing=options)
         for data in ways(pictures):
             assert run_command(capsys, "evaluate", published, *data, "--output", tmp_path)[0] == 0
-            found.append(json.loads((tmp_path / "evaluation.json").read_text())[0]["loss"])
-    assert found[0] == found[1] != found[2] == found[3]
+            losses.append(json.loads((tmp_path / "evaluation.json").read_text())[0]["loss"])
+    assert losses[0] == losses[1] != losses[2] == losses[3]
 
 
 def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_path):
@@ -196,8 +196,8 @@ def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_p
         ("explore", gone, "--images", file),
         ("publish", gone, tmp_path / "published"),
     ):
-        code, _, said = run_command(capsys, *command)
-        assert code == 0, said
+        code, _, err = run_command(capsys, *command)
+        assert code == 0, err
     config = json.loads((tmp_path / "published" / "config.json").read_text())
     assert tuple(config["pretrained_cfg"]["mean"]) == trained.data().info.mean
     assert "| held-out images | 6 |" in (tmp_path / "published" / "README.md").read_text()
@@ -208,8 +208,8 @@ def sources(trained, tmp_path_factory):
     """Return the weights of a classifier of cats and dogs in every form."""
     folder = tmp_path_factory.mktemp("sources")
     published = graticule.save_pretrained(trained.model(), folder / "published")
-    given = {"model": str(published), "data_root": trained.recipe().data_root, "joining": "lape", "anyway": True}
-    adapted = train(dataclasses.replace(load_recipe("adapt").quick(), **given), folder / "adapted", progress=False)
+    changes = {"model": str(published), "data_root": trained.recipe().data_root, "joining": "lape", "anyway": True}
+    adapted = train(dataclasses.replace(load_recipe("adapt").quick(), **changes), folder / "adapted", progress=False)
     files = {"weights": trained.weights, "checkpoint": trained.best, "file": published / "model.safetensors"}
     folders = {"run": trained.folder, "adapted run": adapted.folder, "adapted": adapted.folder / "published"}
     return {**files, **folders, "published": published}
@@ -217,10 +217,10 @@ def sources(trained, tmp_path_factory):
 
 #: Commands and the forms of weights that they take.
 WAYS = [
-    *(("start_from", one) for one in ("run", "weights", "checkpoint", "published file", "adapted run")),
-    *(("model", one) for one in ("run", "published", "adapted")),
-    *(("evaluate", one) for one in ("published", "adapted")),
-    *(("teacher", one) for one in ("run", "published file")),
+    *(("start_from", form) for form in ("run", "weights", "checkpoint", "published file", "adapted run")),
+    *(("model", form) for form in ("run", "published", "adapted")),
+    *(("evaluate", form) for form in ("published", "adapted")),
+    *(("teacher", form) for form in ("run", "published file")),
 ]
 
 
@@ -231,8 +231,8 @@ def test_every_command_knows_the_classes_of_weights(sources, trained, renamed, t
     for data, same in ((trained.recipe().data_root, True), (renamed, False)):
         folder = tmp_path / str(same)
         if command == "evaluate":
-            code, _, said = run_command(capsys, command, path, "--images", data, "--output", folder)
-            assert code == (not same) and same == ("only in the data: 'zcat'" not in said), said
+            code, _, err = run_command(capsys, command, path, "--images", data, "--output", folder)
+            assert code == (not same) and same == ("only in the data: 'zcat'" not in err), err
         elif command == "teacher":
             by_file = {"teacher": "vit_nano_patch4_28", "teacher_checkpoint": path}
             options = Distillation(**(by_file if path.is_file() else {"teacher": str(path)}))
@@ -241,9 +241,9 @@ def test_every_command_knows_the_classes_of_weights(sources, trained, renamed, t
             with nullcontext() if same else pytest.raises(ValueError, match=r"`distillation\.teacher.*'zcat'.*'cat'"):
                 train(recipe(data, distillation=options), folder, progress=False)
         else:
-            given = {command: path if command == "start_from" else str(path), "lr": 1e-9, "min_lr": 0.0}
-            given |= {"model_kwargs": ()} if command == "model" else {}
-            run = train(recipe(data, **given), folder, progress=False)
+            changes = {command: path if command == "start_from" else str(path), "lr": 1e-9, "min_lr": 0.0}
+            changes |= {"model_kwargs": ()} if command == "model" else {}
+            run = train(recipe(data, **changes), folder, progress=False)
             assert ((load_file(run.weights)["head.weight"] - head).abs().max() < 1e-6) == same
             assert label_names(run.folder) == (("cat", "dog") if same else ("dog", "zcat"))
 
@@ -269,8 +269,8 @@ def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
     root = write_folder(tmp_path / "other")
     picture(99).save(root / "val" / "cat" / "0.JPEG")
     folder = moved(trained, root, tmp_path / "run")
-    code, _, said = run_command(capsys, "train", "--resume", folder)
-    assert code == 1 and said.count("test has 6 examples, and had 6 others") == 1
+    code, _, err = run_command(capsys, "train", "--resume", folder)
+    assert code == 1 and err.count("test has 6 examples, and had 6 others") == 1
 
 
 def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):

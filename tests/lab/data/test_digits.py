@@ -8,10 +8,10 @@ from graticule.lab.data.registry import load_dataset
 
 
 def test_digits_are_split_alike_over_the_classes():
-    for split, each in (("train", 400), ("test", 100)):
+    for split, count in (("train", 400), ("test", 100)):
         images, info = load_dataset("digits", split)
-        assert len(images) == 10 * each
-        assert np.bincount(images.labels).tolist() == [each] * 10
+        assert len(images) == 10 * count
+        assert np.bincount(images.labels).tolist() == [count] * 10
         assert info.num_classes == 10
         image, label = images[0]
         assert (image.mode, image.size, info.size, info.channels) == ("L", (28, 28), (28, 28), 1)

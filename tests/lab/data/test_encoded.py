@@ -55,7 +55,7 @@ def test_transparent_and_animated_images_are_refused():
     opaque, half = picture(1).convert("RGBA"), picture(2).convert("RGBA")
     half.putpixel((0, 0), (255, 0, 0, 127))
     palette = picture(3).quantize(8)
-    for image, options, said in (
+    for image, options, message in (
         (opaque, {"format": "PNG"}, None),
         (half, {"format": "PNG"}, "opaque, got transparent pixels"),
         (half, {"format": "WEBP"}, "opaque, got transparent pixels"),
@@ -68,15 +68,15 @@ def test_transparent_and_animated_images_are_refused():
     ):
         content = io.BytesIO()
         image.save(content, **options)
-        if said is None:
+        if message is None:
             np.testing.assert_array_equal(np.asarray(decode(content.getvalue())), np.asarray(picture(1)))
         else:
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 decode(content.getvalue())
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (encoded(GRAY.astype(np.float32), "TIFF"), "floats must be from 0 to 1, got 0 to 255"),
         (encoded(np.full((4, 4), np.nan, np.float32), "TIFF"), "floats must be from 0 to 1, got nan"),
@@ -88,8 +88,8 @@ def test_transparent_and_animated_images_are_refused():
     ],
     ids=["float of 8 bits", "nan", "32 bits", *(f"{n} bits{where}" for n, where in DARK)],
 )
-def test_an_image_that_would_become_black_is_refused(content, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_image_that_would_become_black_is_refused(content, message):
+    with pytest.raises(ValueError, match=message):
         decode(content)
 
 

@@ -1,9 +1,10 @@
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 
-from graticule.lab.data.registry import load_dataset
+from graticule.lab.data.registry import load_dataset, load_text
 from image_files import BROKEN, picture, write_folder
 
 
@@ -37,14 +38,13 @@ def test_training_passes_over_a_broken_image_and_names_it_once(tmp_path, kind, m
 
 
 def test_the_replacement_of_a_broken_image_does_not_depend_on_earlier_reads(tmp_path):
-    root = write_folder(tmp_path, each=4)
+    root = write_folder(tmp_path, per_class=4)
     for n in (1, 3):
         (root / "train" / "dog" / f"{n}.JPEG").write_bytes(b"")
     forward, backward = (load_dataset("image_folder", "train", root)[0] for _ in range(2))
     first = [np.asarray(forward[i][0]) for i in range(8)]
     second = [np.asarray(backward[i][0]) for i in reversed(range(8))]
-    for a, b in zip(first, reversed(second), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(first, second[::-1])
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -65,37 +65,31 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error_and_not_an_endless_sea
         images[0]
 
 
-def test_a_missing_root_is_named(tmp_path):
-    for root, said in ((None, r"got none; .* is written \./NAME"), (tmp_path / "nowhere", "nowhere', which does not")):
-        with pytest.raises(FileNotFoundError, match=said):
-            load_dataset("image_folder", "train", root)
+@pytest.mark.parametrize("name", ["image_folder", "pictures", "hugging_face", "text_folder"])
+def test_a_missing_root_is_named(tmp_path, name):
+    load = load_text if name == "text_folder" else partial(load_dataset, name, "train")
+    with pytest.raises(FileNotFoundError, match=r"got none; a folder .* is written \./NAME"):
+        load(root=None)
+    with pytest.raises(FileNotFoundError, match="nowhere', which does not exist"):
+        load(root=tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_missing_or_empty_split_is_named(tmp_path, split):
-    shutil.rmtree(write_folder(tmp_path) / split)
-    with pytest.raises(FileNotFoundError, match=split):
-        load_dataset("image_folder", "train", tmp_path)
-    (tmp_path / split).mkdir()
-    with pytest.raises(ValueError, match=split):
-        load_dataset("image_folder", "train", tmp_path)
-
-
-def test_one_class_is_too_few(tmp_path):
-    with pytest.raises(ValueError, match="two classes"):
-        load_dataset("image_folder", "train", write_folder(tmp_path, classes=("cat",)))
-
-
-def test_classes_that_differ_between_the_splits_are_named(tmp_path):
-    (write_folder(tmp_path) / "val" / "dog").rename(tmp_path / "val" / "wolf")
-    with pytest.raises(ValueError, match=r"dog.*wolf"):
-        load_dataset("image_folder", "train", tmp_path)
-
-
-def test_a_class_without_images_is_named(tmp_path):
-    for path in (write_folder(tmp_path) / "train" / "dog").iterdir():
-        path.unlink()
-    with pytest.raises(ValueError, match="dog"):
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        ("train", "must have a folder train, got"),
+        ("val", "must have a folder val or validation or test, got"),
+        ("train/*", "two classes or more, got 0 in .*train"),
+        ("val/*", "two classes or more, got 0 in .*val"),
+        ("train/[cd]*", "two classes or more, got 1 in .*train"),
+        ("val/dog", "the same classes in training and evaluation; in one only: dog"),
+        ("train/dog/*", r"must have images .* in every class, got none in .*dog\."),
+    ],
+)
+def test_missing_and_empty_splits_and_classes_are_named(tmp_path, removed, message):
+    for path in write_folder(tmp_path, classes=("cat", "dog", "wolf")).glob(removed):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_dataset("image_folder", "train", tmp_path)
 
 

@@ -44,11 +44,11 @@ def test_evaluation_sees_every_image_once_in_order_at_any_size():
 
 def test_images_held_in_memory_are_those_that_would_be_read_one_by_one():
     data = module()
-    held = data.val_dataloader().dataset
+    stored = data.val_dataloader().dataset
     image, label = data._images["test"][7]
     pixels = torch.from_numpy(np.asarray(image) / 255).float()
-    torch.testing.assert_close(held[7][0][0], (pixels - data.info.mean[0]) / data.info.std[0])
-    assert held[7][1] == label
+    torch.testing.assert_close(stored[7][0][0], (pixels - data.info.mean[0]) / data.info.std[0])
+    assert stored[7][1] == label
 
 
 def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():
@@ -76,8 +76,8 @@ def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentati
             assert images.device.type == labels.device.type == "meta"
     assert moved.count(torch.device("meta")) == 2
     there.to(torch.device("cpu"))
-    for ours, theirs in zip([*there.train_dataloader(), *there.val_dataloader()], expected, strict=True):
-        assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    for ours, on_cpu in zip([*there.train_dataloader(), *there.val_dataloader()], expected, strict=True):
+        assert torch.equal(ours[0], on_cpu[0]) and torch.equal(ours[1], on_cpu[1])
     transform = evaluation_transform(here.info, size, Augmentation())
     one_by_one = torch.stack([transform(image) for image, _ in here._images["test"]])
     assert torch.equal(torch.cat([images for images, _ in there.val_dataloader()]), one_by_one)

@@ -89,10 +89,10 @@ def orders(length, batch_size, world_size, parts, **options):
 
 def steps_of(processes):
     """Return the keys of every step, over all processes and micro-batches."""
-    batches = [list(one) for one in processes]
+    batches = [list(order) for order in processes]
     parts = processes[0].parts
     return [
-        [key for one in batches for batch in one[step * parts : (step + 1) * parts] for key in batch]
+        [key for order in batches for batch in order[step * parts : (step + 1) * parts] for key in batch]
         for step in range(processes[0].steps)
     ]
 
@@ -104,7 +104,7 @@ def test_a_step_has_the_same_images_however_many_share_it(length, world_size, pa
     (alone,) = orders(length, 12, 1, 1, drop_last=drop_last)
     together = orders(length, 12, world_size, parts, drop_last=drop_last)
     single, shared = steps_of([alone]), steps_of(together)
-    assert all(len(one) == len(together[0]) for one in together)  # otherwise one would wait forever
+    assert all(len(order) == len(together[0]) for order in together)  # otherwise one would wait forever
     # a rest with less than one image for each is left out
     assert len(single) - len(shared) == (not drop_last and 0 < length % 12 < world_size * parts)
     assert [sorted(step) for step in shared] == [sorted(step) for step in single][: len(shared)]
@@ -117,17 +117,17 @@ def test_the_weights_make_the_mean_of_the_shares_that_of_the_step(world_size, pa
     together = orders(71, 12, world_size, parts)
     for step in range(together[0].steps):
         numbers = range(step * parts, (step + 1) * parts)
-        shares = [one.weight(n) * values[one.places(n)].mean() for one in together for n in numbers]
+        shares = [order.weight(n) * values[order.places(n)].mean() for order in together for n in numbers]
         assert np.mean(shares) == pytest.approx(values[step * 12 : (step + 1) * 12].mean(), abs=1e-14)
     assert orders(72, 12, world_size, parts)[0].weight(0) == 1
 
 
 def test_batches_are_skipped_once_and_the_rest_is_unchanged():
     (order,) = orders(64, 12, 1, 1)
-    whole = list(order)
+    batches = list(order)
     order.skip(2)
-    assert list(order) == whole[2:] and list(order) == whole and len(order) == 6
-    assert [order.keys(0, number) for number in range(6)] == whole
+    assert list(order) == batches[2:] and list(order) == batches and len(order) == 6
+    assert [order.keys(0, number) for number in range(6)] == batches
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
@@ -145,7 +145,7 @@ def test_repeated_augmentation_repeats_every_image_in_turn(repeats):
 
 def test_the_repeats_of_an_image_go_to_different_processes_and_are_augmented_apart():
     three = orders(60, 12, 3, 1, repeats=3)
-    assert [[key[2] for batch in one for key in batch] for one in three] == [[rank] * 20 for rank in range(3)]
+    assert [[key[2] for batch in order for key in batch] for order in three] == [[rank] * 20 for rank in range(3)]
     data = images()
     drawn = [data[0, 5, repeat][0] for repeat in range(3)]
     assert torch.equal(drawn[0], data[0, 5][0])
@@ -163,10 +163,10 @@ def test_batches_that_cannot_be_split_are_refused():
 
 @in_turn("length", [1, 10, 11, 12])
 @in_turn("world_size", [1, 2, 3])
-@in_turn("held", [True, False])
-def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(length, world_size, held):
+@in_turn("in_memory", [True, False])
+def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(length, world_size, in_memory):
     pixels = np.arange(length, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
-    kind = TensorImages if held else TransformedImages
+    kind = TensorImages if in_memory else TransformedImages
     data = kind(ArrayImages(pixels, np.arange(length)), lambda image: torch.from_numpy(np.array(image)).float())
     seen, counts = [], set()
     for rank in range(world_size):
@@ -185,8 +185,8 @@ def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(leng
 
 def test_examples_that_no_process_gets_are_said():
     for count, world_size, parts, left in ((21, 2, 1, 1), (21, 1, 1, 0), (22, 2, 1, 0), (23, 2, 2, 3), (24, 2, 2, 0)):
-        said = BatchOrder(EpochSampler(count, 0), 4, world_size=world_size, parts=parts).notes()
-        assert said == (
+        notes = BatchOrder(EpochSampler(count, 0), 4, world_size=world_size, parts=parts).notes()
+        assert notes == (
             [f"the last {left} examples of each epoch are left out, fewer than its {world_size * parts} micro-batches"]
             if left
             else []

@@ -26,7 +26,7 @@ def counts(labels, share, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("each", "share", "chosen"),
+    ("sizes", "share", "chosen"),
     [
         ((4, 10, 6), 0.5, [2, 5, 3]),
         ((10, 10, 10), 0.26, [3, 3, 3]),  # 2.6
@@ -38,29 +38,23 @@ def counts(labels, share, seed=0):
         ((1300, 732, 1000), 0.5, [650, 366, 500]),  # the largest and the smallest class of ImageNet
     ],
 )
-def test_a_class_gives_the_nearest_whole_number_and_at_least_one(each, share, chosen):
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(each)), each))
+def test_a_class_gives_the_nearest_whole_number_and_at_least_one(sizes, share, chosen):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
     assert counts(labels, share) == chosen
 
 
-def test_the_choice_is_fixed_by_its_seed_and_differs_between_seeds():
-    labels = np.arange(400) % 4
-    choices = [class_share(labels, 0.5, seed) for seed in range(5)]
-    assert choices == [class_share(labels, 0.5, seed) for seed in range(5)]
-    assert len({tuple(choice) for choice in choices}) == 5
-
-
-def test_the_choice_never_changes():
+def test_the_choice_depends_on_the_seed_alone_and_never_changes():
     """It must not change, or a run on a share could not be repeated: NumPy's `RandomState` is frozen."""
     assert class_share(LABELS, 0.5, 0) == [2, 3, 4, 5, 8, 9, 11]
     assert class_share(LABELS, 0.5, 1) == [1, 4, 7, 8, 9, 10, 11]
     assert class_share(LABELS, 0.3, 0) == [2, 4, 9, 11]
+    assert len({tuple(class_share(np.arange(400) % 4, 0.5, seed)) for seed in range(5)}) == 5
 
 
 def test_a_larger_share_of_the_same_seed_holds_the_smaller_one():
     labels = np.arange(120) % 3
     shares = [set(class_share(labels, share, 5)) for share in (0.1, 0.25, 0.5, 0.75, 1.0)]
-    assert [len(one) for one in shares] == [12, 30, 60, 90, 120]
+    assert list(map(len, shares)) == [12, 30, 60, 90, 120]
     assert all(small < large for small, large in pairwise(shares))
 
 
@@ -83,24 +77,15 @@ def classes(loader):
     return torch.bincount(torch.cat([labels for _, labels in loader])).tolist()
 
 
-def test_a_share_is_a_subset_of_all_images():
-    half, other, whole = (
-        contents(module(train_share=share, share_seed=seed).train_dataloader())
-        for share, seed in ((0.5, 0), (0.5, 1), (None, 0))
-    )
-    assert set(half) < set(whole) and set(other) < set(whole)
+def test_a_share_is_a_subset_of_all_training_images_and_the_test_images_are_untouched():
+    modules = [module(train_share=share, share_seed=seed) for share, seed in ((0.5, 0), (0.5, 1), (None, 0), (1.0, 0))]
+    half, other, every, same = (contents(data.train_dataloader()) for data in modules)
+    assert set(half) < set(every) and set(other) < set(every) and same == every
     assert half != other and len(half) == len(other)
-    assert contents(module(train_share=1.0).train_dataloader()) == whole
-
-
-@pytest.mark.parametrize("share", [None, 0.5, 0.01])
-def test_the_test_images_are_untouched(share):
-    data, whole = module(train_share=share), module()
-    assert data.num_test == 1000
-    images, labels = data.test_images((28, 28), [0, 500, 999])
-    expected = whole.test_images((28, 28), [0, 500, 999])
-    assert torch.equal(images, expected[0]) and torch.equal(labels, expected[1])
-    assert classes(data.val_dataloader()) == [100] * 10
+    held_out = [data.test_images((28, 28), [0, 500, 999]) for data in modules]
+    for data, (images, labels) in zip(modules, held_out, strict=True):
+        assert torch.equal(images, held_out[2][0]) and torch.equal(labels, held_out[2][1])
+        assert classes(data.val_dataloader()) == [100] * 10
 
 
 def test_a_limit_is_within_the_share_and_balanced():
@@ -116,7 +101,7 @@ def folder_module(root, **options):
 
 
 def test_a_share_of_an_image_folder_is_a_share_of_every_class(tmp_path):
-    write_folder(tmp_path, classes=("cat", "dog", "wolf"), each=5)
+    write_folder(tmp_path, classes=("cat", "dog", "wolf"), per_class=5)
     data = folder_module(tmp_path, train_share=0.5)
     assert classes(data.train_dataloader()) == [3, 3, 3]  # 2.5 is rounded up
     assert classes(data.val_dataloader()) == [5, 5, 5]

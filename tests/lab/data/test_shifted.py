@@ -28,18 +28,18 @@ def all_crops(image):
     """Return all crops that torchvision can make of an image, by offset and flip."""
     bring = evaluation_transform(INFO, (8, 12), Augmentation())
     padded = T.Pad(PADDING)(Image.fromarray(image))
-    found = {}
+    crops = {}
     for top in range(2 * PADDING + 1):
         for left in range(2 * PADDING + 1):
             crop = padded.crop((left, top, left + 12, top + 8))
-            found[top, left, False], found[top, left, True] = bring(crop), bring(hflip(crop))
-    return found
+            crops[top, left, False], crops[top, left, True] = bring(crop), bring(hflip(crop))
+    return crops
 
 
 def which(image, crops):
-    found = [name for name, crop in crops.items() if (image - crop).abs().max() < 1e-5]
-    assert len(found) == 1
-    return found[0]
+    names = [name for name, crop in crops.items() if (image - crop).abs().max() < 1e-5]
+    assert len(names) == 1
+    return names[0]
 
 
 def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
@@ -51,13 +51,13 @@ def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
 
 def test_the_draws_do_not_depend_on_the_batch():
     data = shifted()
-    whole, labels = data.__getitems__([(4, i) for i in range(6)])
-    assert whole.shape == (6, 3, 8, 12) and whole.is_contiguous() and labels.tolist() == [0, 1] * 3
+    batch, labels = data.__getitems__([(4, i) for i in range(6)])
+    assert batch.shape == (6, 3, 8, 12) and batch.is_contiguous() and labels.tolist() == [0, 1] * 3
     for index in range(6):
-        assert torch.equal(shifted()[4, index][0], whole[index])
+        assert torch.equal(shifted()[4, index][0], batch[index])
     mixed, _ = data.__getitems__([(4, 5), (4, 1, 1), (4, 1)])
-    assert torch.equal(mixed[0], whole[5]) and torch.equal(mixed[2], whole[1])
-    assert torch.equal(mixed[1], shifted()[4, 1, 1][0]) and torch.equal(shifted()[4, 1, 0][0], whole[1])
+    assert torch.equal(mixed[0], batch[5]) and torch.equal(mixed[2], batch[1])
+    assert torch.equal(mixed[1], shifted()[4, 1, 1][0]) and torch.equal(shifted()[4, 1, 0][0], batch[1])
 
 
 def test_without_padding_and_flips_an_image_is_as_in_evaluation():
@@ -69,7 +69,7 @@ def test_without_padding_and_flips_an_image_is_as_in_evaluation():
 
 
 @pytest.mark.parametrize(
-    ("augmentation", "held"),
+    ("augmentation", "by_batches"),
     [
         (Augmentation(random_crop_padding=2), True),
         (Augmentation(random_crop_padding=2, hflip=0.5), True),
@@ -80,10 +80,10 @@ def test_without_padding_and_flips_an_image_is_as_in_evaluation():
         (Augmentation(color_jitter=0.1), False),
     ],
 )
-def test_only_crops_and_flips_are_done_by_batches(augmentation, held):
-    assert shifts_only(augmentation) is held
+def test_only_crops_and_flips_are_done_by_batches(augmentation, by_batches):
+    assert shifts_only(augmentation) is by_batches
     data = DataModule("digits", size=(28, 28), augmentation=augmentation, limit_train=40, limit_test=10)
     data.setup()
     loader = data.train_dataloader()
-    assert isinstance(loader.dataset, ShiftedImages) is held
+    assert isinstance(loader.dataset, ShiftedImages) is by_batches
     assert next(iter(loader))[0].shape == (40, 1, 28, 28)

@@ -88,17 +88,17 @@ def test_the_module_gives_batches_of_the_stated_shapes():
 
 def test_processes_and_parts_share_the_windows_of_an_epoch_and_a_resumed_run_sees_the_rest():
     data = module(limit_train=64, context=32)
-    whole = [inputs for inputs, _ in epoch_batches(data, 5)]
+    epoch = [inputs for inputs, _ in epoch_batches(data, 5)]
     shares = [epoch_batches(data, 5, rank=rank, world_size=2, accumulate=2) for rank in range(2)]
-    for step, batch in enumerate(whole):
+    for step, batch in enumerate(epoch):
         dealt = torch.cat([share[2 * step + part][0] for share in shares for part in range(2)])
         assert sorted(dealt.tolist()) == sorted(batch.tolist())
     order = module(limit_train=64, context=32).train_order()
     order.sampler.set_epoch(5)
     order.skip(2)
     rest = [inputs for inputs, _ in data.train_dataloader(order)]
-    assert len(rest) == len(whole) - 2 and all(torch.equal(a, b) for a, b in zip(rest, whole[2:], strict=True))
-    assert not torch.equal(epoch_batches(data, 6)[0][0], whole[0])
+    assert len(rest) == len(epoch) - 2 and all(torch.equal(a, b) for a, b in zip(rest, epoch[2:], strict=True))
+    assert not torch.equal(epoch_batches(data, 6)[0][0], epoch[0])
 
 
 def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_processes():
@@ -110,8 +110,8 @@ def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_process
         assert all(inputs.numel() <= 32 * 128 and inputs.shape[1] == length for inputs, _ in batches)
         ranks = [list(data.eval_dataloader(length, rank, 3)) for rank in range(3)]
         assert len({len(of_rank) for of_rank in ranks}) == 1
-        found = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
-        assert torch.equal(found.sort().values, everything.sort().values)
+        targets = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
+        assert torch.equal(targets.sort().values, everything.sort().values)
 
 
 def test_invalid_settings_are_refused_by_name():

@@ -34,8 +34,8 @@ def test_the_size_of_a_step_is_a_function_of_seed_epoch_and_step():
     }
     assert drawn[0, 0] == [order(0).size(0, step) for step in range(30)]
     assert len({tuple(sizes) for sizes in drawn.values()}) == 4
-    each = [order(0).size(epoch, step) for epoch in range(100) for step in range(30)]
-    counts = torch.bincount(torch.tensor(each), minlength=3)
+    sizes_of_steps = [order(0).size(epoch, step) for epoch in range(100) for step in range(30)]
+    counts = torch.bincount(torch.tensor(sizes_of_steps), minlength=3)
     assert (counts - 1000).abs().max() < 5 * (3000 * 2 / 9) ** 0.5  # five standard deviations
 
 

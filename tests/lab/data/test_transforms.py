@@ -46,9 +46,9 @@ def test_a_tensor_has_the_size_that_was_asked_for_height_first(info, size):
 
 
 def test_an_image_of_another_size_than_the_native_one_is_resized_to_the_size_that_was_asked_for():
-    given = picture(1, 40, 60).convert("L")  # a photo for a model of digits
+    photo = picture(1, 40, 60).convert("L")  # a photo for a model of digits
     for build in (training_transform, evaluation_transform):
-        tensors = {size: build(GREY, size, Augmentation())(given) for size in ((28, 28), (20, 44))}
+        tensors = {size: build(GREY, size, Augmentation())(photo) for size in ((28, 28), (20, 44))}
         assert {size: tuple(tensor.shape) for size, tensor in tensors.items()} == {
             (28, 28): (1, 28, 28),
             (20, 44): (1, 20, 44),
@@ -120,26 +120,26 @@ def test_a_random_crop_is_the_image_shifted_by_at_most_the_padding():
     black[:, 4:-4, 4:-4] = plain
     windows = [black[:, y : y + 32, x : x + 32] for y in range(9) for x in range(9)]
     transform = training_transform(NATIVE, (32, 32), Augmentation(random_crop_padding=4))
-    found = []
+    matches = []
     for _ in range(20):
         crop = transform(image)
-        found.append([i for i, window in enumerate(windows) if torch.allclose(window, crop)])
-    assert all(len(fitting) == 1 for fitting in found)
-    assert len({fitting[0] for fitting in found}) > 5
+        matches.append([i for i, window in enumerate(windows) if torch.allclose(window, crop)])
+    assert all(len(fitting) == 1 for fitting in matches)
+    assert len({fitting[0] for fitting in matches}) > 5
 
 
 def test_random_interpolation_is_bilinear_or_bicubic():
     image = picture(3, 64, 64)
-    whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    uncropped = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0))
 
     def crop(**kwargs):
-        return training_transform(FOLDER, (32, 32), dataclasses.replace(whole, **kwargs))(image)
+        return training_transform(FOLDER, (32, 32), dataclasses.replace(uncropped, **kwargs))(image)
 
     known = [crop(interpolation=name) for name in ("bilinear", "bicubic")]
     drawn = [crop(random_interpolation=True) for _ in range(30)]
-    found = [[torch.equal(one, other) for other in known] for one in drawn]
-    assert all(sum(fitting) == 1 for fitting in found)
-    assert {fitting.index(True) for fitting in found} == {0, 1}
+    matches = [[torch.equal(image_drawn, other) for other in known] for image_drawn in drawn]
+    assert all(sum(fitting) == 1 for fitting in matches)
+    assert {fitting.index(True) for fitting in matches} == {0, 1}
 
 
 @pytest.mark.parametrize(

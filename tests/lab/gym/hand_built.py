@@ -96,11 +96,11 @@ class HandBuilt:
 
     def scale(self, a, b):
         picture = a.view(-1, *self.grid)
-        found = []
+        logits = []
         for side in (1, 2, 3):  # rolling also finds squares across the seams
             corners = [picture.roll((-down, -right), (1, 2)) for down in (0, side) for right in (0, side)]
-            found.append(torch.stack(corners).prod(0).flatten(1).amax(1))
-        return torch.stack(found, 1)
+            logits.append(torch.stack(corners).prod(0).flatten(1).amax(1))
+        return torch.stack(logits, 1)
 
     def shift(self, a, b):
         return a.view(-1, *self.grid).roll(2, 2).flatten(1)

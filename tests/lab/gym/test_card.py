@@ -19,8 +19,8 @@ def table(scores, sides=(6, 9), tasks=("place", "box")):
     return Profile(
         tuple(
             ProfileRow(f"encoding={name}", task, "plane", seed, 6, side, score, 0.0, score, 10, 1.0, 100, "abc")
-            for name, given in scores.items()
-            for seed, score in enumerate(given)
+            for name, of_seeds in scores.items()
+            for seed, score in enumerate(of_seeds)
             for task in tasks
             for side in sides
         )
@@ -44,7 +44,7 @@ def test_the_mean_over_tasks_counts_scores_below_chance_as_chance_and_needs_all_
 def test_the_interval_of_a_rank_has_the_choices_that_a_test_cannot_tell_apart():
     near = [0.50, 0.52, 0.51, 0.53, 0.49]
     noise = [0.51, 0.50, 0.53, 0.51, 0.49]
-    low, high = [one - 0.3 for one in near], [one + 0.4 for one in noise]
+    low, high = [score - 0.3 for score in near], [score + 0.4 for score in noise]
     assert rank_intervals([low, near, noise, high]) == [(4, 4, 4), (2, 2, 3), (3, 2, 3), (1, 1, 1)]
 
 

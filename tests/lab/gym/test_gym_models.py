@@ -61,19 +61,19 @@ def test_without_position_answers_do_not_depend_on_the_arrangement(name):
 def test_without_position_a_model_is_exactly_at_chance_over_all_arrangements(name):
     task = build_task(name, (6, 6))
     images, target, weights = all_pictures(task)
-    given = answers_of(drawn(GymRecipe(encoding="none"), task), images)
-    score = expected_score(task, given, target, weights)
+    answers = answers_of(drawn(GymRecipe(encoding="none"), task), images)
+    score = expected_score(task, answers, target, weights)
     if name == "shift":  # with one sign, the lowest logit is that of the mark's cell, which is never correct
-        score = max(score, expected_score(task, -given, target, weights))
+        score = max(score, expected_score(task, -answers, target, weights))
     if task.answer.measure == "accuracy":
         assert score == pytest.approx(task.answer.chance, abs=1e-7)
     else:
         assert score <= 0  # only the mean would have 0
 
 
-def expected_score(task, given, target, weights):
+def expected_score(task, answers, target, weights):
     """Return the mean score over arrangements, weighted by their probabilities."""
-    scores = [task.answer.score(given[i : i + 1], target[i : i + 1]) for i in range(len(given))]
+    scores = [task.answer.score(answers[i : i + 1], target[i : i + 1]) for i in range(len(answers))]
     return float(torch.tensor(scores, dtype=torch.float64) @ weights)
 
 
@@ -94,18 +94,18 @@ def test_a_shift_invariant_model_is_at_chance_on_a_torus(name, recipe):
     task = build_task(name, (6, 6), "torus")
     images, target, weights = all_pictures(task)
     model = drawn(recipe, task)
-    given = answers_of(model, images)
+    answers = answers_of(model, images)
     for by in ((1, 0), (0, 1), (2, 3)):
         shifted = images.roll([CELL * step for step in by], (2, 3))
-        torch.testing.assert_close(answers_of(model, shifted), given, rtol=0, atol=1e-9)
-    right = (given.argmax(1) == target).double()
+        torch.testing.assert_close(answers_of(model, shifted), answers, rtol=0, atol=1e-9)
+    right = (answers.argmax(1) == target).double()
     assert float(right @ weights) == pytest.approx(task.answer.chance, abs=1e-12)
 
 
 def test_scores_by_hand():
     classes, cell = build_task("place", (6, 6)).answer, build_task("shift", (6, 6)).answer
-    given = torch.eye(9)[[0, 1, 2, 3]]
-    assert classes.score(given, torch.tensor([0, 1, 5, 3])) == 0.75
+    logits = torch.eye(9)[[0, 1, 2, 3]]
+    assert classes.score(logits, torch.tensor([0, 1, 5, 3])) == 0.75
     assert classes.normalized(0.75) == pytest.approx((0.75 - 1 / 9) / (8 / 9))
     tied = torch.zeros(2, 36)
     tied[:, :4] = 1  # four cells share the first place
@@ -134,9 +134,9 @@ def test_every_parameter_gets_a_gradient(name):
     task = build_task(name, (6, 6))
     model = build_model(GymRecipe(encoding="learnable", joining="lape"), task, 0)
     examples = task.sample(16, *generators(0, "train"))
-    given = model(examples.images)
-    assert given.shape == ((16, 36) if task.answer.per_token else (16, task.answer.outputs))
-    task.answer.loss(given, examples.target).backward()
+    answers = model(examples.images)
+    assert answers.shape == ((16, 36) if task.answer.per_token else (16, task.answer.outputs))
+    task.answer.loss(answers, examples.target).backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
@@ -158,8 +158,8 @@ def test_training_finds_a_border_and_ends_early():
 
 def test_a_seed_repeats_a_training():
     recipe, task = GymRecipe(encoding="rope", steps=3, batch_size=8), build_task("order(density=0.2)", (6, 6))
-    one, again, other = (train(recipe, task, seed)[1] for seed in (0, 0, 1))
-    assert one == again != other
+    first, again, other = (train(recipe, task, seed)[1] for seed in (0, 0, 1))
+    assert first == again != other
 
 
 def test_models_that_cannot_answer_per_cell_are_refused():

@@ -43,7 +43,7 @@ def test_every_choice_is_scored_on_every_task_at_every_size(finished):
     assert profile.choices == ["none", "peg"] and profile.tasks == ["place", "shift"] and profile.sides == [6, 7]
     with (folder / "gym.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(one["task"], one["choice"], one["side"]) for one in rows] == [
+    assert [(score["task"], score["choice"], score["side"]) for score in rows] == [
         (task, choice, side) for task in ("place", "shift") for choice in ("none", "peg") for side in ("6", "7")
     ]
     record = json.loads((folder / "gym.json").read_text())
@@ -51,13 +51,13 @@ def test_every_choice_is_scored_on_every_task_at_every_size(finished):
     assert record["versions"]["torch"]
     assert (folder / "gym.png").stat().st_size > 1000
     assert "7 x 7 cells, trained on 6 x 6" in (folder / "gym.md").read_text()
-    for one in read_profile(folder / "gym.csv").rows:
-        assert one.normalized == pytest.approx((one.score - one.chance) / (1 - one.chance), abs=1e-5)
+    for score in read_profile(folder / "gym.csv").rows:
+        assert score.normalized == pytest.approx((score.score - score.chance) / (1 - score.chance), abs=1e-5)
 
 
 def test_finished_trainings_are_not_repeated(finished, monkeypatch):
     folder, profile = finished
-    kept = (folder / "gym.csv").read_text()
+    before = (folder / "gym.csv").read_text()
 
     def fail(*args, **kwargs):
         raise AssertionError("trained again")
@@ -65,7 +65,7 @@ def test_finished_trainings_are_not_repeated(finished, monkeypatch):
     monkeypatch.setattr(module, "train", fail)
     again = gym(CHOICES, folder, tasks=["place", "shift"], seeds=[0], sides=[7], progress=False)
     part = gym({"peg": CHOICES["peg"]}, folder, tasks=["shift"], seeds=[0], progress=False)
-    assert again == profile and kept == (folder / "gym.csv").read_text()
+    assert again == profile and before == (folder / "gym.csv").read_text()
     assert part.choices == ["peg"] and part.tasks == ["shift"]
 
 
@@ -122,7 +122,7 @@ def test_an_interrupted_gym_resumes_with_the_next_training(tmp_path, monkeypatch
     options = {"tasks": ["border"], "seeds": [3], "progress": False}
     with pytest.raises(KeyboardInterrupt):
         gym(CHOICES, tmp_path, **options)
-    assert [one.choice for one in read_profile(tmp_path / "gym.csv").rows] == ["none"]
+    assert [score.choice for score in read_profile(tmp_path / "gym.csv").rows] == ["none"]
     profile = gym(CHOICES, tmp_path, **options)
     assert trained == ["none", "stopped", "peg"] and profile.choices == ["none", "peg"]
 

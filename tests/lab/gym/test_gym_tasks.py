@@ -65,9 +65,9 @@ def test_counts_are_drawn_before_their_marks_and_equally_often(name):
 @in_turn(("name", "surface"), EVERY)
 def test_the_multiset_of_patches_is_independent_of_the_arrangement(name, surface):
     task = build_task(f"{name}(density=0.4)", (6, 8), surface)
-    one, other = (task.sample(50, generators(seed, "train")[0], generators(7, "train")[1]) for seed in (1, 2))
-    assert not torch.equal(one.symbols, other.symbols)
-    torch.testing.assert_close(one.symbols.flatten(1).sort(1).values, other.symbols.flatten(1).sort(1).values)
+    first, other = (task.sample(50, generators(seed, "train")[0], generators(7, "train")[1]) for seed in (1, 2))
+    assert not torch.equal(first.symbols, other.symbols)
+    torch.testing.assert_close(first.symbols.flatten(1).sort(1).values, other.symbols.flatten(1).sort(1).values)
 
 
 def orbits(cells, grid, alike):
@@ -84,13 +84,13 @@ def test_shifts_around_the_torus_show_every_answer_of_absolute_tasks_alike_and_o
     task = build_task(name, (6, 6), "torus")
     cells, target, weights = task.arrangements()
     numbers, inverse = orbits(cells, task.grid, len(set(task.symbols)) == 1).unique(return_inverse=True)
-    found = torch.zeros(len(numbers), task.answer.outputs, dtype=torch.float64)
-    found.index_put_((inverse, target), weights, accumulate=True)
+    counts = torch.zeros(len(numbers), task.answer.outputs, dtype=torch.float64)
+    counts.index_put_((inverse, target), weights, accumulate=True)
     if task.frame == "absolute":
-        shown = found / found.sum(1, keepdim=True)
-        torch.testing.assert_close(shown, torch.full_like(shown, task.answer.chance), rtol=0, atol=1e-12)
+        frequencies = counts / counts.sum(1, keepdim=True)
+        torch.testing.assert_close(frequencies, torch.full_like(frequencies, task.answer.chance), rtol=0, atol=1e-12)
     else:
-        assert ((found > 0).sum(1) == 1).all()
+        assert ((counts > 0).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("name", ["shift", "column"])
@@ -132,17 +132,17 @@ def test_images_show_each_symbol_as_a_glyph_and_glyphs_are_orthogonal():
 def test_density_is_the_share_of_the_other_cells_that_show_a_distractor():
     for density in (0, 0.3, 1):
         symbols = build_task(f"place(density={density})", (9, 9)).sample(400, *generators(0, "train")).symbols
-        found = torch.isin(symbols, torch.tensor(DISTRACTORS)).double().mean().item()
-        assert found == pytest.approx(density * 80 / 81, abs=0.01)
+        share = torch.isin(symbols, torch.tensor(DISTRACTORS)).double().mean().item()
+        assert share == pytest.approx(density * 80 / 81, abs=0.01)
 
 
 def test_pictures_follow_from_seed_and_stream():
     task = build_task("order(density=0.2)", (6, 6))
-    one, again, other, test = (
+    first, again, other, test = (
         task.sample(20, *generators(seed, stream)).symbols
         for seed, stream in ((0, "train"), (0, "train"), (1, "train"), (0, "test"))
     )
-    assert torch.equal(one, again) and not torch.equal(one, other) and not torch.equal(one, test)
+    assert torch.equal(first, again) and not torch.equal(first, other) and not torch.equal(first, test)
 
 
 def test_invalid_tasks_are_refused():

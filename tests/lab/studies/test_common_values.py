@@ -17,15 +17,15 @@ DEPTH = str(STUDIES / "lape_place_deep.py")
 def test_common_values_are_read_as_train_reads_them():
     values = RunOptions(epochs=3, precision="bf16-mixed", set_=["lr=1e-3", "augmentation.hflip=0.5"])
     recipe = load_recipe("digits_quick")
-    found = values.changed(recipe, "train digits_quick")
-    assert (found.epochs, found.precision, found.lr, found.augmentation.hflip) == (3, "bf16-mixed", 1e-3, 0.5)
+    changed = values.changed(recipe, "train digits_quick")
+    assert (changed.epochs, changed.precision, changed.lr, changed.augmentation.hflip) == (3, "bf16-mixed", 1e-3, 0.5)
     same = {
         "epochs": recipe.epochs,
         "precision": recipe.precision,
         "lr": recipe.lr,
         "augmentation": recipe.augmentation,
     }
-    assert dataclasses.replace(found, **same) == recipe
+    assert dataclasses.replace(changed, **same) == recipe
     assert RunOptions().changed(recipe, "train digits_quick") is recipe
     assert folder_suffix(values) == "-epochs-3-precision-bf16-mixed-lr-1e-3-augmentation.hflip-0.5"
     assert folder_suffix(RunOptions()) == ""
@@ -33,19 +33,19 @@ def test_common_values_are_read_as_train_reads_them():
 
 def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
     study = study_with(load_study(STUDIES / "lape_controls.py"), RunOptions(epochs=2, set_=["limit_train=100"]))
-    assert {(one.epochs, one.limit_train) for one in study.recipes().values()} == {(2, 100)}
+    assert {(recipe.epochs, recipe.limit_train) for recipe in study.recipes().values()} == {(2, 100)}
     plain = load_study(STUDIES / "lape_controls.py").recipes()
-    assert [one.joining for one in study.recipes().values()] == [one.joining for one in plain.values()]
+    assert [recipe.joining for recipe in study.recipes().values()] == [recipe.joining for recipe in plain.values()]
     assert study_with(load_study(STUDIES / "lape_controls.py"), RunOptions()) == load_study(
         STUDIES / "lape_controls.py"
     )
     base = Study(question="?", recipe="digits_quick", choices={"a": {}}, seconds=1, base={"epochs": 7, "lr": 0.1})
-    kept = study_with(base, RunOptions(set_=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
-    assert (kept.epochs, kept.lr) == (10, 0.1)
+    changed = study_with(base, RunOptions(set_=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
+    assert (changed.epochs, changed.lr) == (10, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["compare", "digits_quick", "--choices", "joining=lape", "--set", "lrr=1"], "did you mean --lr"),
         (["compare", "digits_quick", "--choices", "joining=lape", "--set", "lr"], "`set` must be like lr=1e-3"),
@@ -53,30 +53,30 @@ def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
             ["compare", "digits_quick", "--choices", "joining=lape", "--epochs", "2", "--set", "epochs=3"],
             "`set` must have each value once, got epochs twice",
         ),
-        (
-            ["study", DEPTH, "--set", "encoding=none"],
-            "`set` must not change a value of the study's choices",
-        ),
-        (
-            ["study", DEPTH, "--epochs", "3", "--table", "a.csv"],
-            "`table` must be left out with --quick, --epochs",
-        ),
+        (["study", DEPTH, "--set", "encoding=none"], "`set` must not change a value of the study's choices"),
+        (["study", DEPTH, "--epochs", "3", "--table", "a.csv"], "`table` must be left out with --quick, --epochs"),
         (["study", DEPTH, "--set", "lrr=1"], "did you mean --lr"),
     ],
 )
-def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, said):
+def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, _, err = run_command(capsys, *arguments)
     assert (
-        code == 1 + ("did you mean" in said) and said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+        code == 1 + ("did you mean" in message)
+        and message in err
+        and err.count("\n") == 1
+        and not list(tmp_path.iterdir())
     )
 
 
 def test_a_value_of_the_wrong_type_is_a_bad_option(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for given, said in ((["--precision", "bf17"], "`precision` must be one of 32-true"), (["--set", "lr=x"], "`lr`")):
-        code, _, err = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", *given)
-        assert code == 2 and said in err
+    for options, message in (
+        (["--precision", "bf17"], "`precision` must be one of 32-true"),
+        (["--set", "lr=x"], "`lr`"),
+    ):
+        code, _, err = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", *options)
+        assert code == 2 and message in err
 
 
 def test_compare_trains_with_the_values(capsys, tmp_path):

@@ -59,22 +59,24 @@ def results(scores, decimals=2, **study):
 
 
 def test_the_tables_have_mean_deviation_difference_and_p():
-    found = results({"first": [70.0, 71.0, 71.0], "second": [71.0, 73.0, 74.0]})
-    assert found.means()[1:] == [("first", "3", "10", "70.67 ± 0.58"), ("second", "3", "10", "72.67 ± 1.53")]
+    comparison = results({"first": [70.0, 71.0, 71.0], "second": [71.0, 73.0, 74.0]})
+    assert comparison.means()[1:] == [("first", "3", "10", "70.67 ± 0.58"), ("second", "3", "10", "72.67 ± 1.53")]
     row = ("second", "first", "3", "+2.00", "-0.48 to +4.48", "0.074", "0.074", "no difference within error")
-    assert found.findings()[1:] == [row]
-    assert found.markdown().startswith("6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3.")
+    assert comparison.findings()[1:] == [row]
+    assert comparison.markdown().startswith("6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3.")
 
 
 def test_further_conditions_are_tested_as_a_family_of_their_own():
     trained = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
-    found = results({"trained": trained, "zoom 28": trained, "zoom 20": {"a": [50.0, 51, 51], "b": [60.0, 60, 63]}})
-    assert found.differences() == [
+    comparison = results(
+        {"trained": trained, "zoom 28": trained, "zoom 20": {"a": [50.0, 51, 51], "b": [60.0, 60, 63]}}
+    )
+    assert comparison.differences() == [
         ("against the first", "zoom 28", "zoom 20"),
         ("b", "+2.00 (p 0.074; 0.074)", "+10.33 (p 0.007; 0.014)"),
     ]
-    assert found.scores("zoom 20") == {"a": [50.0, 51.0, 51.0], "b": [60.0, 60.0, 63.0]}
-    assert "Holm's method for 2 tests" in found.markdown()
+    assert comparison.scores("zoom 20") == {"a": [50.0, 51.0, 51.0], "b": [60.0, 60.0, 63.0]}
+    assert "Holm's method for 2 tests" in comparison.markdown()
     assert results(trained).differences() == []
 
 
@@ -91,9 +93,9 @@ def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chanc
     few = results({name: scores[name] for name in ("first", "lucky")})
     assert few.findings()[1][-3:] == ("0.038", "0.038", "a difference beyond chance")
     many = {"first": scores["first"]} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
-    found = results(many).findings()
-    assert found[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
-    assert found[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
+    rows = results(many).findings()
+    assert rows[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
+    assert rows[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
     assert results({"a": [70.0], "b": [75.0]}).findings()[1][3:] == ("+5.00", "-", "-", "-", "not tested")
 
 
@@ -107,26 +109,28 @@ def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
     assert all(torch.equal(default[name], lape[name]) for name in default)
 
 
-def test_a_choice_that_cannot_be_built_stops_all_before_any_work(tmp_path):
-    choices = {"good": small(), "bad": small(encoding="sinusoidal_1d", joining="unshared")}
-    with pytest.raises(ValueError, match="unshared"):
-        compare(choices, [0], tmp_path, progress=False)
+def test_choices_and_seeds_are_refused_before_any_work(tmp_path):
+    cases = [
+        ({"good": small(), "bad": small(encoding="sinusoidal_1d", joining="unshared")}, [0], "unshared"),
+        ({"default": small()}, [1, 1], "seeds must differ"),
+        ({"a(b)": small(), "a[b]": small()}, [0], "must have different letters and digits"),
+    ]
+    for choices, seeds, message in cases:
+        with pytest.raises(ValueError, match=message):
+            compare(choices, seeds, tmp_path, progress=False)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_that_another_recipe_made_is_not_taken_for_ours(tmp_path):
     train(small(lr=0.5), tmp_path / "default" / "seed-0", progress=False)
     with pytest.raises(ValueError, match="whose recipe differs"):
         compare({"default": small()}, [0], tmp_path, progress=False)
 
 
 def test_a_run_of_other_data_is_not_taken_for_ours(tmp_path):
-    roots = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", each=4)
+    roots = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", per_class=4)
     fixed = {"dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "epochs": 1, "model_kwargs": ("depth=1",)}
-    one, other = (
+    recipe, other = (
         dataclasses.replace(small(), **fixed, data_root=root, limit_train=None, limit_test=None) for root in roots
     )
-    compare({"a": one}, [0], tmp_path / "runs", progress=False)
+    compare({"a": recipe}, [0], tmp_path / "runs", progress=False)
     for seeds in ([0], [0, 1]):
         with pytest.raises(
             ValueError, match=rf"`data_root` must be of .*{roots[0]}, got {roots[1]}: train has 8 examples, and had 6"
@@ -135,13 +139,8 @@ def test_a_run_of_other_data_is_not_taken_for_ours(tmp_path):
     for resume in (True, False):
         with pytest.raises((ValueError, FileExistsError), match=r"`data_root` must be of|must not contain a run"):
             train(other, tmp_path / "runs" / "a" / "seed-0", resume=resume, progress=False)
-    again = compare({"a": one}, [0, 1], tmp_path / "runs", progress=False, replace=True)
+    again = compare({"a": recipe}, [0, 1], tmp_path / "runs", progress=False, replace=True)
     assert len(again.scores()["a"]) == 2
-
-
-def test_seeds_must_differ(tmp_path):
-    with pytest.raises(ValueError, match="seeds"):
-        compare({"default": small()}, [1, 1], tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -172,33 +171,37 @@ def folder(trained, tmp_path):
 
 
 def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
-    found, folder = trained
+    comparison, folder = trained
     run = Run.open(folder / "joining=default" / "seed-0")
-    assert found.scores()["joining=default"][0] == run.result()["last_top1"]
-    assert found.scores()["joining=default"][0] % 5 == 0  # no 37.79999923706055
+    assert comparison.scores()["joining=default"][0] == run.result()["last_top1"]
+    assert comparison.scores()["joining=default"][0] % 5 == 0  # no 37.79999923706055
     assert (folder / "comparison.md").read_text().count("| choice |") == 2
 
 
 def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
-    found, folder = trained
-    kept = json.loads((folder / "comparison.json").read_text())
-    assert kept["command"] == "graticule compare x" and kept["seeds"] == [0, 1] and kept["top1"] == found.scores()
-    assert kept["choices"] == {
+    comparison, folder = trained
+    record = json.loads((folder / "comparison.json").read_text())
+    assert (
+        record["command"] == "graticule compare x"
+        and record["seeds"] == [0, 1]
+        and record["top1"] == comparison.scores()
+    )
+    assert record["choices"] == {
         "joining=default": {"encoding": None},
         list(CHOICES)[1]: {"encoding": "learnable(std=1.0)"},
     }
-    for name, differing in kept["choices"].items():
-        assert Recipe.from_dict({**kept["recipe"], **differing}) == CHOICES[name]
-    assert kept["versions"]["torch"] and kept["machine"]["threads"] and kept["date"].startswith("20")
+    for name, differing in record["choices"].items():
+        assert Recipe.from_dict({**record["recipe"], **differing}) == CHOICES[name]
+    assert record["versions"]["torch"] and record["machine"]["threads"] and record["date"].startswith("20")
 
 
 def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_papers(trained):
-    found, folder = trained
+    comparison, folder = trained
     with (folder / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in CHOICES]
     assert [float(row["value"]) for row in rows] == [
-        scores[seed] for seed in (0, 1) for scores in found.scores().values()
+        scores[seed] for seed in (0, 1) for scores in comparison.scores().values()
     ]
     kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
@@ -225,27 +228,24 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
     assert planned_rows(plan(CHOICES, [0], folder / "empty"))[-1][3:] == ("0 of 2 finished", "unknown")
 
 
-def test_two_choices_of_one_folder_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="must have different letters and digits"):
-        plan({"a(b)": small(), "a[b]": small()}, [0], tmp_path)
-
-
-@pytest.mark.parametrize(("wrong", "said"), [({}, "must have a value"), ({"a": []}, "must have a value")])
-def test_a_plot_of_no_scores_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("wrong", "message"), [({}, "must have a value"), ({"a": []}, "must have a value")])
+def test_a_plot_of_no_scores_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         score_plot(wrong, "top-1")
 
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
     choices = {"learnable": small(), "peg": small(encoding="peg", global_pool="avg")}
-    found = compare(choices, [0, 1], tmp_path, progress=False, sizes=[(28, 28), (20, 36)])
-    assert found.conditions() == ["trained", "zoom 28", "zoom 20x36"] and (tmp_path / "comparison_zoom.png").is_file()
-    for name, runs in found.runs.items():
-        assert found.scores("zoom 28")[name] == pytest.approx(found.scores()[name], abs=1e-4)
+    comparison = compare(choices, [0, 1], tmp_path, progress=False, sizes=[(28, 28), (20, 36)])
+    assert (
+        comparison.conditions() == ["trained", "zoom 28", "zoom 20x36"] and (tmp_path / "comparison_zoom.png").is_file()
+    )
+    for name, runs in comparison.runs.items():
+        assert comparison.scores("zoom 28")[name] == pytest.approx(comparison.scores()[name], abs=1e-4)
         (score,) = evaluate(runs[1].model(checkpoint="last"), runs[1].data(), [(20, 36)], progress=False)
-        assert found.scores("zoom 20x36")[name][1] == score.top1
-    assert list(found.size_scores("zoom")["peg"]) == [(28, 28), (20, 36)]
+        assert comparison.scores("zoom 20x36")[name][1] == score.top1
+    assert list(comparison.size_scores("zoom")["peg"]) == [(28, 28), (20, 36)]
     with pytest.raises(ValueError, match="`img_size`"):
         compare(choices, [0], tmp_path / "other", progress=False, sizes=[(30, 28)])
     with pytest.raises(ValueError, match="`model` must be a LanguageModel"):
@@ -261,18 +261,21 @@ def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
         "bucketed_bias": TextRecipe(encoding="bucketed_bias", context=32, **base),
     }
     with spoiled_after_first_epoch():
-        found = compare(choices, [0, 1], tmp_path, progress=False, lengths=[32, 16])
+        comparison = compare(choices, [0, 1], tmp_path, progress=False, lengths=[32, 16])
     assert (
-        found.conditions() == ["trained", "32 tokens", "16 tokens"] and (tmp_path / "comparison_lengths.png").is_file()
+        comparison.conditions() == ["trained", "32 tokens", "16 tokens"]
+        and (tmp_path / "comparison_lengths.png").is_file()
     )
-    notes = " ".join(found.notes())
+    notes = " ".join(comparison.notes())
     assert "resampled to some of the lengths: learnable." in notes and "Not to be compared: limit_test" in notes
     for name, at in (("learnable", "16 tokens"), ("bucketed_bias", "32 tokens")):
-        runs = found.runs[name]
+        runs = comparison.runs[name]
         assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
-        assert found.scores(at)[name] == pytest.approx(found.scores()[name], rel=1e-5)  # Lightning's are in float32
+        assert comparison.scores(at)[name] == pytest.approx(
+            comparison.scores()[name], rel=1e-5
+        )  # Lightning's are in float32
         (score,) = evaluate_text(runs[1].model(checkpoint="last"), runs[1].data(), [32], progress=False)
-        assert found.scores("32 tokens")[name][1] == score.bits_per_byte
+        assert comparison.scores("32 tokens")[name][1] == score.bits_per_byte
     for wrong in ([32, 32], [0], [100]):  # the first choice has 64 tokens, the other 128
         with pytest.raises(ValueError, match="`lengths"):
             compare(choices, [0, 1], tmp_path, progress=False, lengths=wrong)

@@ -85,8 +85,8 @@ def test_a_comparison_by_an_executor_has_the_same_numbers_also_if_processes_died
 
 def test_outcomes_are_those_of_the_jobs_and_errors_of_their_own_are_not_tried_again():
     executor = Scripted(None, ValueError("wrong"), BrokenProcessPool("died"))
-    found = dict(outcomes([1, 2, 3], lambda job: (pow, job, 2), executor))
-    assert (found[1], found[3], str(found[2]), executor.calls) == (1, 9, "wrong", 4)
+    results = dict(outcomes([1, 2, 3], lambda job: (pow, job, 2), executor))
+    assert (results[1], results[3], str(results[2]), executor.calls) == (1, 9, "wrong", 4)
     assert list(outcomes([2, 3], lambda job: (pow, job, 2))) == [(2, 4), (3, 9)]
     (lost,) = outcomes([1], lambda job: (pow, job, 2), Scripted(*[OSError("gone")] * (ATTEMPTS + 1)))
     assert str(lost[1]) == "gone"
@@ -188,9 +188,9 @@ class Idle:
 def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data):
     plugin = tmp_path / "broken.py"
     plugin.write_text("raise RuntimeError('imported')")
-    one = plan(CHOICES, [0], tmp_path)[0]
+    run = plan(CHOICES, [0], tmp_path)[0]
     with pytest.raises(ValueError, match="imported"):
-        train_job(one.recipe.to_dict(), str(one.folder), [str(plugin)])
+        train_job(run.recipe.to_dict(), str(run.folder), [str(plugin)])
 
 
 def test_unknown_executors_are_refused():

@@ -25,12 +25,12 @@ def allowed(family, encoding, joining):
     """Return whether the mathematics allows it, by the fields of the encoding and those that the family uses."""
     if not takes(joining, encoding):
         return False
-    given = fields(encoding, joining)
+    fields_given = fields(encoding, joining)
     if family in ("Swin", "Swin V2", "SAM") and JOININGS[joining].whole_grid:
         return False
     if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; no layer without gates
         return False
-    return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])
+    return fields_given <= USES[family] and ("mixing" in fields_given) == ("mixing" in USES[family])
 
 
 #: The contract runs every encoding in a ViT or gMLP; these families use encodings differently.
@@ -39,16 +39,16 @@ OTHERS = (*PYRAMIDS, "SAM")
 
 def sums(family, most=4):
     """Return sums of at most `most` encodings, such that each one that a family takes is in one of them."""
-    found = []
+    combined = []
     for encoding in ENCODINGS:
         if not allowed(family, encoding, "default"):
             continue
-        others = [one for one in found if one.count("+") < most - 1 and goes_with(one, encoding)]
+        others = [names for names in combined if names.count("+") < most - 1 and goes_with(names, encoding)]
         if others:
-            found[found.index(others[0])] += f"+{encoding}"
+            combined[combined.index(others[0])] += f"+{encoding}"
         else:
-            found.append(encoding)
-    return found
+            combined.append(encoding)
+    return combined
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -90,22 +90,22 @@ def assert_runs_whole(family, encoding, joining):
 
 
 @pytest.fixture(scope="module")
-def found():
+def reasons():
     """Return every combination, with the reason if it is refused."""
     return combinations()
 
 
-def test_disallowed_combinations_are_refused_with_a_reason(found):
-    wrong = [case for case, reason in found.items() if bool(reason) == allowed(*case)]
+def test_disallowed_combinations_are_refused_with_a_reason(reasons):
+    wrong = [case for case, reason in reasons.items() if bool(reason) == allowed(*case)]
     assert not wrong
     known = re.compile(r"`(encoding|joining|head_dim)` must|must have no prefix tokens where tokens are mixed")
-    assert [reason for reason in found.values() if reason and not known.search(reason)] == []
+    assert [reason for reason in reasons.values() if reason and not known.search(reason)] == []
 
 
-def test_the_generated_tables_are_those_in_the_docs(found):
+def test_the_generated_tables_are_those_in_the_docs(reasons):
     """`make tables` writes them."""
     root = Path(__file__).parents[3]
-    assert table(found) in (root / "docs" / "backbones.md").read_text(encoding="utf-8")
+    assert table(reasons) in (root / "docs" / "backbones.md").read_text(encoding="utf-8")
     page = (root / "docs" / "encodings.md").read_text(encoding="utf-8")
     assert all(gallery_table(group) in page for group, _, _ in GROUPS)
     assert len(set(initials().values())) == len(JOININGS)

@@ -31,24 +31,24 @@ def cell(row="a", column="10", value="1", **others):
 
 def write(path, *cells):
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([NAMES, *(dataclasses.astuple(one) for one in cells)])
+        csv.writer(file).writerows([NAMES, *(dataclasses.astuple(stored) for stored in cells)])
 
 
 def test_the_tables_of_every_page_are_those_of_their_files():
-    shown = []
+    names = []
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if found := re.findall(r"<!-- measured (\S+): begin", text):
-            shown += found
+        if marked := re.findall(r"<!-- measured (\S+): begin", text):
+            names += marked
             assert page_text(text, DATA.parent) == text, f"{page.name}: run python -m evidence.results"
-    assert sorted(shown) == sorted(path.stem for path in DATA.glob("*.csv"))
+    assert sorted(names) == sorted(path.stem for path in DATA.glob("*.csv"))
 
 
 def test_every_cell_names_its_command_date_and_machine():
     for path in DATA.glob("*.csv"):
-        for one in read_records(path, Cell):
-            assert one.command and one.machine and re.fullmatch(r"\d{4}-\d\d-\d\d", one.date), path.name
-            assert one.row and one.column, path.name
+        for stored in read_records(path, Cell):
+            assert stored.command and stored.machine and re.fullmatch(r"\d{4}-\d\d-\d\d", stored.date), path.name
+            assert stored.row and stored.column, path.name
 
 
 def test_no_table_of_results_is_typed_by_hand():

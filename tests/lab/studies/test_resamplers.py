@@ -60,11 +60,11 @@ def test_a_run_is_tried_with_all_resamplers_on_digits(capsys, run, digits, tmp_p
         assert re.search(rf"^{re.escape(name)} +0\.\d{{4}} ± 0\.\d{{4}}", out, re.MULTILINE), name
     assert "top-1 at 20" in out and "cosine at 40" in out and "over 30 images" in out and "geometric" not in out
     assert not err  # no bar without a terminal
-    found = json.loads((tmp_path / "resamplers.json").read_text())
-    assert found["own"] == ["bicubic"] and found["trained_at"] == [28, 28]
-    assert {len(values) for by in found["cosine"].values() for values in by.values()} == {30}
-    assert {value for by in found["top1"].values() for value in by["40"]} <= {0.0, 100.0}
-    assert found["cosine"]["bicubic"]["40"] != found["cosine"]["area"]["40"]
+    record = json.loads((tmp_path / "resamplers.json").read_text())
+    assert record["own"] == ["bicubic"] and record["trained_at"] == [28, 28]
+    assert {len(values) for by in record["cosine"].values() for values in by.values()} == {30}
+    assert {value for by in record["top1"].values() for value in by["40"]} <= {0.0, 100.0}
+    assert record["cosine"]["bicubic"]["40"] != record["cosine"]["area"]["40"]
 
 
 def test_a_model_by_name_is_tried_on_images_without_classes(capsys, digits, tmp_path):
@@ -117,24 +117,24 @@ model = PixioModel(PixioConfig(image_size=28, patch_size=4, num_channels=1, **si
 
 def test_a_model_that_does_not_convert_is_compared_with_its_own_resampling(capsys, digits, tmp_path):
     (tmp_path / "host.py").write_text(HOST)
-    given = (f"{tmp_path}/host.py:model", "--images", digits, "--sizes", 40, "--count", 4, "--output", tmp_path)
-    code, out, err = run_command(capsys, "resamplers", *given)
+    arguments = (f"{tmp_path}/host.py:model", "--images", digits, "--sizes", 40, "--count", 4, "--output", tmp_path)
+    code, out, err = run_command(capsys, "resamplers", *arguments)
     assert code == 0, err
     assert re.search(r"^its own +0\.\d{4} ± 0\.\d{4}", out, re.MULTILINE) and "the model has its own" in out
-    found = json.loads((tmp_path / "resamplers.json").read_text())["cosine"]
-    assert found["bicubic(antialias=False)"]["40"] == pytest.approx(found["its own"]["40"], abs=1e-5)
+    cosines = json.loads((tmp_path / "resamplers.json").read_text())["cosine"]
+    assert cosines["bicubic(antialias=False)"]["40"] == pytest.approx(cosines["its own"]["40"], abs=1e-5)
 
 
 def test_each_resampler_gives_what_a_model_built_with_it_gives(model, images):
     study = try_resamplers(model, images, (28, 28), progress=False)
     assert list(study.similarity) == [name for name in candidates() if name != "geometric"]
-    batch = {size: torch.stack(each) for size, each in images.items()}
+    batch = {size: torch.stack(tensors) for size, tensors in images.items()}
     for name, by in study.similarity.items():
         built = graticule.create_model("vit_nano_patch4_28", encoding=f"learnable(resampler={name!r})", num_classes=3)
         built.load_state_dict(model.state_dict())
         with torch.no_grad():
             pooled = [built.eval().forward_head(built.forward_features(x), pre_logits=True) for x in batch.values()]
-        expected = torch.nn.functional.cosine_similarity(*(each.double() for each in pooled), dim=-1)
+        expected = torch.nn.functional.cosine_similarity(*(tensors.double() for tensors in pooled), dim=-1)
         torch.testing.assert_close(torch.tensor(by[40, 40]).double(), expected, rtol=0, atol=1e-6, msg=name)
 
 
@@ -162,7 +162,7 @@ def test_the_model_keeps_its_own_resampler_and_shares_its_parameters(model):
 
 def test_the_best_resampler_and_equal_ones_are_marked():
     def study(*values):
-        return ResamplerStudy(("a",), (28, 28), {name: {(40, 40): each} for name, each in values}, {})
+        return ResamplerStudy(("a",), (28, 28), {name: {(40, 40): scores} for name, scores in values}, {})
 
     near = [0.9, 0.8, 0.7, 0.6]
     far = [value - shift for value, shift in zip(near, (0.30, 0.31, 0.29, 0.30), strict=True)]

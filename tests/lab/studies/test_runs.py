@@ -40,8 +40,8 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "circle").symlink_to(tmp_path)
-    found = [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)]
-    assert sorted(found) == ["a/seed-0", "a/seed-1", "b", "x/y/z"]
+    names = [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)]
+    assert sorted(names) == ["a/seed-0", "a/seed-1", "b", "x/y/z"]
     assert list(find_runs(tmp_path / "b")) == [tmp_path / "b"]
     assert list(find_runs(tmp_path / "empty")) == []
 
@@ -81,26 +81,26 @@ def test_reading_a_run_does_not_change_it(tmp_path):
 
 
 def test_epochs_and_top1_are_those_of_the_metrics(tmp_path):
-    one = summarise(write_run(tmp_path / "run", (50, 70.5, 70.5, 60.25), epochs=30, cooldown_epochs=5))
-    assert (one.epoch, one.epochs, one.best, one.last) == (4, 35, (70.5, 2), 60.25)
-    assert one.recipe["model"] == "vit_nano_patch4_28" and one.damage == ""
-    one = summarise(write_run(tmp_path / "new"))
-    assert (one.epoch, one.epochs, one.best, one.last) == (0, 10, None, None)
+    summary = summarise(write_run(tmp_path / "run", (50, 70.5, 70.5, 60.25), epochs=30, cooldown_epochs=5))
+    assert (summary.epoch, summary.epochs, summary.best, summary.last) == (4, 35, (70.5, 2), 60.25)
+    assert summary.recipe["model"] == "vit_nano_patch4_28" and summary.damage == ""
+    summary = summarise(write_run(tmp_path / "new"))
+    assert (summary.epoch, summary.epochs, summary.best, summary.last) == (0, 10, None, None)
 
 
 def test_a_score_that_is_not_finite_is_neither_best_nor_last(tmp_path):
-    one = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
-    assert (one.epoch, one.best, one.last, one.state) == (3, (40.0, 2), None, "stopped")
+    summary = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
+    assert (summary.epoch, summary.best, summary.last, summary.state) == (3, (40.0, 2), None, "stopped")
     assert summarise(write_run(tmp_path / "other", ("nan",))).best is None
 
 
 def test_the_lowest_bits_per_byte_are_the_best_and_the_first_of_equals(tmp_path):
-    one = summarise(write_run(tmp_path / "run", (3.5, 2.25, 2.25, 2.5, "nan"), kind=TextRecipe))
-    assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, (2.25, 2), None)
-    one = summarise(write_run(tmp_path / "other", ("nan", 3.5, 2.25), kind=TextRecipe))
-    assert (one.best, one.last) == ((2.25, 3), 2.25)
-    one = summarise(write_run(tmp_path / "new", kind=TextRecipe))
-    assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, None, None)
+    summary = summarise(write_run(tmp_path / "run", (3.5, 2.25, 2.25, 2.5, "nan"), kind=TextRecipe))
+    assert (summary.metric, summary.best, summary.last) == (BITS_PER_BYTE, (2.25, 2), None)
+    summary = summarise(write_run(tmp_path / "other", ("nan", 3.5, 2.25), kind=TextRecipe))
+    assert (summary.best, summary.last) == ((2.25, 3), 2.25)
+    summary = summarise(write_run(tmp_path / "new", kind=TextRecipe))
+    assert (summary.metric, summary.best, summary.last) == (BITS_PER_BYTE, None, None)
 
 
 def test_the_metric_of_a_run_is_the_recorded_one(tmp_path):
@@ -114,8 +114,8 @@ def test_the_metric_of_a_run_is_the_recorded_one(tmp_path):
 def test_a_recipe_without_a_metric_is_judged_by_the_columns_of_its_metrics(tmp_path):
     folder = write_run(tmp_path / "run", (50, 60))
     (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit"}}')
-    one = summarise(folder)
-    assert (one.metric, one.best, one.state) == (TOP1, (60.0, 2), "stopped")
+    summary = summarise(folder)
+    assert (summary.metric, summary.best, summary.state) == (TOP1, (60.0, 2), "stopped")
 
 
 def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that_it_recorded(tmp_path):
@@ -123,13 +123,13 @@ def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that
     described = {"recipe": {"task": "detection", "epochs": 7, "model": "detr"}}
     (folder / "metrics.csv").write_text("epoch,val_map\n1,0.25\n2,0.125\n")
     (folder / "recipe.json").write_text(json.dumps(described))
-    one = summarise(folder)
-    assert (one.state, one.epoch, one.epochs, one.recipe["task"]) == ("stopped", 2, 7, "detection")
-    assert (one.metric, one.best, one.last) == (None, None, None)
+    summary = summarise(folder)
+    assert (summary.state, summary.epoch, summary.epochs, summary.recipe["task"]) == ("stopped", 2, 7, "detection")
+    assert (summary.metric, summary.best, summary.last) == (None, None, None)
     metric = {"key": "map", "label": "mAP", "unit": "", "highest": True, "decimals": 3}
     (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric}))
-    one = summarise(folder)
-    assert (one.metric.title, one.best, one.last, one.damage) == ("mAP", (0.25, 1), 0.125, "")
+    summary = summarise(folder)
+    assert (summary.metric.title, summary.best, summary.last, summary.damage) == ("mAP", (0.25, 1), 0.125, "")
     (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric | {"highest": "yes"}}))
     assert summarise(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
 
@@ -137,8 +137,8 @@ def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that
 def test_the_metric_of_a_damaged_recipe_is_inferred_from_the_columns(tmp_path):
     folder = write_run(tmp_path / "run", (3.5, 2.25, 2.5), kind=TextRecipe)
     (folder / "recipe.json").write_text("{")
-    one = summarise(folder)
-    assert (one.metric, one.best, one.last, one.state) == (BITS_PER_BYTE, (2.25, 2), 2.5, "damaged")
+    summary = summarise(folder)
+    assert (summary.metric, summary.best, summary.last, summary.state) == (BITS_PER_BYTE, (2.25, 2), 2.5, "damaged")
 
 
 def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
@@ -155,7 +155,7 @@ def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"", "no table"),
         (b"\x00\xff\xfe\x80", "no table"),
@@ -173,18 +173,18 @@ def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
         (b"epoch\n" + b"1" * (65 << 20), "must have at most 67,108,864 bytes"),
     ],
 )
-def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, said):
+def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, message):
     folder = write_run(tmp_path / "run", (50,))
     (folder / "metrics.csv").write_bytes(text)
     with pytest.raises(ValueError, match=r"metrics\.csv") as told:
         read_metrics(folder / "metrics.csv")
-    one = summarise(folder)
-    assert said in str(told.value) and one.damage == str(told.value) and "\n" not in one.damage
-    assert (one.state, one.epoch, one.epochs, one.best) == ("damaged", 0, 10, None)
+    summary = summarise(folder)
+    assert message in str(told.value) and summary.damage == str(told.value) and "\n" not in summary.damage
+    assert (summary.state, summary.epoch, summary.epochs, summary.best) == ("damaged", 0, 10, None)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"", "must be JSON"),
         (b'{"recipe": {\n"epochs": 3,', "line 2"),
@@ -194,10 +194,7 @@ def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, said):
         (b'{"recipe": 3}', "`recipe` must be a valid dictionary, got 3"),
         (b'{"recipe": {}}', "`recipe.epochs` must be given"),
         (b'{"recipe": {"epochs": "ten"}}', "`recipe.epochs` must be a valid integer, got 'ten'"),
-        (
-            b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}',
-            "`recipe.cooldown_epochs` must be a valid integer",
-        ),
+        (b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}', "`recipe.cooldown_epochs` must be a valid integer"),
         (b'{"recipe": {"epochs": 1e30}}', "`recipe.epochs` must be a valid integer, got 1e+30"),
         (b'{"recipe": {"epochs": 100001}}', "`recipe.epochs` must be at most 100000, got 100001"),
         (b'{"recipe": {"epochs": 3, "peg": ' + b"[" * 40 + b"]" * 40 + b"}}", "must be nested at most 32 levels deep"),
@@ -205,12 +202,12 @@ def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, said):
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, said):
+def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, message):
     folder = write_run(tmp_path / "run", (50, 60))
     (folder / "recipe.json").write_bytes(text)
-    one = summarise(folder)
-    assert one.state == "damaged" and one.damage.startswith("recipe.json") and said in one.damage
-    assert (one.epoch, one.epochs, one.best, one.recipe) == (2, None, (60.0, 2), {})
+    summary = summarise(folder)
+    assert summary.state == "damaged" and summary.damage.startswith("recipe.json") and message in summary.damage
+    assert (summary.epoch, summary.epochs, summary.best, summary.recipe) == (2, None, (60.0, 2), {})
 
 
 def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):

@@ -104,16 +104,16 @@ def done(tmp_path_factory):
 
 
 def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_from(done):
-    found = read_table(done[1])
+    table = read_table(done[1])
     places = [("top1", "trained"), *((m, f"canvas {at}") for at in ("28", "32x36") for m in ("top1", "loss"))]
     expected = [(name, seed, *place) for seed in (0, 1) for name in ("none", "learnable") for place in places]
-    assert [(row.choice, row.seed, row.metric, row.at) for row in found] == expected
+    assert [(row.choice, row.seed, row.metric, row.at) for row in table] == expected
     recipes = SMALL.recipes()
-    for row in found:
+    for row in table:
         assert row.recipe == run_hash(recipes[row.choice], build_data(recipes[row.choice]).fingerprint())
         assert row.torch and row.timm and row.date > "2026"
         if row.at == "canvas 28":  # nothing changes at the training size
-            here = next(r for r in found if r.cell == row.cell and r.at == "trained")
+            here = next(r for r in table if r.cell == row.cell and r.at == "trained")
             assert row.metric == "loss" or row.value == here.value
 
 
@@ -121,30 +121,30 @@ def test_crops_are_measured_at_conditions_up_to_that_of_the_training(done):
     sizes = ((28, 28), (20, 20), (32, 36))
     crops = dataclasses.replace(SMALL, sizes=sizes, modes=("crop",), endpoint=Endpoint(at="crop 20"))
     run = Run.open(done[0] / "none" / "seed-0")
-    found = [(metric, at, value) for metric, at, value in _at_conditions(crops, run) if metric == "top1"]
-    assert [at for _, at, _ in found] == ["crop 28", "crop 20"]
-    assert found[0][2] == run.result()["last_top1"]
+    scores = [(metric, at, value) for metric, at, value in _at_conditions(crops, run) if metric == "top1"]
+    assert [at for _, at, _ in scores] == ["crop 28", "crop 20"]
+    assert scores[0][2] == run.result()["last_top1"]
 
 
 def test_rows_in_the_table_are_not_trained_again_and_trained_runs_are_measured(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done[0], tmp_path / "copy")
     table = folder / "study_small.csv"
-    kept = read_table(table)
+    before = read_table(table)
     monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda runs, *_, **__: trained.extend(runs))
     trained = []
     run_study(SMALL, folder, table, progress=False)
-    assert trained == [] and read_table(table) == kept
-    write_table(table, [row for row in kept if row.cell != ("learnable", "", 1)])
+    assert trained == [] and read_table(table) == before
+    write_table(table, [row for row in before if row.cell != ("learnable", "", 1)])
     run_study(SMALL, folder, table, progress=False)
-    assert [(one.choice, one.recipe.seed) for one in trained] == [("learnable", 1)]
-    assert sorted(map(str, read_table(table))) == sorted(map(str, kept))
+    assert [(run.choice, run.recipe.seed) for run in trained] == [("learnable", 1)]
+    assert sorted(map(str, read_table(table))) == sorted(map(str, before))
 
 
 def test_rows_added_by_another_process_meanwhile_are_not_added_again(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done[0], tmp_path / "copy")
     table = folder / "study_small.csv"
-    kept = read_table(table)
-    first = [row for row in kept if row.seed == 0]
+    before = read_table(table)
+    first = [row for row in before if row.seed == 0]
     write_table(table, [])
     monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda *_, **__: write_table(table, first))
     run_study(dataclasses.replace(SMALL, seeds=(0,)), folder, table, progress=False)
@@ -166,22 +166,22 @@ def test_scores_of_other_data_are_not_mixed_with_new_ones(tmp_path):
     """In one table, and in one folder of runs; a table without hashes of data is taken as it is."""
     first, other = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", ("cat", "dog", "emu"))
     base = {**TINY, "dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "epochs": 1}
-    one = dataclasses.replace(SMALL, base=base, sizes=(), endpoint=Endpoint(), seeds=(0,))
-    both, table = dataclasses.replace(one, seeds=(0, 1)), tmp_path / "study_small.csv"
-    run_study(one, tmp_path / "runs", table, data_root=first, progress=False)
+    single = dataclasses.replace(SMALL, base=base, sizes=(), endpoint=Endpoint(), seeds=(0,))
+    both, table = dataclasses.replace(single, seeds=(0, 1)), tmp_path / "study_small.csv"
+    run_study(single, tmp_path / "runs", table, data_root=first, progress=False)
     for folder in ("runs", "elsewhere"):
         with pytest.raises(ValueError, match=r"`data_root` must be of the data of the table, .*-[0-9a-f]{12}, not"):
             run_study(both, tmp_path / folder, table, data_root=other, progress=False)
     with pytest.raises(
         ValueError, match=rf"`data_root` must be of .*none.seed-0' was trained on, {first}, got {other}"
     ):
-        run_study(one, tmp_path / "runs", tmp_path / "new.csv", data_root=other, progress=False)
+        run_study(single, tmp_path / "runs", tmp_path / "new.csv", data_root=other, progress=False)
     (first / "val" / "cat" / "0.JPEG").unlink()  # of the same folder, changed meanwhile
     with pytest.raises(ValueError, match="`data_root` must be of the data of the table"):
         run_study(both, tmp_path / "runs", table, data_root=first, progress=False)
     old = [dataclasses.replace(row, recipe=row.recipe.partition("-")[0]) for row in read_table(table)]
     write_table(table, old)
-    run_study(one, tmp_path / "runs", table, data_root=other, progress=False)
+    run_study(single, tmp_path / "runs", table, data_root=other, progress=False)
     assert read_table(table) == old
 
 
@@ -213,8 +213,8 @@ def test_findings_distinguish_differences_within_error_and_beyond_chance():
 def test_a_difference_that_is_significant_only_before_the_correction_is_inconclusive():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [70.0, 71.5, 70.5]}
     text = (report := Results("x", study(), rows(values))).markdown()
-    assert report.findings()[1][4:] == ("+0.23 to +3.10", "0.038", "0.075", said := report.findings()[1][-1])
-    assert said == "not significant after correction for 2 tests"
+    assert report.findings()[1][4:] == ("+0.23 to +3.10", "0.038", "0.075", finding := report.findings()[1][-1])
+    assert finding == "not significant after correction for 2 tests"
     assert "if one excludes zero and the adjusted p is 0.05 or more, the result is inconclusive." in text
     assert "if one excludes zero" not in Results("x", study(tests=(("c", "a"),)), rows(values)).markdown()
 
@@ -266,14 +266,14 @@ def test_a_difference_of_percentages_is_in_points_and_an_endpoint_may_have_a_nam
 
 def test_a_mean_of_fewer_seeds_than_others_of_its_row_has_their_number():
     both = study(variants={"10 epochs": {}, "40 epochs": {}})
-    kept = [*rows({"a": [70.0, 71.0, 72.0]}, "10 epochs"), *rows({"a": [75.0, 77.0]}, "40 epochs")]
-    assert Results("x", both, kept).means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
+    table = [*rows({"a": [70.0, 71.0, 72.0]}, "10 epochs"), *rows({"a": [75.0, 77.0]}, "40 epochs")]
+    assert Results("x", both, table).means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
 
 
 def test_every_variant_is_a_group_of_the_figure():
     both = study(variants={"10 epochs": {}, "40 epochs": {}})
-    kept = [*rows({"a": [70.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0]}, "40 epochs")]
-    report = Results("x", both, kept)
+    table = [*rows({"a": [70.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0]}, "40 epochs")]
+    report = Results("x", both, table)
     assert list(report.scores()) == ["a, 10 epochs", "b, 10 epochs", "a, 40 epochs"]
     texts = [text.get_text() for text in report.figures()[""].axes[0].texts]
     assert texts == ["10 epochs", "40 epochs"]
@@ -285,8 +285,8 @@ def test_a_peg_after_the_last_layer_has_no_effect_as_its_study_says():
     for name in ("PEG at 0", "PEG at 3", "PEG at 0 to 3"):
         model = build_model(recipes[name], num_classes=10).eval()
         model(torch.rand(1, 1, *model.img_size)).sum().backward()
-        found = {key: p.grad.abs().max().item() for key, p in model.position.named_parameters() if "weight" in key}
-        without_effect[name] = [value == 0 for value in found.values()]
+        gradients = {key: p.grad.abs().max().item() for key, p in model.position.named_parameters() if "weight" in key}
+        without_effect[name] = [value == 0 for value in gradients.values()]
     assert without_effect == {"PEG at 0": [False], "PEG at 3": [True], "PEG at 0 to 3": [False, False, False, True]}
 
 
@@ -304,21 +304,21 @@ def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
 def test_a_variant_is_a_column_and_its_tests_are_of_one_family():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
     both = study(variants={"10 epochs": {}, "40 epochs": {}}, tests=(("b", "a"),))
-    one = Results("x", both, rows(values, "10 epochs"))
-    assert one.means()[0][3:] == ("10 epochs",) and one.means()[1][3:] == ("70.67 ± 0.58",)
-    assert one.tests()[0].adjusted == one.tests()[0].test.p  # no test without runs
+    first = Results("x", both, rows(values, "10 epochs"))
+    assert first.means()[0][3:] == ("10 epochs",) and first.means()[1][3:] == ("70.67 ± 0.58",)
+    assert first.tests()[0].adjusted == first.tests()[0].test.p  # no test without runs
     report = Results("x", both, [*rows(values, "10 epochs"), *rows(values, "40 epochs")])
-    assert report.tests()[0].adjusted == pytest.approx(2 * one.tests()[0].test.p)
-    assert one.cost() == "15 min 36 s"  # 9 runs of 4 s, as measured for 10 epochs, and 15 of 60 s by the estimate
+    assert report.tests()[0].adjusted == pytest.approx(2 * first.tests()[0].test.p)
+    assert first.cost() == "15 min 36 s"  # 9 runs of 4 s, as measured for 10 epochs, and 15 of 60 s by the estimate
 
 
 def test_a_choice_may_be_left_out_of_a_variant_that_cannot_have_it():
     partial = study(variants={"vit": {}, "pvt": {}}, without=(("c", "pvt"),), seeds=(0, 1))
     assert ("c", "pvt") not in partial.cells.values() and len(partial.cells) == len(partial.recipes()) == 5
     values = {"a": [70.0, 71.0], "b": [71.0, 73.0], "c": [72.0, 72.0]}
-    kept = [*rows(values, "vit"), *rows({name: values[name] for name in "ab"}, "pvt")]
-    report = Results("x", partial, kept)
-    assert [(one.choice, one.variant) for one in report.tests() if one.test] == [
+    table = [*rows(values, "vit"), *rows({name: values[name] for name in "ab"}, "pvt")]
+    report = Results("x", partial, table)
+    assert [(tested.choice, tested.variant) for tested in report.tests() if tested.test] == [
         ("b", "vit"),
         ("c", "vit"),
         ("b", "pvt"),
@@ -369,11 +369,11 @@ def test_an_interval_over_images_too_has_the_variance_of_seeds_and_of_images():
 
 def test_the_images_that_a_run_has_right_are_those_of_its_accuracy(done, tmp_path, capsys):
     run = Run.open(done[0] / "learnable" / "seed-1")
-    one = Correct.of_run("learnable", "", run)
-    assert one.values.mean() == pytest.approx(run.result()["last_top1"]) and one.seed == 1
-    write_images(tmp_path / "study_x.csv", [one])
+    correct = Correct.of_run("learnable", "", run)
+    assert correct.values.mean() == pytest.approx(run.result()["last_top1"]) and correct.seed == 1
+    write_images(tmp_path / "study_x.csv", [correct])
     (back,) = read_images(tmp_path / "study_x.csv")
-    assert back == one and set(back.values) == {0, 100} and len(back.values) == one.images
+    assert back == correct and set(back.values) == {0, 100} and len(back.values) == correct.images
     assert read_images(tmp_path / "study_y.csv") == []
 
 
@@ -381,40 +381,42 @@ def test_findings_have_intervals_over_images_if_all_runs_have_theirs():
     def correct(choice, seed, bits):
         return Correct(choice, "", seed, 8, f"{bits:02x}")
 
-    found = [correct("a", 0, 0b10101010), correct("b", 0, 0b11111010), correct("a", 1, 0b10001010)]
-    one = study(choices={"a": {}, "b": {}}, seeds=(0, 1))
+    images = [correct("a", 0, 0b10101010), correct("b", 0, 0b11111010), correct("a", 1, 0b10001010)]
+    plan = study(choices={"a": {}, "b": {}}, seeds=(0, 1))
     values = rows({"a": [50.0, 37.5], "b": [75.0, 75.0]})
-    assert "over images too" not in Results("x", one, values, found).findings()[0]
-    report = Results("x", one, values, [*found, correct("b", 1, 0b11110011)])
+    assert "over images too" not in Results("x", plan, values, images).findings()[0]
+    report = Results("x", plan, values, [*images, correct("b", 1, 0b11110011)])
     header, only = report.findings()
     low, high = report.tests()[0].images
     assert only[header.index("over images too")] == f"{low:+.2f} to {high:+.2f}" and low < 31.25 < high
     assert "other seeds and other test images" in report.markdown()
-    zoomed = dataclasses.replace(one, endpoint=Endpoint(at="zoom 40"), sizes=((40, 40),))
+    zoomed = dataclasses.replace(plan, endpoint=Endpoint(at="zoom 40"), sizes=((40, 40),))
     zoom = rows({"a": [50.0, 37.5], "b": [75.0, 75.0]}, at="zoom 40")
     other = Results("x", zoomed, zoom, report.images).findings()[0]
     assert "over images too" not in other  # the images are those of the trained size
 
 
 def test_every_declared_study_can_be_planned():
-    found = list_studies(STUDIES)
-    assert len(found) >= 10
-    for name, question in found.items():
-        one = load_study(name)
-        assert question.endswith("?") and one.tested, name
-        recipes = one.recipes()
+    questions = list_studies(STUDIES)
+    assert len(questions) >= 10
+    for name, question in questions.items():
+        declared = load_study(name)
+        assert question.endswith("?") and declared.tested, name
+        recipes = declared.recipes()
         assert len({recipe_hash(recipe) for recipe in recipes.values()}) == len(recipes), (
             f"{name}: two choices are equal"
         )
-        assert Results(name, one, []).cost(), name
+        assert Results(name, declared, []).cost(), name
 
 
 def test_every_declared_study_is_loaded_by_its_file_alone(tmp_path):
     code = "import sys; from graticule.lab.studies.study import list_studies; print(len(list_studies(sys.argv[1])))"
     command = [sys.executable, "-c", code, str(STUDIES)]
-    found = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout) == len(list(STUDIES.glob("[!_]*.py")))
+    process = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) == len(list(STUDIES.glob("[!_]*.py")))
 
 
 def test_invalid_studies_and_tables_are_refused(tmp_path):
@@ -436,8 +438,8 @@ def test_invalid_studies_and_tables_are_refused(tmp_path):
         (lambda: study(endpoint=Endpoint(metric="top5")).recipes(), "`endpoint` must be one of top1; got 'top5'"),
         (lambda: study(base={"epoch": 3}).recipes(), "`choices` must be one of .*; got 'epoch'; did you mean 'epochs'"),
     ]
-    for make, said in wrong:
-        with pytest.raises(ValueError, match=said):
+    for make, message in wrong:
+        with pytest.raises(ValueError, match=message):
             make()
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"bad.csv must have the columns choice"):
@@ -456,9 +458,9 @@ def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path):
         "def study():\n    return 1 / 0\n": r"study\(\) of .*mine.py cannot be called: ZeroDivisionError: .* line 2\.",
         "STUDY = 1\n": r"mine.py must have a function `study\(\)` that returns a graticule.lab.studies.Study\.",
     }
-    for text, said in wrong.items():
+    for text, message in wrong.items():
         file.write_text(text)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             load_study(str(file))
 
 
@@ -515,7 +517,7 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["amplitud"], "`study` must be a Python file with a function `study()`, got 'amplitud', which is not one"),
         (["."], "`study` must be a folder with studies (NAME.py), got '.', which has none"),
@@ -530,10 +532,10 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
         ([str(STUDIES / "lape_epochs.py"), "--on", "locl:2", "--list"], "`on` must be here"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):
+def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, _, err = run_command(capsys, "study", *arguments)
-    assert code == 1 and err.startswith("graticule: error: ") and said in err and err.count("\n") == 1
+    assert code == 1 and err.startswith("graticule: error: ") and message in err and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -549,10 +551,10 @@ def test_an_interaction_is_the_test_of_a_difference_of_differences():
     four = study(
         choices={key: {} for key in "abcd"}, tests=(("b", "a"),), interactions=(("d", "c", "b", "a"),), seeds=(0, 1, 2)
     )
-    simple, found = Results("x", four, rows(values)).tests()
-    assert (found.choice, found.reference, len(found.differences)) == ("(d) - (c)", "(b) - (a)", 3)
+    simple, interaction = Results("x", four, rows(values)).tests()
+    assert (interaction.choice, interaction.reference, len(interaction.differences)) == ("(d) - (c)", "(b) - (a)", 3)
     # (5, 4.5, 0.5) less (1, 2, 3)
-    assert found.test == paired_test([4.0, 2.5, -2.5], [0.0, 0.0, 0.0])
+    assert interaction.test == paired_test([4.0, 2.5, -2.5], [0.0, 0.0, 0.0])
     assert simple.test == paired_test([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="`interactions` must be one of a, b, c; got 'e'"):
         study(interactions=(("a", "b", "c", "e"),))

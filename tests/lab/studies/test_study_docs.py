@@ -39,34 +39,34 @@ def test_the_pages_of_answers_are_made_of_the_kept_data(module):
 
 
 def test_the_page_on_more_tokens_is_made_of_its_scores():
-    shown = (DOCS / "extrapolation.md").read_text(encoding="utf-8")
-    assert shown == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
+    page = (DOCS / "extrapolation.md").read_text(encoding="utf-8")
+    assert page == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
 
 
 def test_every_contrast_names_choices_of_its_study():
     scores = cache(lambda name: read_scores(name, DOCS / "data"))
     known = {file.stem for file in STUDIES.glob("[!_]*.py")}
-    for one in (row for asked in ASKED.values() for row in asked):
-        where = f"{one.data}: {one.contrast}"
-        assert one.terms() and one.margin > 0, where
-        assert sum(weight for weight, *_ in one.terms()) == 0, where
-        if one.data in known:
-            study = load_study(STUDIES / f"{one.data}.py")
-            assert {variant for _, _, variant, _ in one.terms()} <= set(study.variants), where
-            assert {choice for _, choice, _, _ in one.terms()} <= set(study.choices), where
-        assert differences(one.terms(), scores(one.data)) or not scores(one.data), where
+    for question in (row for asked in ASKED.values() for row in asked):
+        where = f"{question.data}: {question.contrast}"
+        assert question.terms() and question.margin > 0, where
+        assert sum(weight for weight, *_ in question.terms()) == 0, where
+        if question.data in known:
+            study = load_study(STUDIES / f"{question.data}.py")
+            assert {variant for _, _, variant, _ in question.terms()} <= set(study.variants), where
+            assert {choice for _, choice, _, _ in question.terms()} <= set(study.choices), where
+        assert differences(question.terms(), scores(question.data)) or not scores(question.data), where
 
 
 def test_the_page_of_claims_has_at_most_ten_questions_a_paper_and_forty_rows_each_with_its_control():
     asked = ASKED["questions"]
-    assert len(asked) <= 40 and all(one.control and one.question.endswith("?") for one in asked)
-    assert max(Counter(paper for paper, _ in {(one.paper, one.question) for one in asked}).values()) <= 10
+    assert len(asked) <= 40 and all(row.control and row.question.endswith("?") for row in asked)
+    assert max(Counter(paper for paper, _ in {(row.paper, row.question) for row in asked}).values()) <= 10
 
 
 def test_a_contrast_of_images_of_another_size_has_the_margin_of_other_sizes():
-    for one in (row for asked in ASKED.values() for row in asked):
-        if any(term[3].startswith(("zoom", "canvas")) for term in one.terms()):
-            assert one.margin == 3, one
+    for question in (row for asked in ASKED.values() for row in asked):
+        if any(term[3].startswith(("zoom", "canvas")) for term in question.terms()):
+            assert question.margin == 3, question
 
 
 @pytest.mark.parametrize("name", why_lape.STUDIES)
@@ -83,11 +83,11 @@ def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):
     write_table(tmp_path / "study_x.csv", [*rows(scores), *fallen])
     texts = ("b - a", "a - b", "c - a", "b @ zoom 40 - b - a @ zoom 40 + a")
     asked = [Asked("P", "1", "q?", text, "x", "", text, 2.0, "none") for text in texts]
-    found = claims.answers(asked, tmp_path, lambda one: one.label)
-    assert [claims.answer_of(one) for one in found[:2]] == ["larger", "opposite"]
-    assert found[0].cells()[0].startswith("+20.03 [") and found[0].cells()[1] == "3"
-    assert found[2].answer == "within the margin" or found[2].answer.startswith("undecided (")
-    assert found[3].values == pytest.approx((0.0, 0.0, 0.0))
+    contrasts = claims.answers(asked, tmp_path, lambda question: question.label)
+    assert [claims.answer_of(question) for question in contrasts[:2]] == ["larger", "opposite"]
+    assert contrasts[0].cells()[0].startswith("+20.03 [") and contrasts[0].cells()[1] == "3"
+    assert contrasts[2].answer == "within the margin" or contrasts[2].answer.startswith("undecided (")
+    assert contrasts[3].values == pytest.approx((0.0, 0.0, 0.0))
 
 
 def test_a_difference_that_is_the_same_in_all_seeds_is_not_called_undecided():
@@ -125,18 +125,18 @@ def test_the_studies_of_the_guide_can_be_planned():
         names: dict = {}
         exec(compile(block, "docs/compare.md", "exec"), names)
         planned.append(names["study"]())
-    assert [len(one.recipes()) * len(one.seeds) for one in planned] == [12, 10]
+    assert [len(study.recipes()) * len(study.seeds) for study in planned] == [12, 10]
     fields = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(fields))) == sorted(one.name for one in dataclasses.fields(Study))
+    assert sorted(re.findall(r"`(\w+)`", " ".join(fields))) == sorted(study.name for study in dataclasses.fields(Study))
 
 
 def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_path):
-    kept = [
+    scored = [
         score_of("encoding=peg", 6, 0.75),
         score_of("encoding=peg", 9, 0.5),
         score_of("encoding=peg", 9, float("nan"), seed=1),
     ]
-    write_profile(tmp_path / "gym.csv", Profile(tuple(kept)))
+    write_profile(tmp_path / "gym.csv", Profile(tuple(scored)))
     assert read_scores("gym", tmp_path) == {
         ("encoding=peg", "place", "trained"): {0: 75.0},
         ("encoding=peg", "place", "9 cells"): {0: 50.0},
@@ -148,7 +148,4 @@ def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_p
 
 def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):
     write_table(tmp_path / "study_x.csv", [*rows({"a": [0.5]}, metric="reach", at="last layer"), *rows({"a": [9.0]})])
-    assert read_scores("x", tmp_path) == {
-        ("a", "", "reach, last layer"): {0: 0.5},
-        ("a", "", "trained"): {0: 9},
-    }
+    assert read_scores("x", tmp_path) == {("a", "", "reach, last layer"): {0: 0.5}, ("a", "", "trained"): {0: 9}}

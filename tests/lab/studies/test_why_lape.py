@@ -21,8 +21,8 @@ NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
     ],
 )
 def test_clear_scores_get_their_answer(gain, scale, answer):
-    (one,) = family([("a", [gain + scale * value for value in NOISE], 1.0)])
-    assert one.answer == answer
+    (contrast,) = family([("a", [gain + scale * value for value in NOISE], 1.0)])
+    assert contrast.answer == answer
 
 
 def test_p_is_adjusted_for_all_contrasts_of_a_question():
@@ -35,8 +35,8 @@ def test_p_is_adjusted_for_all_contrasts_of_a_question():
 
 def test_equivalence_has_the_larger_p_of_two_one_sided_tests():
     values = [0.9 + value for value in NOISE]
-    (one,) = family([("a", values, 1.0)])
-    assert one.equivalent == pytest.approx(stats.ttest_1samp(values, 1.0, alternative="less").pvalue)
+    (contrast,) = family([("a", values, 1.0)])
+    assert contrast.equivalent == pytest.approx(stats.ttest_1samp(values, 1.0, alternative="less").pvalue)
 
 
 def test_power_is_a_number_also_far_from_chance():
@@ -51,8 +51,8 @@ def test_power_agrees_with_simulated_tests():
     import numpy as np
 
     drawn = np.random.default_rng(0).normal(1.0, 1.5, (20_000, 12))
-    found = (stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05).mean()
-    assert power(1.5, 1.0, 12) == pytest.approx(found, abs=0.01)
+    share = (stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05).mean()
+    assert power(1.5, 1.0, 12) == pytest.approx(share, abs=0.01)
     needed = seeds_needed(1.5, 1.0)
     assert power(1.5, 1.0, needed) >= 0.8 > power(1.5, 1.0, needed - 1)
 

@@ -164,7 +164,7 @@ class DataModule(Loading, L.LightningDataModule):
         if self._train is None:
             images = [self._train_images(size) for size in self.train_sizes]
             self._train = images[0] if len(images) == 1 else SizedImages(images)
-        return self.load(self._train, in_batches=self._train.in_batches, batch_sampler=order or self.train_order())
+        return self.load(self._train, batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, int]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
@@ -198,7 +198,7 @@ class DataModule(Loading, L.LightningDataModule):
             images = self._tensor_images(images, size)
         else:
             images = self._evaluation_images("test", size)
-        return self.load_test(images, self.eval_batch_size, rank, world_size, in_batches=images.in_batches)
+        return self.load_test(images, self.eval_batch_size, rank, world_size)
 
     @property
     def num_test(self) -> int:

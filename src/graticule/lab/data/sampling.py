@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 #: (epoch, index), or (epoch, index, repeat) if an image comes several times per epoch.
@@ -245,6 +247,20 @@ def indices_by_class(labels: np.ndarray) -> Iterator[np.ndarray]:
     return (np.flatnonzero(labels == label) for label in np.unique(labels))
 
 
+class WholeBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Pairs of tensors that are made batch by batch, by `__getitems__`."""
+
+    in_batches = True
+
+    def __getitem__(self, key: Any) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.__getitems__([key])
+        return inputs[0], targets[0]
+
+    @abstractmethod
+    def __getitems__(self, keys: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return a whole batch."""
+
+
 class Loading:
     """The loaders of a data module, whose batches are functions of its seed alone."""
 
@@ -255,18 +271,16 @@ class Loading:
         self,
         examples: Dataset[Any],
         collate: Callable[[Any], Any] | None = None,
-        *,
-        in_batches: bool = False,
         **batches: Any,
     ) -> DataLoader[Any]:
-        """Return the loader of `examples`.
+        """Return the loader of `examples`; whole batches need no collation and no workers.
 
         Args:
             examples: the examples by key.
             collate: makes a batch from a list of examples; PyTorch's by default.
-            in_batches: whether `examples` gives whole batches, which need no collation and no workers.
             batches: the batches, as arguments of `DataLoader`.
         """
+        in_batches = getattr(examples, "in_batches", False)
         workers = 0 if in_batches else self.workers
         return DataLoader(
             examples,
@@ -277,12 +291,10 @@ class Loading:
             **batches,
         )
 
-    def load_test(
-        self, examples: Any, batch_size: int, rank: int, world_size: int, *how: Any, **options: Any
-    ) -> DataLoader[Any]:
+    def load_test(self, examples: Any, batch_size: int, rank: int, world_size: int, *collate: Any) -> DataLoader[Any]:
         """Return the loader of the test examples of one of `world_size` processes, each example once over all."""
         sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
-        return self.load(examples, *how, batch_size=batch_size, sampler=sampler, **options)
+        return self.load(examples, *collate, batch_size=batch_size, sampler=sampler)
 
 
 def _unchanged(batch: Any) -> Any:

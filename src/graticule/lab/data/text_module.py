@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from graticule.lab.data.images import Split, fingerprint
 from graticule.lab.data.registry import TEXTS, load_text
-from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading, WholeBatches
 
 #: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
 _OFFSETS = 1
@@ -59,7 +59,7 @@ class ByteTokenizer:
         return np.concatenate([np.empty(0), *parts]).astype(np.uint16)
 
 
-class TextWindows(Dataset[tuple[Tensor, Tensor]]):
+class TextWindows(WholeBatches):
     """Training windows of one stream of tokens, which wraps around.
 
     Window i of an epoch begins at i * context + offset, where the offset is a position in the stream, drawn from seed
@@ -92,10 +92,6 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
         drawn = np.random.SeedSequence([self.seed, epoch, _OFFSETS]).generate_state(1, np.uint64)[0]
         return int(drawn) % len(self.tokens)
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([key])
-        return inputs[0], targets[0]
-
     def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, context) of a whole batch, and the targets (B, context), shifted by one token."""
         offsets = {epoch: self.offset(epoch) for epoch in {key[0] for key in keys}}
@@ -105,7 +101,7 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
         return windows[:, :-1], windows[:, 1:]
 
 
-class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
+class EvaluationWindows(WholeBatches):
     """Held-out text, split into windows that do not overlap; each token sees only its own window.
 
     The stream begins with a token that ends a document, which is never a target. Every other token is the target of
@@ -135,10 +131,6 @@ class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._targets) // self.length
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([index])
-        return inputs[0], targets[0]
-
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, length) of a whole batch, and its targets (B, length)."""
         numbers = torch.as_tensor(indices)
@@ -167,6 +159,7 @@ class TextInfo:
         return self.vocab_size
 
 
+@dataclass(eq=False, repr=False)
 class TextModule(Loading, L.LightningDataModule):
     """The batches of a text for training, and for evaluation at any length.
 
@@ -182,34 +175,26 @@ class TextModule(Loading, L.LightningDataModule):
             evaluated length.
     """
 
-    info: TextInfo
+    dataset: str = "pydoc"
+    _: KW_ONLY
+    root: str | Path | None = None
+    context: int = 128
+    batch_size: int = 64
+    eval_batch_size: int = 256
+    seed: int = 0
+    limit_train: int | None = None
+    limit_test: int | None = None
+
     tokenizer = ByteTokenizer()
 
-    def __init__(
-        self,
-        dataset: str = "pydoc",
-        *,
-        root: str | Path | None = None,
-        context: int = 128,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        seed: int = 0,
-        limit_train: int | None = None,
-        limit_test: int | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        TEXTS[dataset]  # refuses an unknown name
-        lengths = {"context": context, "eval_batch_size": eval_batch_size}
-        for name, value in {**lengths, "limit_train": limit_train, "limit_test": limit_test}.items():
-            if value is not None and value < 1:
+        TEXTS[self.dataset]  # refuses an unknown name
+        for name in ("context", "eval_batch_size", "limit_train", "limit_test"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        self.dataset = dataset
-        self.root = root
-        self.context = context
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.seed = seed
-        self.limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
+        self.info: TextInfo
+        self.limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
         self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
         self._tokens: dict[Split, np.ndarray] = {}
         self._train: TextWindows | None = None
@@ -250,7 +235,7 @@ class TextModule(Loading, L.LightningDataModule):
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
-        return self.load(self._windows(), in_batches=True, batch_sampler=order or self.train_order())
+        return self.load(self._windows(), batch_sampler=order or self.train_order())
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return batches of the held-out text at the training length."""
@@ -263,7 +248,7 @@ class TextModule(Loading, L.LightningDataModule):
         """
         windows = EvaluationWindows(self._tokens["test"], length)
         batch_size = max(self.eval_batch_size * self.context // length, 1)
-        return self.load_test(windows, batch_size, rank, world_size, in_batches=True)
+        return self.load_test(windows, batch_size, rank, world_size)
 
     def _windows(self) -> TextWindows:
         self.setup()

@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torchvision.transforms import InterpolationMode
 
 from graticule.lab.data.augmentation import Augmentation, named_augmentation
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.sampling import PADDING, Key
+from graticule.lab.data.sampling import PADDING, Key, WholeBatches
 
 Transform = Callable[[Any], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
@@ -107,10 +107,9 @@ def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any]
 
 @dataclass(eq=False, repr=False)
 class ImageView(Dataset[Any]):
-    """Images that are made of other images when they are asked for; `in_batches` are those indexed by whole batches."""
+    """Images that are made of other images, one by one, when they are asked for."""
 
     images: Any
-    in_batches: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return len(self.images)
@@ -153,7 +152,7 @@ class SizedImages(Dataset[Any]):
 
     def __init__(self, of_sizes: Sequence[Any]) -> None:
         self.of_sizes = tuple(of_sizes)
-        self.in_batches = self.of_sizes[0].in_batches
+        self.in_batches = isinstance(self.of_sizes[0], WholeBatches)
 
     def __len__(self) -> int:
         return len(self.of_sizes[0])
@@ -178,7 +177,7 @@ class TransformedImages(ImageView):
         return self.transform(image), label if index >= 0 else PADDING
 
 
-class TensorImages(Dataset[tuple[Tensor, Tensor]]):
+class TensorImages(WholeBatches):
     """Images of one size in one tensor (n, C, H, W), on any device; a batch is one indexing operation.
 
     Bytes are normalized batch by batch by looking them up in a table, so the numbers are the same on every device.
@@ -189,8 +188,6 @@ class TensorImages(Dataset[tuple[Tensor, Tensor]]):
         transform: returns bytes (C, H, W), or numbers if there are no `values`; None for images that have the size.
         values: the value of each byte in each channel, (C, 256).
     """
-
-    in_batches = True
 
     def __init__(self, images: Any, transform: Transform | None, values: Tensor | None = None) -> None:
         if transform is None:
@@ -203,10 +200,6 @@ class TensorImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def __getitem__(self, key: int | Key) -> tuple[Tensor, Tensor]:
-        images, labels = self.__getitems__([key])
-        return images[0], labels[0]
 
     def __getitems__(self, keys: Sequence[int | Key]) -> tuple[Tensor, Tensor]:
         """Return the images (B, C, H, W) and labels (B,) of a whole batch."""

@@ -51,19 +51,14 @@ class Correct:
         return 100.0 * np.unpackbits(packed, count=self.images)
 
 
-def images_file(table: Path) -> Path:
-    """Return the file of the images beside the table of a study."""
-    return table.with_name(f"{table.stem}_images.csv")
-
-
 def read_images(table: Path) -> list[Correct]:
     """Read which images the runs of a table classify correctly; an absent file has none."""
-    return read_records(images_file(table), Correct)
+    return read_records(table.with_name(f"{table.stem}_images.csv"), Correct)
 
 
-def write_images(table: Path, found: Iterable[Correct]) -> Path:
+def write_images(table: Path, images: Iterable[Correct]) -> Path:
     """Write which images the runs of a table classify correctly; returns the file."""
-    return write_text(images_file(table), csv_of_records(Correct, found))
+    return write_text(table.with_name(f"{table.stem}_images.csv"), csv_of_records(Correct, images))
 
 
 def crossed_interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:

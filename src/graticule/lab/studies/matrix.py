@@ -39,14 +39,14 @@ def combinations(
         models: models by name, whose positions are replaced; by default `families()`.
         encodings: names with options; by default every name.
     """
-    found = {}
+    reasons = {}
     models = families() if models is None else models
     for encoding, joining in product(ordered() if encodings is None else encodings, list_joinings()):
         alone = _refusal(build_position, Grid(2, 2), dim=24, depth=2, num_heads=2, encoding=encoding, joining=joining)
         for family, model in models.items():
             chosen = take_position({"encoding": encoding, "joining": joining}, defaults=model.encoding_options)
-            found[family, encoding, joining] = alone or _refusal(model.replace_position, chosen)
-    return found
+            reasons[family, encoding, joining] = alone or _refusal(model.replace_position, chosen)
+    return reasons
 
 
 def _refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -58,20 +58,13 @@ def _refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return ""
 
 
-def rows(found: Mapping[tuple[str, str, str], str]) -> list[list[str]]:
+def rows(reasons: Mapping[tuple[str, str, str], str]) -> list[list[str]]:
     """Return one row per encoding: its name, and the initials of the joinings that it can have in each family."""
     short = initials()
-    named, encodings = (list(dict.fromkeys(case[at] for case in found)) for at in (0, 1))
-    return [
-        [
-            encoding,
-            *(
-                " ".join(letters for joining, letters in short.items() if not found[family, encoding, joining]) or "-"
-                for family in named
-            ),
-        ]
-        for encoding in encodings
-    ]
+    table: dict[str, dict[str, list[str]]] = {}
+    for (family, encoding, joining), reason in reasons.items():
+        table.setdefault(encoding, {}).setdefault(family, []).extend([] if reason else [short[joining]])
+    return [[encoding, *(" ".join(cell) or "-" for cell in cells.values())] for encoding, cells in table.items()]
 
 
 #: Name of each group of encodings in the tables, their base class, and a description.
@@ -97,9 +90,9 @@ def ordered() -> list[str]:
 
 def initials() -> dict[str, str]:
     """Abbreviate the joinings for the matrix: lape_sharing -> ls; a second one with the same letters gets a number."""
-    found: dict[str, str] = {}
+    short: dict[str, str] = {}
     for name in list_joinings():
         letters = "".join(word[0] for word in name.split("_") if word)
-        same = sum(re.fullmatch(rf"{letters}\d*", other) is not None for other in found.values())
-        found[name] = f"{letters}{same + 1}" if same else letters
-    return found
+        same = sum(re.fullmatch(rf"{letters}\d*", other) is not None for other in short.values())
+        short[name] = f"{letters}{same + 1}" if same else letters
+    return short

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from operator import sub
 from pathlib import Path
 from statistics import fmean, stdev
@@ -58,6 +59,11 @@ class Tested(Outcome):
         """The tested choice, with its variant."""
         return f"{self.choice}, {self.variant}" if self.variant else self.choice
 
+    @property
+    def name(self) -> str:
+        """Both choices, with the variant."""
+        return f"{self.label} against {self.reference}"
+
 
 @dataclass(frozen=True)
 class Results:
@@ -95,8 +101,8 @@ class Results:
         if end.minus is None:
             return f"{_title(self.metric)} {_place(end.at)}"
         name, unit = (metric.label, metric.unit) if metric else (self.metric, "")
-        difference = f"{name} {_place(end.at)} minus that {_place(end.minus)}"
-        return f"{difference} ({'points' if unit == '%' else unit})" if unit else difference
+        unit = f" ({'points' if unit == '%' else unit})" if unit else ""
+        return f"{name} {_place(end.at)} minus that {_place(end.minus)}{unit}"
 
     @property
     def runs(self) -> dict[str, list[Run]]:
@@ -108,10 +114,10 @@ class Results:
 
     def values(self, at: str, metric: str | None = None) -> Values:
         """Return the values measured at `at`."""
-        wanted = metric or self.metric
+        score = (metric or self.metric, at)
         values: Values = {}
         for row in self.rows:
-            if (row.metric, row.at) == (wanted, at) and row.choice in self.study.choices:
+            if (row.metric, row.at) == score and row.choice in self.study.choices:
                 values.setdefault((row.choice, row.variant), {})[row.seed] = row.value
         return values
 
@@ -136,22 +142,18 @@ class Results:
     def tests(self) -> list[Tested]:
         """Test the endpoint of the pairs and interactions in every variant, over the seeds that all have."""
         values = self.endpoints()
-        asked = []
-        for variant in self.study.variants:
-            by_choice = {choice: values.get((choice, variant), {}) for choice in self.study.choices}
-            pairs: list[tuple[str, str, tuple[str, ...]]] = [(*pair, pair) for pair in self.study.tested]
-            pairs += [(f"({a}) - ({b})", f"({c}) - ({d})", (a, b, c, d)) for a, b, c, d in self.study.interactions]
-            for choice, reference, names in pairs:
-                seeded = [by_choice[name] for name in names]
-                one, other = seeded if len(names) == 2 else (_less(*seeded[:2]), _less(*seeded[2:]))
-                seeds = sorted(one.keys() & other.keys())
-                scores = ([one[seed] for seed in seeds], [other[seed] for seed in seeds])
-                asked.append((choice, reference, variant, scores, self._over_images(names, variant, seeds)))
-        outcomes = paired_outcomes([scores for *_, scores, _ in asked])
-        return [
-            Tested(test.test, test.adjusted, test.tests, choice, reference, variant, tuple(map(sub, *scores)), images)
-            for (choice, reference, variant, scores, images), test in zip(asked, outcomes, strict=True)
-        ]
+        pairs: list[tuple[str, str, tuple[str, ...]]] = [(*pair, pair) for pair in self.study.tested]
+        pairs += [(f"({a}) - ({b})", f"({c}) - ({d})", (a, b, c, d)) for a, b, c, d in self.study.interactions]
+        asked, scores = [], []
+        for variant, (choice, reference, names) in product(self.study.variants, pairs):
+            seeded = [values.get((name, variant), {}) for name in names]
+            left, right = seeded if len(names) == 2 else (_less(*seeded[:2]), _less(*seeded[2:]))
+            seeds = sorted(left.keys() & right.keys())
+            scores.append(([left[seed] for seed in seeds], [right[seed] for seed in seeds]))
+            differences = tuple(map(sub, *scores[-1]))
+            asked.append((choice, reference, variant, differences, self._over_images(names, variant, seeds)))
+        outcomes = zip(asked, paired_outcomes(scores), strict=True)
+        return [Tested(test.test, test.adjusted, test.tests, *pair) for pair, test in outcomes]
 
     def _over_images(self, names: Sequence[str], variant: str, seeds: Sequence[int]) -> tuple[float, float] | None:
         """Return the interval of a - b, or (a - b) - (c - d), over seeds and images.
@@ -162,7 +164,7 @@ class Results:
             return None
         correct = {(run.choice, run.variant, run.seed): run.values for run in self.images}
         runs = [[(name, variant, seed) for name in names] for seed in seeds]
-        if len(seeds) < 2 or any(run not in correct for of_seed in runs for run in of_seed):
+        if len(seeds) < 2 or not correct.keys() >= set(chain(*runs)):
             return None
         signs = np.array((1, -1, -1, 1)[: len(names)])
         return crossed_interval([signs @ np.stack([correct[run] for run in of_seed]) for of_seed in runs])
@@ -179,7 +181,7 @@ class Results:
         tables = {at: self.values(at, metric) for at in self.conditions(metric)}
         measured = [(variant, at) for variant in self.study.variants for at in tables]
         columns = [(v, at) for v, at in measured if any((choice, v) in tables[at] for choice in self.study.choices)]
-        header = [" ".join(filter(None, (variant, at if len(tables) > 1 else ""))) for variant, at in columns]
+        header = [" ".join(filter(None, (variant, at * (len(tables) > 1)))) for variant, at in columns]
         rows: Rows = [("choice", "seeds", "parameters", *(name or _title(metric) for name in header))]
         parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
         for choice in self.study.choices:
@@ -224,7 +226,7 @@ class Results:
         first, *others = self.study.choices
         places = [at for at in self.conditions() if at != TRAINED]
         values = {at: {cell: list(by.values()) for cell, by in self.values(at).items()} for at in places}
-        pairs = [(values[at].get((one, ""), []), values[at].get((first, ""), [])) for one in others for at in places]
+        pairs = [(values[at].get((name, ""), []), values[at].get((first, ""), [])) for name in others for at in places]
         if not pairs or any(len(ours) != len(reference) or not ours for ours, reference in pairs):
             return []
         tests, decimals = paired_outcomes(pairs), self.study.decimals
@@ -245,14 +247,13 @@ class Results:
         rows: Rows = [("test", "s.d.", "margin", "seeds", "power", f"seeds for {POWER:.0%}", "hours for them")]
         for test in self.tests():
             deviation = stdev(test.differences) if len(test.differences) > 1 else study.deviation
-            name, seeds = f"{test.label} against {test.reference}", len(study.seeds)
-            if not deviation:
-                rows.append((name, "unknown", f"{study.margin:g}", str(seeds), "-", "-", "-"))
-                continue
-            needed = seeds_needed(deviation, study.margin, level)
-            hours = needed * 2 * (study.seconds_of(test.variant) or math.nan) / 3600
-            numbers = (f"{power(deviation, study.margin, seeds, level):.0%}", str(needed), f"{hours:.1f}")
-            rows.append((name, f"{deviation:.{study.decimals}f}", f"{study.margin:g}", str(seeds), *numbers))
+            seeds, spread_text, numbers = len(study.seeds), "unknown", ["-"] * 3
+            if deviation:
+                needed = seeds_needed(deviation, study.margin, level)
+                hours = needed * 2 * (study.seconds_of(test.variant) or math.nan) / 3600
+                spread_text = f"{deviation:.{study.decimals}f}"
+                numbers = [f"{power(deviation, study.margin, seeds, level):.0%}", str(needed), f"{hours:.1f}"]
+            rows.append((test.name, spread_text, f"{study.margin:g}", str(seeds), *numbers))
         return rows
 
     def notes(self) -> list[str]:
@@ -296,26 +297,17 @@ class Results:
             return f"{text}, and findings may change when they are added."
         text += f", and p (Holm) is adjusted for {made} of {planned} planned tests."
         together = holm([*(test.p for test in tests), *[1.0] * (planned - made)])
-        lost = [
-            f"{test.label} against {test.reference}"
-            for test, p in zip(tests, together, strict=False)
-            if test.supported and (p is None or p >= LEVEL)
-        ]
-        if lost:
+        adjusted = zip(tests, together, strict=False)
+        if lost := [test.name for test, p in adjusted if test.supported and (p is None or p >= LEVEL)]:
             text += f" Adjusted for all {planned}, these would not be beyond chance: {'; '.join(lost)}."
         return text
 
     def provenance(self) -> str:
         """Describe the number, dates, versions and machine of the runs."""
         runs = {row.cell: row for row in self.rows}
-        dates, versions, machines = (
-            sorted({of(row) for row in runs.values()})
-            for of in (
-                lambda row: row.date,
-                lambda row: f"torch {row.torch}, timm {row.timm}",
-                lambda row: f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}",
-            )
-        )
+        dates = sorted({row.date for row in runs.values()})
+        versions = sorted({f"torch {row.torch}, timm {row.timm}" for row in runs.values()})
+        machines = sorted({f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}" for row in runs.values()})
         planned = len(self.study.cells) * len(self.study.seeds)
         number = str(len(runs)) if len(runs) >= planned else f"{len(runs)} of {planned}"
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
@@ -324,10 +316,10 @@ class Results:
 
     def cost(self) -> str:
         """Return an estimate of the wall time on one core of the runs that are not in the table."""
+        measured = {row.cell: row for row in self.rows}
         took: dict[str, list[float]] = {}
-        for row in {row.cell: row for row in self.rows}.values():
+        for row in measured.values():
             took.setdefault(row.variant, []).append(row.seconds)
-        measured = {row.cell for row in self.rows}
         left = sum(
             fmean(took[variant]) if variant in took else self.study.seconds_of(variant) or 0.0
             for choice, variant in self.study.cells.values()
@@ -342,10 +334,8 @@ class Results:
         tables = {"means": (measured, self.means()), "tests": (f"Tests of {self.endpoint}", self.findings())}
         if rows := self.differences():
             count = sum(cell.count("(p ") - cell.count("(p -") for row in rows for cell in row)
-            tables["differences"] = (
-                f"Differences from the first (p; adjusted by Holm's method for {count} tests)",
-                rows,
-            )
+            title = f"Differences from the first (p; adjusted by Holm's method for {count} tests)"
+            tables["differences"] = (title, rows)
         for metric in self.study.described:
             tables[metric] = (_title(metric), self.means(metric))
         return {name: table for name, table in tables.items() if len(table[1]) > 1}
@@ -353,10 +343,8 @@ class Results:
     def markdown(self, figures: Iterable[str] = ()) -> str:
         """Return the text: question, origin of the numbers, tables, figures, limits."""
         study = self.study
-        text = []
-        if study.question:
-            follows = f" Based on {study.follows}." if study.follows else ""
-            text.append(f"**{study.question}**{follows}")
+        follows = f" Based on {study.follows}." if study.follows else ""
+        text = [f"**{study.question}**{follows}"] if study.question else []
         if not self.rows:
             return "\n\n".join([*text, f"Not run. It takes about {self.cost()} on one core."])
         text += [self.provenance(), study.controls]

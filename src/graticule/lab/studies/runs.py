@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -94,10 +95,9 @@ class Summary:
         """Return the best score and its epoch, the first one of equal scores; None if no epoch has one."""
         if self.metric is None or not any(map(math.isfinite, self._scores)):
             return None
-        column = self.metric.column
         rows = zip(self._scores, self.metrics["epoch"], strict=True)
-        row = self.metric.best({column: score, "epoch": epoch} for score, epoch in rows)
-        return row[column], int(row["epoch"])
+        row = self.metric.best({self.metric.column: score, "epoch": epoch} for score, epoch in rows)
+        return row[self.metric.column], int(row["epoch"])
 
     @property
     def last(self) -> float | None:
@@ -121,23 +121,19 @@ def summarise(folder: Path) -> Summary:
     recipe: dict[str, Any] = {}
     metrics: Metrics = {}
     metric: Metric | None = None
-    damage = []
-    try:
+    damage: list[str] = []
+    with _recorded(damage):
         recipe, metric = _read_described(run.recipe_file)
-    except (ValueError, OSError) as error:
-        damage.append(_reason(error))
     if run.metrics_file.exists():  # it is written at the end of the first epoch
-        try:
+        with _recorded(damage):
             metrics = read_metrics(run.metrics_file)
-        except (ValueError, OSError) as error:
-            damage.append(_reason(error))
     metric = metric or next(filter(None, map(metric_of, metrics)), None)
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
     elif run.finished:
         state = "finished"
-    elif _held(folder):
+    elif _is_locked(folder):
         state = "running"
     times = [_changed(path) for path in (run.metrics_file, run.log_file)]
     return Summary(folder, state, recipe, metrics, metric, max(times) or _changed(run.recipe_file), "; ".join(damage))
@@ -177,19 +173,19 @@ def read_metrics(path: Path) -> Metrics:
         raise ValueError(f"{path.name}: more than {MOST_EPOCHS:,} epochs")
     if "epoch" not in header or len(set(header)) < len(header):
         raise ValueError(f"{path.name}: no header with epoch, got {','.join(header)[:40]!r}")
-    found: Metrics = {name: [] for name in header}
+    metrics: Metrics = {name: [] for name in header}
     for line, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ValueError(f"{path.name}, line {line}: {len(row)} of {len(header)} columns")
         for name, cell in zip(header, row, strict=True):
             try:
-                found[name].append(float(cell) if cell else math.nan)
+                metrics[name].append(float(cell) if cell else math.nan)
             except ValueError:
                 raise ValueError(f"{path.name}, line {line}: no number, got {cell[:20]!r}") from None
-    epochs = found["epoch"]
+    epochs = metrics["epoch"]
     if not all(math.isfinite(epoch) and epoch == int(epoch) for epoch in epochs) or epochs != sorted(set(epochs)):
         raise ValueError(f"{path.name}: epochs out of order")
-    return found
+    return metrics
 
 
 class Point(NamedTuple):
@@ -202,12 +198,10 @@ class Point(NamedTuple):
 
 def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
     """Return `metric` over the epochs that all `runs` have finished; NaN if a run has no finite value there."""
-    shared = set.intersection(*[set(run["epoch"]) for run in runs])
+    by_epoch = [dict(zip(run["epoch"], run[metric], strict=True)) for run in runs]
     points = []
-    places = [{epoch: row for row, epoch in enumerate(run["epoch"])} for run in runs]
-    for epoch in sorted(shared):
-        rows = [place[epoch] for place in places]
-        values = [run[metric][row] for run, row in zip(runs, rows, strict=True)]
+    for epoch in sorted(set.intersection(*map(set, by_epoch))):
+        values = [scores[epoch] for scores in by_epoch]
         values = values if all(map(math.isfinite, values)) else [math.nan] * len(values)
         mean = fmean(values)
         deviation = None if len(values) < 2 else math.nan if math.isnan(mean) else stdev(values)
@@ -226,7 +220,7 @@ def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _held(folder: Path) -> bool:
+def _is_locked(folder: Path) -> bool:
     """Return whether a process trains in `folder`, like `Run.running` but without writing to the folder."""
     try:
         import fcntl
@@ -252,7 +246,12 @@ def _short(error: Exception, path: Path) -> str:
     return str(error).replace(f"{path} is damaged", path.name).replace(str(path), path.name).rstrip(".")
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{Path(error.filename or '').name}: {error.strerror}"
-    return str(error)
+@contextlib.contextmanager
+def _recorded(damage: list[str]) -> Iterator[None]:
+    """Add the message of an error in the block to `damage`."""
+    try:
+        yield
+    except OSError as error:
+        damage.append(f"{Path(error.filename or '').name}: {error.strerror}")
+    except ValueError as error:
+        damage.append(str(error))

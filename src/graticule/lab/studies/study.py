@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -111,18 +112,17 @@ class Study:
                 f"{list(self.choices)}, {list(self.variants)}, {list(self.seeds)}."
             )
         for argument, groups in (("tests", self.tests), ("interactions", self.interactions)):
-            for name in (name for group in groups for name in group):
+            for name in itertools.chain(*groups):
                 known_name(argument, name, self.choices)
         for choice, variant in self.without:
             known_name("without", choice, self.choices)
             known_name("without", variant, self.variants)
         if any((seconds := self.seconds_of(variant)) is not None and seconds <= 0 for variant in self.variants):
             raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
+        conditions = [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
         for at in (self.endpoint.at, self.endpoint.minus) if self.measure is None else ():
             if at is not None:
-                known_name(
-                    "endpoint", at, [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
-                )
+                known_name("endpoint", at, conditions)
 
     def seconds_of(self, variant: str) -> float | None:
         """Return the estimated wall time of a run of a variant, on one core; None if it is not known."""
@@ -158,11 +158,10 @@ class Study:
 
         base = load_recipe(self.recipe) if isinstance(self.recipe, str) else self.recipe
         if self.endpoint.metric is not None and self.measure is None:
-            known_name(
-                "endpoint", self.endpoint.metric, dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))
-            )
+            metrics = dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))
+            known_name("endpoint", self.endpoint.metric, metrics)
         fields = {entry.name for entry in dataclasses.fields(base)}
-        found: dict[str, Any] = {}
+        recipes: dict[str, Any] = {}
         for name, (choice, variant) in self.cells.items():
             changes = {**self.base, **self.variants[variant], **self.choices[choice]}
             if data_root is not None:
@@ -170,8 +169,8 @@ class Study:
             for key in changes:
                 known_name("choices", key, fields)
             recipe = dataclasses.replace(base, **changes)
-            found[name] = recipe.quick() if quick else recipe
-        return found
+            recipes[name] = recipe.quick() if quick else recipe
+        return recipes
 
 
 def place(mode: str, size: tuple[int, int]) -> str:
@@ -197,10 +196,10 @@ def load_study(file: str | Path) -> Study:
         raise FileNotFoundError(
             f"`study` must be a Python file with a function `study()`, got {str(file)!r}, {problem}."
         )
-    found = call_file(path, "study")
-    if not isinstance(found, Study):
+    study = call_file(path, "study")
+    if not isinstance(study, Study):
         raise ValueError(f"{file} must have a function `study()` that returns a graticule.lab.studies.Study.")
-    return found
+    return study
 
 
 @dataclass(frozen=True)

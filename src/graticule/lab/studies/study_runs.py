@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.results import Results, supported_decimals
@@ -124,9 +126,7 @@ def compare(
 def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: Sequence[int]) -> None:
     """Check that no comparison in `folder` has choices or seeds that are not given now."""
     file = folder / "comparison.json"
-    if not file.is_file():
-        return
-    record = read_json(file)
+    record = read_json(file) if file.is_file() else {}
     if not isinstance(record, dict):
         raise ValueError(f"{file} is damaged: it must be a JSON object.")
     lost = [name for name in record.get("choices", ()) if name not in choices]
@@ -239,25 +239,16 @@ def _add_rows(table: Path, rows: Sequence[StudyRow], folder: Path) -> None:
 def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[StudyRow]:
     """Measure a finished run; returns its rows of the table."""
     run = Run(planned.folder)
-    choice, variant = study.cells[planned.choice]
-    result = run.result()
-    common: dict[str, Any] = {
-        "choice": choice,
-        "variant": variant,
-        "seed": planned.recipe.seed,
-        "parameters": parameters,
-        "seconds": round(result["seconds"], 1),
-        **origin(run),
-    }
-    scores = [(planned.recipe.metric.key, TRAINED, result[f"last_{planned.recipe.metric.key}"])]
-    scores += [*_at_conditions(study, run), *(study.measure(run) if study.measure else ())]
-    return [StudyRow(metric=metric, at=at, value=value, **common) for metric, at, value in scores]
+    cell = (*study.cells[planned.choice], planned.recipe.seed)
+    result, metric = run.result(), planned.recipe.metric.key
+    scores = [(metric, TRAINED, result[f"last_{metric}"]), *_at_conditions(study, run)]
+    scores += study.measure(run) if study.measure else ()
+    about: dict[str, Any] = {"parameters": parameters, "seconds": round(result["seconds"], 1), **origin(run)}
+    return [StudyRow(*cell, *score, **about) for score in scores]
 
 
 def _at_conditions(study: Study, run: Run) -> Iterator[Measured]:
     """Measure the last weights at the sizes or lengths of the study."""
-    import torch
-
     if not study.sizes and not study.lengths:
         return
     data = run.data()

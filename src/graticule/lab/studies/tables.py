@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,15 +24,9 @@ _LARGEST = 64 << 20  # bytes of a CSV file
 
 def markdown(*tables: Sequence[Sequence[str]]) -> str:
     """Write tables in Markdown, with an empty line between them."""
-    return "\n\n".join(
-        "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [table[0], ["---"] * len(table[0]), *table[1:]])
-        for table in tables
-    )
-
-
-def _cell(text: str) -> str:
-    """Escape the character that would end a cell."""
-    return text.replace("|", "\\|")
+    lines = [[table[0], ["---"] * len(table[0]), *table[1:]] for table in tables]
+    cells = [[[text.replace("|", "\\|") for text in row] for row in rows] for rows in lines]
+    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in rows) for rows in cells)
 
 
 def between(text: str, name: str, new: str) -> str:
@@ -55,18 +49,13 @@ def size_text(size: tuple[int, int]) -> str:
     return str(height) if height == width else f"{height}x{width}"
 
 
-def csv_text(records: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
-    """Return records as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
-
-
 def csv_of_records(kind: type[Any], records: Iterable[Any]) -> str:
     """Return instances of a dataclass as CSV, one line each."""
-    return csv_text(map(dataclasses.asdict, records), [field.name for field in dataclasses.fields(kind)])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in dataclasses.fields(kind))
+    writer.writerows(map(dataclasses.astuple, records))
+    return text.getvalue()
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
@@ -81,9 +70,9 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
     names = [field.name for field in dataclasses.fields(kind)]
     if header != names:
         raise ValueError(f"{path} must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}.")
-    found = []
+    records = []
     for number, cells in enumerate(rows, 2):
         if len(cells) != len(names):
             raise ValueError(f"{path} is damaged: line {number} must have {len(names)} cells, got {len(cells)}.")
-        found.append(check_value(kind, dict(zip(names, cells, strict=True)), f"{path} is damaged: line {number}"))
-    return found
+        records.append(check_value(kind, dict(zip(names, cells, strict=True)), f"{path} is damaged: line {number}"))
+    return records

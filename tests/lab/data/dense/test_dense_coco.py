@@ -13,9 +13,9 @@ from graticule.lab.data.sets.coco import coco, coco_train, decoded_mask
 
 def changed(index, **values):
     """Return the annotations with entries of one of them replaced."""
-    found = coco_values()
-    found["annotations"][index] |= values
-    return found
+    file = coco_values()
+    file["annotations"][index] |= values
+    return file
 
 
 def test_objects_come_as_boxes_masks_and_classes_in_the_order_of_their_ids(tmp_path):
@@ -59,8 +59,8 @@ def test_boxes_are_clipped_to_their_image(tmp_path, capsys):
 
 def test_a_file_whose_boxes_all_have_a_negative_width_is_refused(tmp_path):
     values = coco_values()
-    for one in values["annotations"]:
-        one["bbox"] = [30, 20, -20, -10]
+    for annotation in values["annotations"]:
+        annotation["bbox"] = [30, 20, -20, -10]
     write_coco(tmp_path, values)
     for split in ("train", "test"):
         with pytest.raises(ValueError, match=r"must have objects.* got none .* of 4 objects, 4 have no area"):
@@ -106,25 +106,25 @@ def test_polygons_without_numbers_are_refused(wrong):
 
 
 def test_the_fingerprint_changes_with_an_image_and_with_an_annotation(tmp_path):
-    def found():
+    def fingerprint():
         return DenseModule("coco", truth=("boxes",), root=tmp_path, size=(24, 40)).fingerprint()
 
     write_coco(tmp_path)
-    first = found()
-    assert found() == first and first["test"]["examples"] == 3
+    first = fingerprint()
+    assert fingerprint() == first and first["test"]["examples"] == 3
     write_coco(tmp_path, changed(1, bbox=[20, 5, 7, 12]))
-    assert found()["test"]["sha256"] != first["test"]["sha256"]
+    assert fingerprint()["test"]["sha256"] != first["test"]["sha256"]
     picture(1).save(write_coco(tmp_path) / "val2017" / "8.jpg")
-    assert found()["train"] == first["train"] and found()["test"]["sha256"] != first["test"]["sha256"]
+    assert fingerprint()["train"] == first["train"] and fingerprint()["test"]["sha256"] != first["test"]["sha256"]
 
 
 def test_masks_are_those_of_pycocotools(tmp_path):
     write_coco(tmp_path)
-    theirs = COCO(tmp_path / "annotations" / "instances_val2017.json")
+    reference = COCO(tmp_path / "annotations" / "instances_val2017.json")
     images, _ = coco("test", tmp_path)
-    for n, annotation in enumerate(theirs.loadAnns(theirs.getAnnIds([11]))):
+    for n, annotation in enumerate(reference.loadAnns(reference.getAnnIds([11]))):
         ours = coco_mask.encode(np.asfortranarray(images[2][1]["masks"][n].numpy()))
-        assert coco_mask.iou([ours], [theirs.annToRLE(annotation)], [0]).item() == 1
+        assert coco_mask.iou([ours], [reference.annToRLE(annotation)], [0]).item() == 1
 
 
 def test_a_mask_survives_either_kind_of_run_lengths():
@@ -143,7 +143,7 @@ def test_damaged_run_lengths_are_refused_before_they_are_decoded():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (changed(1, image_id=99), "`image_id` must be an `id` of `images`, got 99 in annotation 2"),
         (changed(1, category_id=4), "`category_id` must be an `id` of `categories`, got 4"),
@@ -168,8 +168,8 @@ def test_damaged_run_lengths_are_refused_before_they_are_decoded():
         ([], "must be annotations of COCO's format: it must be a valid dictionary"),
     ],
 )
-def test_an_invalid_file_is_refused_when_it_is_loaded(tmp_path, values, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_file_is_refused_when_it_is_loaded(tmp_path, values, message):
+    with pytest.raises(ValueError, match=message):
         coco("train", write_coco(tmp_path, values))
 
 
@@ -181,26 +181,23 @@ def test_a_missing_image_is_named_with_how_many_are_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (lambda root: (root / "train2017" / "11.jpg").write_bytes(b"<html>"), "cannot identify"),
-        (
-            lambda root: picture(0, 24, 41).save(root / "train2017" / "11.jpg"),
-            "24 x 41 pixels, and 24 x 40",
-        ),
+        (lambda root: picture(0, 24, 41).save(root / "train2017" / "11.jpg"), "24 x 41 pixels, and 24 x 40"),
         (lambda root: write_coco(root, changed(1, segmentation=rle(block([0, 0, 2, 2], 24, 39)))), "has the size"),
         (lambda root: write_coco(root, changed(1, segmentation=[[1, 2, 3]])), "at least 3 points"),
     ],
     ids=["no image", "size", "mask", "polygon"],
 )
-def test_a_broken_image_is_counted_and_replaced_in_training_and_an_error_in_evaluation(tmp_path, fault, said):
+def test_a_broken_image_is_counted_and_replaced_in_training_and_an_error_in_evaluation(tmp_path, fault, message):
     fault(write_coco(tmp_path))
     train, _ = coco("train", tmp_path)
     assert train[2][1]["image_id"] == 5  # the next one
     assert [path.name for path in train.skipped] == ["11.jpg"]
     test, _ = coco("test", tmp_path)
     (tmp_path / "val2017" / "11.jpg").write_bytes((tmp_path / "train2017" / "11.jpg").read_bytes())
-    with pytest.raises(ValueError, match=f"11.jpg cannot be used .*{said}"):
+    with pytest.raises(ValueError, match=f"11.jpg cannot be used .*{message}"):
         test[2]
 
 

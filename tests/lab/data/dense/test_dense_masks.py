@@ -47,7 +47,7 @@ def test_a_folder_of_masks_has_the_classes_that_it_lists(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (lambda path: Image.fromarray(np.full((24, 40), 40, np.uint8)).save(path), "has the value 40"),
         (
@@ -60,13 +60,13 @@ def test_a_folder_of_masks_has_the_classes_that_it_lists(tmp_path):
     ],
     ids=["class", "size", "cut", "empty", "colors"],
 )
-def test_a_broken_mask_is_counted_and_replaced_in_training_and_an_error_in_evaluation(tmp_path, fault, said):
+def test_a_broken_mask_is_counted_and_replaced_in_training_and_an_error_in_evaluation(tmp_path, fault, message):
     root = write_masks(tmp_path, top=10)
     for split in ("train", "val"):
         fault(root / "annotations" / split / "1.png")
     train, _ = camvid("train", root)
     assert train[1][1]["image_id"] == 2 and [path.name for path in train.skipped] == ["1.jpg"]
-    with pytest.raises(ValueError, match=rf"1\.jpg cannot be used.*{'' if 'cannot' in said else said}"):
+    with pytest.raises(ValueError, match=rf"1\.jpg cannot be used.*{'' if 'cannot' in message else message}"):
         camvid("test", root)[0][1]
 
 

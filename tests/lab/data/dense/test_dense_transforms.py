@@ -51,11 +51,11 @@ def assert_truth_of(image, target):
 
 def tight(masks):
     """Return the boxes of masks."""
-    found = []
+    boxes = []
     for mask in masks:
         rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
-        found.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
-    return torch.tensor(found, dtype=torch.float64)
+        boxes.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+    return torch.tensor(boxes, dtype=torch.float64)
 
 
 def test_a_flip_flips_image_boxes_masks_and_classes_alike_and_twice_is_nothing():
@@ -78,10 +78,10 @@ def test_a_crop_applies_to_masks_and_boxes_and_drops_objects_outside_of_it(box):
         n: [max(b[0] - left, 0), max(b[1] - top, 0), min(b[2] - left, width), min(b[3] - top, height)]
         for n, b in enumerate(BOXES)
     }
-    kept = [n for n, b in expected.items() if b[2] > b[0] and b[3] > b[1]]
-    assert changed["labels"].tolist() == kept
-    assert changed["boxes"].tolist() == [expected[n] for n in kept]
-    assert len(changed["area"]) == len(changed["iscrowd"]) == len(changed["masks"]) == len(kept)
+    inside = [n for n, b in expected.items() if b[2] > b[0] and b[3] > b[1]]
+    assert changed["labels"].tolist() == inside
+    assert changed["boxes"].tolist() == [expected[n] for n in inside]
+    assert len(changed["area"]) == len(changed["iscrowd"]) == len(changed["masks"]) == len(inside)
 
 
 @pytest.mark.parametrize("size", [(48, 80), (72, 40), (24, 120)])
@@ -193,21 +193,21 @@ def test_colors_are_distorted_as_in_mmsegmentation_and_channels_keep_their_order
         ((no, no, no, yes, at, yes, at), (1.3 * turned(x)).clamp(0, 1)),
     ]
     for draws, expected in cases:
-        given = iter(draws)
-        monkeypatch.setattr("graticule.lab.data.dense_transforms._uniform", lambda given=given: next(given))
+        numbers = iter(draws)
+        monkeypatch.setattr("graticule.lab.data.dense_transforms._uniform", lambda numbers=numbers: next(numbers))
         torch.testing.assert_close(distorted(image).double(), expected, rtol=0, atol=1e-5)
-        assert next(given, None) is None  # every draw is used
+        assert next(numbers, None) is None  # every draw is used
 
 
 def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
     image, target = painted()
-    small, kept = EvaluationTransform((12, 20))(image, target)
-    assert small.shape == (3, 12, 20) and kept["size"] == (24, 40)
-    assert torch.equal(kept["boxes"], target["boxes"]) and kept["masks"].shape == (4, 24, 40)
+    small, truth = EvaluationTransform((12, 20))(image, target)
+    assert small.shape == (3, 12, 20) and truth["size"] == (24, 40)
+    assert torch.equal(truth["boxes"], target["boxes"]) and truth["masks"].shape == (4, 24, 40)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"sizes": ("1333x800",)}, "`augmentation.sizes` must be SHORTERxLONGER"),
         ({"sizes": ("x",)}, "`augmentation.sizes` must be sides"),
@@ -217,8 +217,8 @@ def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
         ({"log_scale": True}, "`augmentation.log_scale` must be left out without"),
     ],
 )
-def test_an_invalid_augmentation_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_augmentation_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         DenseAugmentation(**options)
 
 

@@ -42,16 +42,16 @@ def test_scenes_come_in_pairs_of_exchanged_halves_whose_classes_are_the_sides():
     for index in (0, 6):
         (image, target), (other, counterpart) = images.example(index), images.example(index + 1)
         assert torch.equal(torch.as_tensor(other), exchanged(torch.as_tensor(image)))
-        ours, theirs = (torch.as_tensor(one["classes"]) for one in (target, counterpart))
-        assert set(ours[:, :48].unique().tolist()) == {0, 1} and set(ours[:, 48:].unique().tolist()) == {0, 2}
-        assert torch.equal(exchanged(theirs) > 0, ours > 0)
-        assert not ours[:, [*range(4), *range(44, 52), *range(92, 96)]].any()  # the margins of the halves
+        classes, other_classes = (torch.as_tensor(entries["classes"]) for entries in (target, counterpart))
+        assert set(classes[:, :48].unique().tolist()) == {0, 1} and set(classes[:, 48:].unique().tolist()) == {0, 2}
+        assert torch.equal(exchanged(other_classes) > 0, classes > 0)
+        assert not classes[:, [*range(4), *range(44, 52), *range(92, 96)]].any()  # the margins of the halves
         for box, label in zip(target["boxes"], target["labels"], strict=True):
             assert (box[2] <= 48) if label == 0 else (box[0] >= 48)
     assert not torch.equal(torch.as_tensor(images.example(2)[0]), torch.as_tensor(images.example(0)[0]))
-    again, held = scenes_sides("train")[0], scenes_sides("test")[0]
+    again, test = scenes_sides("train")[0], scenes_sides("test")[0]
     assert torch.equal(torch.as_tensor(again.example(3)[0]), torch.as_tensor(images.example(3)[0]))
-    assert not torch.equal(torch.as_tensor(held.example(3)[0]), torch.as_tensor(images.example(3)[0]))
+    assert not torch.equal(torch.as_tensor(test.example(3)[0]), torch.as_tensor(images.example(3)[0]))
 
 
 def test_without_position_predictions_for_permuted_patches_are_permuted_predictions(held_out):
@@ -59,8 +59,10 @@ def test_without_position_predictions_for_permuted_patches_are_permuted_predicti
     order = torch.randperm(144, generator=torch.Generator().manual_seed(1))
     patches = torch.nn.functional.unfold(images, 8, stride=8)
     permuted = torch.nn.functional.fold(patches[..., order], 96, 8, stride=8)
-    logits, found = (model.decoder(list(model.features(one).values())).flatten(2) for one in (images, permuted))
-    torch.testing.assert_close(found, logits[..., order], rtol=0, atol=1e-11)
+    logits, permuted_logits = (
+        model.decoder(list(model.features(batch).values())).flatten(2) for batch in (images, permuted)
+    )
+    torch.testing.assert_close(permuted_logits, logits[..., order], rtol=0, atol=1e-11)
 
 
 def test_the_ceiling_without_position_is_half_of_the_pixels_and_five_ninths(held_out):
@@ -72,7 +74,7 @@ def test_the_ceiling_without_position_is_half_of_the_pixels_and_five_ninths(held
     upper = truth.clamp(max=1)  # finds all digits, and calls the upper half of the picture left, the lower one right
     upper[:, 48:] *= 2
     for guess in [*guesses, truth.clamp(max=1), upper]:
-        matrix = sum(confusion(found, right, 3) for found, right in zip(guess, truth, strict=True))
+        matrix = sum(confusion(predicted, right, 3) for predicted, right in zip(guess, truth, strict=True))
         digits = matrix[1:]
         assert 2 * int(digits[:, 1:].diagonal().sum()) <= int(digits.sum())
         counts = torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])

@@ -40,24 +40,14 @@ class FolderImages(EncodedImages):
 
 @register_dataset("image_folder")
 def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
-    """Load `root`/train, or `root`/val (or validation, or test).
-
-    Raises:
-        ValueError, FileNotFoundError: for a folder that is missing or empty, fewer than two classes, a class
-            without images, classes that differ between the splits, a link that leads nowhere or back, or an image that
-            is not a regular file.
-    """
+    """Load `root`/train, or `root`/val (or validation, or test)."""
     names, files = folder_files(root)
     return FolderImages(files[split], skip_broken=split == "train"), DatasetInfo("image_folder", names)
 
 
 @register_dataset("pictures")
 def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
-    """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out.
-
-    Raises:
-        ValueError, FileNotFoundError: for a folder that is missing, or has fewer than two images.
-    """
+    """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out."""
     root = existing(root, "of pictures")
     files = files_below(root, is_image)
     if len(files) < 2:

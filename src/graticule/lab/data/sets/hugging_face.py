@@ -51,11 +51,6 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
 
     The images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set
     runs.
-
-    Raises:
-        ValueError, FileNotFoundError: for a folder that is missing, damaged or of another kind, a split or column that
-            does not exist, labels without a class, or classes that differ between the splits.
-        ImportError: if the library `datasets` is not installed.
     """
     root = existing(root, "of DatasetDict.save_to_disk")
     files_below(root, lambda name: True)  # checks that all files are regular before one is opened

