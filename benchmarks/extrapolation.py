@@ -91,12 +91,14 @@ def recipe(choice: str, seed: int, changes: dict[str, Any]) -> graticule.Recipe:
 def variants(choice: str) -> dict[str, str]:
     """Return the encodings with which a run is tested: name -> spec."""
     plain = CHOICES[choice]["encoding"]
-    found = {"plain": plain}
+    models = {"plain": plain}
     for scaling in SCALED.get(choice, ()):
         inside = plain[:-1] + ", " if plain.endswith(")") else plain + "("
         ramp = ", ramp=(0.25, 1)" if scaling == "yarn" else ""  # a grid of 5 has no frequency of more turns
-        found[scaling] = f"{inside}scaling='{scaling}'{ramp})"
-    return found | {f"{name} + log_n": "log_n" if spec == "none" else f"{spec} + log_n" for name, spec in found.items()}
+        models[scaling] = f"{inside}scaling='{scaling}'{ramp})"
+    return models | {
+        f"{name} + log_n": "log_n" if spec == "none" else f"{spec} + log_n" for name, spec in models.items()
+    }
 
 
 def tested_with(run: Run, encoding: str) -> nn.Module:
@@ -105,7 +107,7 @@ def tested_with(run: Run, encoding: str) -> nn.Module:
     trained = run.model(data, "last")
     kwargs = {"img_size": TRAINED, "num_classes": 10, "in_chans": 1, "depth": 4, "joining": run.recipe().joining}
     model = graticule.create_model("vit_nano_patch4_28", encoding=encoding, **kwargs)
-    here, there = (dict(one.named_parameters()) for one in (trained, model))
+    here, there = (dict(network.named_parameters()) for network in (trained, model))
     if len(here) != len(there):
         raise ValueError(f"`encoding` must have the parameters of the run, got {encoding!r} for {run.folder}.")
     with torch.no_grad():
@@ -172,16 +174,16 @@ def scores_of(records: list[dict[str, str]]) -> tuple[Scores, list[int]]:
     for record in records:
         by_choice[record["choice"]].add(int(record["seed"]))
     seeds = sorted(set.intersection(*by_choice.values()))
-    found: Scores = defaultdict(lambda: defaultdict(list))
+    scores: Scores = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         for r in records:
             if int(r["seed"]) == seed:
                 size = (int(r["height"]), int(r["width"]))
-                found[r["choice"], r["variant"], r["mode"]][size].append(float(r["top1"]))
-    for (choice, variant, mode), by_size in found.items():
+                scores[r["choice"], r["variant"], r["mode"]][size].append(float(r["top1"]))
+    for (choice, variant, mode), by_size in scores.items():
         if variant != "plain":
-            by_size[TRAINED] = found[choice, "plain", mode][TRAINED]
-    return found, seeds
+            by_size[TRAINED] = scores[choice, "plain", mode][TRAINED]
+    return scores, seeds
 
 
 def spread(values: list[float]) -> str:
@@ -194,27 +196,27 @@ def below(adjusted: float | None) -> bool:
     return adjusted is not None and adjusted < LEVEL
 
 
-def in_order(found: Scores) -> list[str]:
+def in_order(scores: Scores) -> list[str]:
     """Return the choices, sorted by their score on the largest canvas, best first."""
-    return sorted({choice for choice, _, _ in found}, key=lambda c: -fmean(found[c, "plain", "canvas"][LARGEST]))
+    return sorted({choice for choice, _, _ in scores}, key=lambda c: -fmean(scores[c, "plain", "canvas"][LARGEST]))
 
 
 def report(docs: Path) -> None:
     """Write the tables and the figures from the stored scores."""
     records = read(docs)
-    found, _ = scores_of(records)
+    scores, _ = scores_of(records)
     print(write_text(docs / "extrapolation.md", page(records)))
-    print(save_figure(picture(found, in_order(found)), docs / "figures" / "extrapolation.png"))
-    print(save_figure(lines(found), docs / "figures" / "extrapolation_lines.png"))
+    print(save_figure(picture(scores, in_order(scores)), docs / "figures" / "extrapolation.png"))
+    print(save_figure(lines(scores), docs / "figures" / "extrapolation_lines.png"))
 
 
 def page(records: list[dict[str, str]]) -> str:
     """Return the page docs/extrapolation.md."""
-    found, seeds = scores_of(records)
-    choices = in_order(found)
+    scores, seeds = scores_of(records)
+    choices = in_order(scores)
     dates = sorted({r["date"] for r in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    best = {mode: max(choices, key=lambda c: fmean(found[c, "plain", mode][SIZES[-1]])) for mode in MODES}
+    best = {mode: max(choices, key=lambda c: fmean(scores[c, "plain", mode][SIZES[-1]])) for mode in MODES}
     text = [
         "# More tokens than in training",
         __doc__.split("\n\n")[2].replace("\n", " "),
@@ -229,7 +231,7 @@ def page(records: list[dict[str, str]]) -> str:
     ]
     rows = [("encoding", "trained", f"canvas {tokens(LARGEST)}", f"zoom {tokens(LARGEST)}")]
     for c in choices:
-        cells = [found[c, "plain", "canvas"][TRAINED], *(found[c, "plain", mode][LARGEST] for mode in MODES)]
+        cells = [scores[c, "plain", "canvas"][TRAINED], *(scores[c, "plain", mode][LARGEST] for mode in MODES)]
         rows.append((f"`{c}`", *map(spread, cells)))
     text.append(markdown(rows))
     about = len(text)
@@ -237,12 +239,12 @@ def page(records: list[dict[str, str]]) -> str:
         "The log N temperature and scaled frequencies were also tested at 4 times as many tokens, against the same "
         "weights without them, by paired t-tests over seeds adjusted by Holm's method."
     )
-    tested = [(c, v) for c, v, mode in found if mode == MODES[0] and v != "plain"]
-    compared = sorted(tested, key=lambda one: choices.index(one[0]))
+    tested = [(c, v) for c, v, mode in scores if mode == MODES[0] and v != "plain"]
+    compared = sorted(tested, key=lambda pair: choices.index(pair[0]))
     cells = []
     for choice, variant in compared:
         for mode in MODES:
-            mine, plain = (found[choice, v, mode][LARGEST] for v in (variant, "plain"))
+            mine, plain = (scores[choice, v, mode][LARGEST] for v in (variant, "plain"))
             test = paired_test(mine, plain)
             cells.append((fmean(mine) - fmean(plain), test and test.p))
     adjusted = holm([p for _, p in cells])
@@ -256,12 +258,12 @@ def page(records: list[dict[str, str]]) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def picture(found: Scores, choices: list[str]) -> Figure:
+def picture(scores: Scores, choices: list[str]) -> Figure:
     """Plot the mean top-1 as a heatmap: one row per encoding, one column per size, on a canvas and zoomed."""
     figure = Figure(figsize=(7.6, 0.27 * len(choices) + 1.3), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for ax, mode in zip(panels, MODES, strict=True):
-        values = [[fmean(found[c, "plain", mode][size]) for size in SIZES] for c in choices]
+        values = [[fmean(scores[c, "plain", mode][size]) for size in SIZES] for c in choices]
         image = ax.imshow(values, vmin=10, vmax=100, cmap="viridis", aspect="auto")
         for row, line in enumerate(values):
             for column, value in enumerate(line):
@@ -278,16 +280,16 @@ def picture(found: Scores, choices: list[str]) -> Figure:
     return figure
 
 
-def lines(found: Scores) -> Figure:
+def lines(results: Scores) -> Figure:
     """Plot the top-1 of some choices against the number of tokens, each line with its name beside its end."""
     figure = Figure(figsize=(8.4, 3.8), layout="constrained")
     shares = [height * width / (TRAINED[0] * TRAINED[1]) for height, width in SIZES]
     for ax, mode in zip(figure.subplots(1, 2, sharey=True), MODES, strict=True):
         decorate(ax)
         ends = {}
-        for index, choice in enumerate(choice for choice in DRAWN if (choice, "plain", mode) in found):
-            scores = [found[choice, "plain", mode][size] for size in SIZES]
-            means, deviations = [fmean(one) for one in scores], [stdev(one) for one in scores]
+        for index, choice in enumerate(choice for choice in DRAWN if (choice, "plain", mode) in results):
+            scores = [results[choice, "plain", mode][size] for size in SIZES]
+            means, deviations = [fmean(values) for values in scores], [stdev(values) for values in scores]
             ax.errorbar(shares, means, deviations, capsize=2, **line_style(index))
             ends[choice] = means[-1]
         order = sorted(ends, key=lambda choice: ends[choice])

@@ -272,7 +272,7 @@ def biases(bench: Bench) -> None:
         x = torch.randn(batch, tokens, dim, device=bench.device, requires_grad=True)
         slopes = 2.0 ** -torch.arange(1, heads + 1, device=bench.device)
         table = -slopes[:, None, None] * grid.offsets(torch.device(bench.device)).to(slopes.dtype).square().sum(-1)
-        given = {
+        arguments = {
             "none": None,
             "factors": squared_distance_factors(grid, -slopes),
             "table": table,
@@ -284,8 +284,8 @@ def biases(bench: Bench) -> None:
                 y = layer(x, LayerPosition(bias=bias))
             y.sum().backward()
 
-        times = bench.turns({key: partial(run, bias) for key, bias in given.items()})
-        for key in list(given)[1:]:
+        times = bench.turns({key: partial(run, bias) for key, bias in arguments.items()})
+        for key in list(arguments)[1:]:
             bench.add(key, times[key], times["none"], tokens=tokens, batch=batch)
 
         dtype = torch.float32 if bench.quick else torch.bfloat16  # on a CPU flex_attention has no backward pass
@@ -415,26 +415,27 @@ def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
 LEFT_OUT = ("tera_operations_per_second", "kernels_ms", "timm_kernels_ms", "kernels_ms_of_default", "tokens_per_second")
 
 
-def page(found: dict[str, Any]) -> str:
+def page(record: dict[str, Any]) -> str:
     """Return the page of the results in Markdown."""
     from graticule.lab.studies.tables import markdown
 
-    said = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     lines = [
         "# On a GPU",
         "",
-        f"`{found['command']}`, {found['device']}, {found['date']}; {said}; batch {found['batch']} unless another is "
-        f"given, {found['dtype']}. A ratio is the median over rounds in turns, with its quartiles; times are medians.",
+        f"`{record['command']}`, {record['device']}, {record['date']}; {versions}; batch {record['batch']} unless "
+        f"another is given, {record['dtype']}. A ratio is the median over rounds in turns, with its quartiles; times "
+        "are medians.",
     ]
     for title, goal in GOALS.items():
-        records = [one for part, rows in found["parts"].items() for one in rows if part.partition(":")[0] == title]
+        records = [row for part, rows in record["parts"].items() for row in rows if part.partition(":")[0] == title]
         if not records:
             continue
-        columns = [key for key in dict.fromkeys(key for one in records for key in one) if key not in LEFT_OUT]
-        rows = [tuple(show(one[key]) if key in one else "" for key in columns) for one in records]
+        columns = [key for key in dict.fromkeys(key for row in records for key in row) if key not in LEFT_OUT]
+        rows = [tuple(show(row[key]) if key in row else "" for key in columns) for row in records]
         named = tuple(key.replace("_", " ") for key in columns)
         lines += ["", f"## {title.capitalize()}", "", goal, "", markdown([named, *rows])]
-    lines += ["", *(f"Not run: {name}, {why}." for name, why in found["not_run"].items())]
+    lines += ["", *(f"Not run: {name}, {why}." for name, why in record["not_run"].items())]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -461,7 +462,7 @@ def main() -> None:
     earlier = read_json(data / "gpu.json") if (data / "gpu.json").exists() else {}
     if earlier and earlier["device"] != device:
         sys.exit(f"gpu.py: error: {data / 'gpu.json'} is of another device, {earlier['device']}; move it away.")
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/gpu.py", *["--quick"] * options.quick]),
         "device": device,
         "date": date.today().isoformat(),
@@ -472,30 +473,30 @@ def main() -> None:
         "not_run": dict(earlier.get("not_run", {})),
     }
     for name, measure in parts(options.quick):
-        measured = name in found["parts"] and name not in found["not_run"]
+        measured = name in record["parts"] and name not in record["not_run"]
         if measured or (options.parts and not name.startswith(tuple(options.parts))):
             continue
         start, bench.records = time.monotonic(), []
         if start > bench.until:
-            found["not_run"].setdefault(name, "no time left")
+            record["not_run"].setdefault(name, "no time left")
             continue
-        found["not_run"].pop(name, None)
+        record["not_run"].pop(name, None)
         print(name, flush=True)
         try:
             measure(bench)
         except Exception as error:  # such as for want of memory: the other parts run on
             text = str(error).strip().partition("\n")[0][:200].rstrip(".")
-            found["not_run"][name] = f"{type(error).__name__}: {text}"
-            print(f"  not run to its end: {found['not_run'][name]}", flush=True)
+            record["not_run"][name] = f"{type(error).__name__}: {text}"
+            print(f"  not run to its end: {record['not_run'][name]}", flush=True)
         if time.monotonic() > bench.until:
-            found["not_run"].setdefault(name, "no time left for all of it")
+            record["not_run"].setdefault(name, "no time left for all of it")
         if bench.records:
-            found["parts"][name] = bench.records
+            record["parts"][name] = bench.records
         print(f"  {time.monotonic() - start:.0f} s", flush=True)
-        write_json(data / "gpu.json", found)
-        write_text(pages / "gpu.md", page(found))
-    print(write_json(data / "gpu.json", found))
-    print(write_text(pages / "gpu.md", page(found)))
+        write_json(data / "gpu.json", record)
+        write_text(pages / "gpu.md", page(record))
+    print(write_json(data / "gpu.json", record))
+    print(write_text(pages / "gpu.md", page(record)))
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ class TorchModel(nn.Module):
         self.norm.load_state_dict(ours.norm.state_dict())
         names = {"norm1": "norm1", "norm2": "norm2", "self_attn.out_proj": "attn.proj"}
         names |= {"linear1": "mlp.fc1", "linear2": "mlp.fc2"}
-        for theirs, block in zip(self.encoder.layers, ours.blocks, strict=True):
-            for name, own in names.items():
-                theirs.get_submodule(name).load_state_dict(block.get_submodule(own).state_dict())
-            theirs.self_attn.in_proj_weight.data.copy_(block.attn.qkv.weight)
-            theirs.self_attn.in_proj_bias.data.copy_(block.attn.qkv.bias)
+        for torch_layer, block in zip(self.encoder.layers, ours.blocks, strict=True):
+            for name, module in names.items():
+                torch_layer.get_submodule(name).load_state_dict(block.get_submodule(module).state_dict())
+            torch_layer.self_attn.in_proj_weight.data.copy_(block.attn.qkv.weight)
+            torch_layer.self_attn.in_proj_bias.data.copy_(block.attn.qkv.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits (B, N, W) of tokens (B, N)."""
@@ -140,9 +140,9 @@ def generation(options: argparse.Namespace) -> None:
                 continue
             rounds = range(options.generation_rounds if use_cache else 1)
             seconds_a_token(model, batch, min(count, 16), options, use_cache=use_cache)  # warm up
-            each = [seconds_a_token(model, batch, count, options, use_cache=use_cache) for _ in rounds]
+            seconds = [seconds_a_token(model, batch, count, options, use_cache=use_cache) for _ in rounds]
             around = [
-                statistics.median(t for times in each for t in times[max(mark - mark // 8 - 1, 1) : mark])
+                statistics.median(t for times in seconds for t in times[max(mark - mark // 8 - 1, 1) : mark])
                 for mark in marks
             ]
             row = "".join(f"{1e3 * t:8.2f} ({t / around[0]:4.2f})" for t in around)

@@ -61,9 +61,9 @@ class Turns(L.Callback):
         began = self.now()
         for _ in range(self.steps):
             self.bare()
-        theirs = self.now() - began
+        seconds = self.now() - began
         if trainer.global_step > 2 * self.steps and self.epoch == trainer.current_epoch:  # after two rounds of warm-up
-            self.times.append((ours, theirs))
+            self.times.append((ours, seconds))
         if len(self.times) == self.rounds:
             raise Enough
         self.start, self.epoch = self.now(), trainer.current_epoch
@@ -93,8 +93,8 @@ def measure(recipe: Recipe, steps: int, rounds: int) -> list[tuple[float, float]
     task = Classification(recipe)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
-        for each in (run.checkpoints, run.events):
-            each.mkdir(parents=True)
+        for written in (run.checkpoints, run.events):
+            written.mkdir(parents=True)
         saver = Checkpoints(run.checkpoints, 1, None, recipe.metric)
         callbacks: list[L.Callback] = [History(run), Progress(recipe.metric), saver]
         trainer = build_trainer(task, run, callbacks)

@@ -132,8 +132,8 @@ def joinings(name: str, other: dict[str, Callable[..., nn.Module]], **rest: Any)
         "folded": partial(folded, name, joining="lape", **arguments),
     }
     ours = "ours" if "ours" in other else "default"
-    theirs = next(key for key in other if key != "ours")
-    return Case(models | other, ((ours, theirs), *JOININGS), **rest)
+    other_key = next(key for key in other if key != "ours")
+    return Case(models | other, ((ours, other_key), *JOININGS), **rest)
 
 
 DEIT, SWIN, GMLP = "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "gmlp_s16_224"

@@ -196,24 +196,24 @@ def insid3(model: Any, size: tuple[int, int], channels: int) -> Debiased:
     with torch.no_grad():
         features = F.normalize(model.forward_features(black)[0, 1:], dim=-1)
     directions = torch.linalg.svd(features - features.mean(0), full_matrices=False)[2].T
-    kept = directions[:, : round(INSID3 * channels)]
-    return Debiased(model, (14, 14), {"features": Eraser(torch.zeros(channels), kept, kept)}, "INSID3").eval()
+    basis = directions[:, : round(INSID3 * channels)]
+    return Debiased(model, (14, 14), {"features": Eraser(torch.zeros(channels), basis, basis)}, "INSID3").eval()
 
 
 def debias(options: argparse.Namespace) -> dict[str, Any]:
     """Remove position by every method, and by INSID3, with certificates on the same held-out pictures."""
-    model, found = build(options), {}
+    model, results = build(options), {}
     for name, size in SIZES.items():
         images, labels = load(options, name)
-        held = slice(2, None, 3)
+        held_out = slice(2, None, 3)
         for method in METHODS:
             certificate = graticule.debias(model, images, method, labels=labels).certificate
-            found[f"{name}, {method}"] = json.loads(certificate.to_json())
-        theirs = certify(
-            insid3(model, size, model.num_features), images[held], None if labels is None else labels[held]
+            results[f"{name}, {method}"] = json.loads(certificate.to_json())
+        reference = certify(
+            insid3(model, size, model.num_features), images[held_out], None if labels is None else labels[held_out]
         )
-        found[f"{name}, INSID3"] = json.loads(theirs.to_json())
-    return found
+        results[f"{name}, INSID3"] = json.loads(reference.to_json())
+    return results
 
 
 def cifar(options: argparse.Namespace, train: bool, count: int, side: int) -> tuple[Tensor, Tensor]:
@@ -254,7 +254,7 @@ def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) 
     """Return the accuracies in percent of weighted neighbors and of a ridge classifier."""
     logits = ridge(gallery, F.one_hot(labels, 10))(queries)
     votes = nearest(gallery, labels, queries)
-    return tuple(100 * float((one.argmax(1) == truth).double().mean()) for one in (votes, logits))
+    return tuple(100 * float((logits_of.argmax(1) == truth).double().mean()) for logits_of in (votes, logits))
 
 
 @torch.no_grad()
@@ -302,12 +302,12 @@ class Judge:
     def _judge(self, seen: Tensor, model: Any) -> tuple[Tensor, Tensor]:
         """Return which pictures are classified rightly by neighbors and ridge, and confusions per street scene."""
         votes = nearest(self.gallery, self.labels, seen[:, 0])
-        right = torch.stack([one.argmax(1) == self.truth for one in (votes, self.classify(seen[:, 0]))]).double()
+        right = torch.stack([logit.argmax(1) == self.truth for logit in (votes, self.classify(seen[:, 0]))]).double()
         logits = self.segment(self.tokens(model, self.roads)[:, 1:]).mT.unflatten(2, [side // 14 for side in STREET])
         confusions = []
-        for one, mask in zip(logits, self.masks, strict=True):
-            found = F.interpolate(one[None], mask.shape, mode="bilinear").argmax(1)[0]
-            pairs = (11 * mask + found)[mask < 11]
+        for logit, mask in zip(logits, self.masks, strict=True):
+            prediction = F.interpolate(logit[None], mask.shape, mode="bilinear").argmax(1)[0]
+            pairs = (11 * mask + prediction)[mask < 11]
             confusions.append(pairs.bincount(minlength=121)[:121].reshape(11, 11))
         return right, torch.stack(confusions).double()
 
@@ -321,40 +321,40 @@ class Judge:
         else:
             seen = self.tokens(model, self.queries)
             right, confusion = self._judge(seen, model)
-        found: dict[str, Any] = {"cosine": float(F.cosine_similarity(seen, self.expected, dim=-1).mean())}
-        for name, own, theirs in zip(("neighbors", "ridge"), right, self.right, strict=True):
-            gap = own - theirs
-            found[name] = [100 * float(one) for one in (own.mean(), gap.mean(), gap.std() / len(gap) ** 0.5)]
+        record: dict[str, Any] = {"cosine": float(F.cosine_similarity(seen, self.expected, dim=-1).mean())}
+        for name, scores, expected in zip(("neighbors", "ridge"), right, self.right, strict=True):
+            gap = scores - expected
+            record[name] = [100 * float(number) for number in (scores.mean(), gap.mean(), gap.std() / len(gap) ** 0.5)]
         draws = torch.randint(len(confusion), (200, len(confusion)), generator=torch.Generator().manual_seed(0))
         gaps = torch.tensor([miou(confusion[index]) - miou(self.confusion[index]) for index in draws])
-        own = miou(confusion)
-        found["miou"] = [own, own - miou(self.confusion), float(gaps.std())]
-        return found
+        scores = miou(confusion)
+        record["miou"] = [scores, scores - miou(self.confusion), float(gaps.std())]
+        return record
 
 
 def miou(confusion: Tensor) -> float:
     """Return the mean IoU in percent over the classes that occur, from confusions (n, classes, classes)."""
-    whole = confusion.sum(0)
-    union = whole.sum(0) + whole.sum(1) - whole.diagonal()
-    return 100 * float((whole.diagonal() / union)[whole.sum(1) > 0].mean())
+    totals = confusion.sum(0)
+    union = totals.sum(0) + totals.sum(1) - totals.diagonal()
+    return 100 * float((totals.diagonal() / union)[totals.sum(1) > 0].mean())
 
 
 def replace(options: argparse.Namespace) -> dict[str, Any]:
     """Replace the table without training; the original's gallery and classifiers judge the features."""
     judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
-    found = {"original": {**judge(), "kept": "-"}}
+    results = {"original": {**judge(), "kept": "-"}}
     for encoding, joining in options.scale.positions:
         model = graticule.resize(graticule.convert(build(options)), 112)
         changed = graticule.surgery.change_position(model, encoding, joining, images=images)
         name = encoding if joining == "default" else f"{encoding}, {joining}"
-        found[name] = {**judge(model), "kept": changed.certificate.summary()}
-        print(name, found[name], flush=True)
-    return found
+        results[name] = {**judge(model), "kept": changed.certificate.summary()}
+        print(name, results[name], flush=True)
+    return results
 
 
 def resample(options: argparse.Namespace) -> dict[str, Any]:
     """Compare resamplers of the table by the accuracy of neighbors and ridge, with galleries of the same size."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for side in (112, 168):
         (images, labels), (queries, truth) = (
             cifar(options, train, options.scale.resampled, side) for train in (True, False)
@@ -362,8 +362,8 @@ def resample(options: argparse.Namespace) -> dict[str, Any]:
         for resampler in RESAMPLERS:
             model = graticule.resize(graticule.convert(build(options)), side, resampler)
             scores = accuracies(tokens(model, images), labels, tokens(model, queries), truth)
-            found.setdefault(resampler, {})[str(side)] = scores
-    return found
+            results.setdefault(resampler, {})[str(side)] = scores
+    return results
 
 
 @torch.no_grad()
@@ -373,7 +373,7 @@ def sizes(options: argparse.Namespace) -> dict[str, Any]:
     Features on another grid are resampled to the first one. Patches of 16 pixels see the same part of a larger picture.
     """
     files = spread(sorted(Path(options.coco).rglob("*.jpg")), options.scale.sizes)
-    encoder, found = graticule.convert(build(options)), {}
+    encoder, results = graticule.convert(build(options)), {}
     for side, before, others in (
         (224, 14, [(256, 16), (448, 14)]),
         (518, 14, [(592, 16), (700, 14), (224, 14), (112, 14)]),
@@ -381,16 +381,17 @@ def sizes(options: argparse.Namespace) -> dict[str, Any]:
         first = graticule.resize(copy.deepcopy(encoder), side)
         expected = features_of(first, files, side)
         for other, patch in others:
-            given = {"patch_size": patch} if patch != before else {}
-            changed = graticule.resize(copy.deepcopy(encoder), other, **given)
+            options_of_size = {"patch_size": patch} if patch != before else {}
+            changed = graticule.resize(copy.deepcopy(encoder), other, **options_of_size)
             got = features_of(changed, files, other)
             tokens = resampled(got, changed.grid, first.grid)
             cosine = F.cosine_similarity(tokens, expected, dim=-1)
-            each = {"class": cosine[:, 0], "patches": cosine[:, 1:].mean(1)}
-            found[f"{side} / {before} -> {other} / {patch}"] = {
-                name: [float(one.mean()), float(one.std() / len(one) ** 0.5)] for name, one in each.items()
+            cosines = {"class": cosine[:, 0], "patches": cosine[:, 1:].mean(1)}
+            results[f"{side} / {before} -> {other} / {patch}"] = {
+                name: [float(values.mean()), float(values.std() / len(values) ** 0.5)]
+                for name, values in cosines.items()
             }
-    return found
+    return results
 
 
 def features_of(model: Any, files: list[Path], side: int) -> Tensor:
@@ -442,11 +443,11 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             if epoch <= options.epochs
         }
         scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in checkpoints.items()}
-        one = {"scores": scores, "seconds": run.result()["seconds"], "precision": options.precision}
-        print(name, options.seed, one, flush=True)
+        record = {"scores": scores, "seconds": run.result()["seconds"], "precision": options.precision}
+        print(name, options.seed, record, flush=True)
         data = read(options.docs)  # other seeds may run beside this one
-        found = data.setdefault("adapt", {"original": judge()})
-        found.setdefault(f"{name}, {steps * options.epochs} steps", {})[str(options.seed)] = one
+        records = data.setdefault("adapt", {"original": judge()})
+        records.setdefault(f"{name}, {steps * options.epochs} steps", {})[str(options.seed)] = record
         write_json(data_file(options.docs), data)
     return data["adapt"]
 
@@ -461,49 +462,49 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def span(one: dict[str, float], scale: float = 100, decimals: int = 1) -> str:
+def span(interval: dict[str, float], scale: float = 100, decimals: int = 1) -> str:
     """Return a value with its interval."""
-    value, low, high = (scale * one[name] for name in ("value", "low", "high"))
+    value, low, high = (scale * interval[name] for name in ("value", "low", "high"))
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
-def gap(one: list[float]) -> str:
+def gap(values: list[float]) -> str:
     """Return a score, and its difference from the original's with its standard error."""
-    value, difference, error = one
+    value, difference, error = values
     return (
         f"{value:.1f} ({difference:+.1f}{'' if error is None else f' ± {error:.1f}'})" if difference else f"{value:.1f}"
     )
 
 
-def share_figure(found: dict[str, Any]) -> Figure:
+def share_figure(shares: dict[str, Any]) -> Figure:
     """Draw the share of position by layer, for both sets of pictures."""
     figure, ax = new_axes("layer", "share of the variance of the tokens (%)", figsize=(7.2, 4.0))
     index = 0
     for name, label in (("coco", "COCO"), ("camvid", "CamVid")):
-        layers = np.arange(len(found[name]["layers"]))
+        layers = np.arange(len(shares[name]["layers"]))
         for part, what in (("total", "position"), ("linear", "linear in row and column")):
-            one = {key: 100 * np.array(value) for key, value in found[name][part].items()}
+            values = {key: 100 * np.array(value) for key, value in shares[name][part].items()}
             style = {**line_style(index), "linewidth": 1.5, "markersize": 4.5}
-            margin = one["high"] - one["value"]
-            ax.errorbar(layers, one["value"], margin, label=f"{label}: {what}", capsize=2.5, **style)
+            margin = values["high"] - values["value"]
+            ax.errorbar(layers, values["value"], margin, label=f"{label}: {what}", capsize=2.5, **style)
             index += 1
-    ax.set_xticks(layers, found["coco"]["layers"])
+    ax.set_xticks(layers, shares["coco"]["layers"])
     ax.axhline(0, color="#555555", linewidth=1)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, handlelength=2.8)
     return figure
 
 
-def tradeoff_figure(found: dict[str, Any]) -> Figure:
+def tradeoff_figure(results: dict[str, Any]) -> Figure:
     """Draw what is left of position against what is left of matches, one panel per set of pictures."""
     figure = Figure(figsize=(8.4, 3.8), layout="constrained")
     for ax, name, label in zip(figure.subplots(1, 2), ("coco", "camvid"), ("COCO", "CamVid"), strict=True):
-        methods = {key.split(", ")[1]: one for key, one in found.items() if key.startswith(name)}
+        methods = {key.split(", ")[1]: record for key, record in results.items() if key.startswith(name)}
         first = next(iter(methods.values()))
         points = {"as it is": (first["place"][0], first["match"][0])}
-        points |= {method: (one["place"][1], one["match"][1]) for method, one in methods.items()}
+        points |= {method: (record["place"][1], record["match"][1]) for method, record in methods.items()}
         for index, (method, (place, match)) in enumerate(points.items()):
             style = {**line_style(index), "linestyle": "", "markersize": 6}
-            errors = [[one["value"] - one["low"]] for one in (place, match)]
+            errors = [[record["value"] - record["low"]] for record in (place, match)]
             ax.errorbar(
                 place["value"], 100 * match["value"], 100 * errors[1][0], errors[0][0], capsize=2, label=method, **style
             )
@@ -515,22 +516,26 @@ def tradeoff_figure(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def adapt_figure(found: dict[str, Any]) -> Figure:
+def adapt_figure(records: dict[str, Any]) -> Figure:
     """Draw how far the original's classifiers fall, against the steps of adaptation, with standard errors."""
-    names = [name for name in found if name != "original"]
+    names = [name for name in records if name != "original"]
     known = {
-        key for name in names for one in found[name].values() for scores in one["scores"].values() for key in scores
+        key
+        for name in names
+        for record in records[name].values()
+        for scores in record["scores"].values()
+        for key in scores
     }
     panels = [(key, label) for key, label in (("ridge", "CIFAR-10 accuracy"), ("miou", "CamVid mIoU")) if key in known]
     figure = Figure(figsize=(1.2 + 3.6 * len(panels), 3.8), layout="constrained")
     for ax, (key, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for index, name in enumerate(names):
             style = {**line_style(index), "linewidth": 1.5, "markersize": 5}
-            for seed, one in found[name].items():
-                gaps = [(int(step), *scores[key][1:]) for step, scores in one["scores"].items() if key in scores]
+            for seed, record in records[name].items():
+                gaps = [(int(step), *scores[key][1:]) for step, scores in record["scores"].items() if key in scores]
                 steps, values, errors = zip(*gaps, strict=True)
                 errors = None if None in errors else errors
-                encoding = name.rpartition(", ")[0] if seed == min(found[name]) else None
+                encoding = name.rpartition(", ")[0] if seed == min(records[name]) else None
                 ax.errorbar(steps, values, errors, capsize=2, label=encoding, **style)
         ax.axhline(0, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
         ax.set(title=label, xlabel="steps of adaptation", ylabel="points above the original")
@@ -548,45 +553,45 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         rows.append((first[index], *(span({key: part[key][index] for key in part}) for part in parts)))
     yield "share", markdown(rows)
     for name in SIZES:
-        chosen = {key.split(", ")[1]: found for key, found in data["debias"].items() if key.startswith(name)}
+        chosen = {key.split(", ")[1]: results for key, results in data["debias"].items() if key.startswith(name)}
         first = next(iter(chosen.values()))
         labels = ["labels by neighbors (%)"] if first["labels"] else []
         rows = [("method", "components", "position (%)", "place (R²)", "true matches (%)", "content kept (%)", *labels)]
-        for method, found in (("as it is", first), *chosen.items()):
+        for method, results in (("as it is", first), *chosen.items()):
             after = int(method != "as it is")
-            cells = [span(found["share"][after]), span(found["place"][after], 1, 2), span(found["match"][after])]
+            cells = [span(results["share"][after]), span(results["place"][after], 1, 2), span(results["match"][after])]
             tables_keep_it = method in ("mean", "rows_columns")  # by construction, whatever is subtracted
-            cells.append("-" if tables_keep_it else span(found["content"]) if after else "100")
-            cells += [span(found["labels"][after])] if labels else []
-            rows.append((method, str(found["components"]) if after else "-", *cells))
+            cells.append("-" if tables_keep_it else span(results["content"]) if after else "100")
+            cells += [span(results["labels"][after])] if labels else []
+            rows.append((method, str(results["components"]) if after else "-", *cells))
         yield f"debias_{name}", markdown(rows)
     rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "certificate")]
-    for name, found in data["replace"].items():
-        cells = [gap(found[key]) for key in ("neighbors", "ridge", "miou")]
-        rows.append((f"`{name}`", *cells, f"{found['cosine']:.3f}", found["kept"]))
+    for name, results in data["replace"].items():
+        cells = [gap(results[key]) for key in ("neighbors", "ridge", "miou")]
+        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", results["kept"]))
     yield "replace", markdown(rows)
     sides = list(next(iter(data["resample"].values())))
     rows = [("resampler", *(f"{what} at {side} (%)" for side in sides for what in ("neighbors", "ridge")))]
-    for name, found in data["resample"].items():
-        rows.append((f"`{name}`", *(f"{one:.1f}" for side in sides for one in found[side])))
+    for name, results in data["resample"].items():
+        rows.append((f"`{name}`", *(f"{record:.1f}" for side in sides for record in results[side])))
     yield "resample", markdown(rows)
     rows = [("from", "to", "class token", "patches")]
-    for name, found in data.get("sizes", {}).items():
-        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (found["class"], found["patches"])]
+    for name, results in data.get("sizes", {}).items():
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (results["class"], results["patches"])]
         rows.append((*name.split(" -> "), *cells))
     yield "sizes", markdown(rows)
     rows = [("position", "steps", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "seconds")]
     for name, runs in data.get("adapt", {}).items():
-        for one in runs.values() if name != "original" else ():
-            for step, scores in list(one["scores"].items())[-2:]:
+        for record in runs.values() if name != "original" else ():
+            for step, scores in list(record["scores"].items())[-2:]:
                 cells = [gap(scores[key]) if key in scores else "-" for key in ("neighbors", "ridge", "miou")]
-                last = f"{one['seconds']:.0f}" if step == max(one["scores"], key=int) else ""
+                last = f"{record['seconds']:.0f}" if step == max(record["scores"], key=int) else ""
                 rows.append((f"`{name}`", step, *cells, last))
     yield "adapt", markdown(rows)
     runs = {name: list(data["runs"][name].values()) for name in PARTS if name in data["runs"]}
-    said = "; ".join(f"{name}: {values[0]} pictures, {values[1]} s, {values[2]}" for name, values in runs.items())
+    text = "; ".join(f"{name}: {values[0]} pictures, {values[1]} s, {values[2]}" for name, values in runs.items())
     machine = ", ".join(map(str, next(iter(runs.values()))[3:]))
-    yield "runs", f"{said}; {machine}."
+    yield "runs", f"{text}; {machine}."
 
 
 def report(docs: Path) -> None:
@@ -650,9 +655,9 @@ def measure(options: argparse.Namespace) -> None:
     scale = options.scale
     for name in options.parts:
         start = time.perf_counter()
-        found = PARTS[name](options)
+        results = PARTS[name](options)
         data = read(options.docs)
-        data[name] = found
+        data[name] = results
         count = (
             options.count
             if name in ("share", "debias")

@@ -68,14 +68,14 @@ class Asked:
         >>> Asked("", "", "", "", "depth", "6 layers", "LaPE @ zoom 40 - LaPE [24 layers]", 1, "").terms()
         [(1.0, 'LaPE', '6 layers', 'zoom 40'), (-1.0, 'LaPE', '24 layers', 'trained')]
         """
-        found = []
+        parsed = []
         for sign, term in re.findall(r"(?:^| ([+-]) )(.+?)(?= [+-] |$)", self.contrast):
             choice, _, at = term.partition(" @ ")
             variant = re.search(r" \[(.+)\]$", choice)
             name = choice if variant is None else choice[: variant.start()]
-            given = self.variant if variant is None else variant[1]
-            found.append((-1.0 if sign == "-" else 1.0, name, given, at or TRAINED))
-        return found
+            chosen = self.variant if variant is None else variant[1]
+            parsed.append((-1.0 if sign == "-" else 1.0, name, chosen, at or TRAINED))
+        return parsed
 
     @property
     def fixed(self) -> bool:
@@ -111,12 +111,17 @@ def study_of(name: str) -> Study | None:
 def answers(asked: Sequence[Asked], folder: Path, family_of: Callable[[Asked], str]) -> list[Contrast]:
     """Return the contrast of every row, tested in the families that `family_of` names."""
     scores = cache(lambda name: read_scores(name, folder))
-    found: dict[Asked, Contrast] = {}
+    contrasts: dict[Asked, Contrast] = {}
     for name in dict.fromkeys(map(family_of, asked)):
-        rows = [one for one in asked if family_of(one) == name]
-        tested = family([(one.label, differences(one.terms(), scores(one.data)), one.margin) for one in rows])
-        found |= dict(zip(rows, tested, strict=True))
-    return [found[one] for one in asked]
+        rows = [question for question in asked if family_of(question) == name]
+        tested = family(
+            [
+                (question.label, differences(question.terms(), scores(question.data)), question.margin)
+                for question in rows
+            ]
+        )
+        contrasts |= dict(zip(rows, tested, strict=True))
+    return [contrasts[question] for question in asked]
 
 
 def answer_of(contrast: Contrast) -> str:
@@ -124,45 +129,47 @@ def answer_of(contrast: Contrast) -> str:
     return contrast.answer.replace("smaller", "opposite")
 
 
-def decimals_of(one: Asked) -> int:
+def decimals_of(question: Asked) -> int:
     """Return the decimals of a row."""
-    return 3 if one.margin < 1 else 2
+    return 3 if question.margin < 1 else 2
 
 
-def claims_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, str]:
+def claims_page(asked: Sequence[Asked], contrasts: Sequence[Contrast]) -> dict[str, str]:
     """Return the generated parts of docs/claims.md by their names."""
     parts = {}
-    for paper, group in groupby(zip(asked, found, strict=True), lambda pair: pair[0].paper):
+    for paper, group in groupby(zip(asked, contrasts, strict=True), lambda pair: pair[0].paper):
         rows: list[tuple[str, ...]] = [("question", "row", *COLUMNS, "control", "data")]
         pools: list[str] = []
-        for question, given in groupby(group, lambda pair: pair[0].question):
-            pairs, shown = list(given), question
-            for one, contrast in pairs:
-                mark = "" if one.fixed else f" {LATER}"
-                cells = contrast.cells(decimals_of(one))[:-1]
+        for question, pairs_of_question in groupby(group, lambda pair: pair[0].question):
+            pairs, title = list(pairs_of_question), question
+            for asked_row, contrast in pairs:
+                mark = "" if asked_row.fixed else f" {LATER}"
+                cells = contrast.cells(decimals_of(asked_row))[:-1]
                 rows.append(
                     (
-                        f"{shown} ({one.where})" * bool(shown),
-                        one.label + mark,
+                        f"{title} ({asked_row.where})" * bool(title),
+                        asked_row.label + mark,
                         *cells,
                         answer_of(contrast),
-                        one.control,
-                        one.link,
+                        asked_row.control,
+                        asked_row.link,
                     )
                 )
-                shown = ""
+                title = ""
             same = [
-                contrast for one, contrast in pairs if one.margin == pairs[0][0].margin and len(contrast.values) > 1
+                contrast
+                for asked_row, contrast in pairs
+                if asked_row.margin == pairs[0][0].margin and len(contrast.values) > 1
             ]
-            if len({one.data for one, _ in pairs}) > 1 and len(same) > 2:
+            if len({asked_row.data for asked_row, _ in pairs}) > 1 and len(same) > 2:
                 mean, low, high = pooled(same)
                 pools.append(f"- {question} {mean:+.2f} ({low:+.2f} to {high:+.2f}), {len(same)} rows")
         parts[paper] = markdown(rows) + (
             "\n\nPooled over rows by a random-effects model:\n\n" + "\n".join(pools)
         ) * bool(pools)
-    counts = Counter(re.split("[:,(]", answer_of(one))[0].strip() for one in found)
+    counts = Counter(re.split("[:,(]", answer_of(asked_row))[0].strip() for asked_row in contrasts)
     parts["counts"] = (
-        f"{len(found)} rows: " + "; ".join(f"{number} {answer}" for answer, number in counts.most_common()) + "."
+        f"{len(contrasts)} rows: " + "; ".join(f"{number} {answer}" for answer, number in counts.most_common()) + "."
     )
     return parts
 
@@ -180,9 +187,9 @@ class LeftOut:
 
 def left_out_table() -> str:
     """Return the table of what was not run, with its cost."""
-    given = read_records(HERE / "left_out.csv", LeftOut)
-    rows = [(one.paper, one.where, one.what, str(one.runs), f"{one.hours:.1f}") for one in given]
-    total = sum(one.hours for one in given)
+    records = read_records(HERE / "left_out.csv", LeftOut)
+    rows = [(record.paper, record.where, record.what, str(record.runs), f"{record.hours:.1f}") for record in records]
+    total = sum(record.hours for record in records)
     return markdown([("paper", "table", "not run", "runs", "hours"), *rows, ("all", "", "", "", f"{total:.0f}")])
 
 
@@ -190,11 +197,11 @@ def left_out_table() -> str:
 CLASSIFY = ("same size", "zoomed", "canvas")
 
 
-def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, str]:
+def which_page(asked: Sequence[Asked], contrasts: Sequence[Contrast]) -> dict[str, str]:
     """Return the tables of docs/which.md by task, the largest difference first."""
     parts = {}
     cells: dict[str, dict[str, str]] = {}
-    for task, group in groupby(zip(asked, found, strict=True), lambda pair: pair[0].question):
+    for task, group in groupby(zip(asked, contrasts, strict=True), lambda pair: pair[0].question):
         ranked = sorted(group, key=lambda pair: -fmean(pair[1].values))
         if task in CLASSIFY:
             for row, contrast in ranked:
@@ -212,8 +219,8 @@ def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, s
 
 #: The families of tests: file of rows -> the name of the family of a row.
 FAMILIES: dict[str, Callable[[Asked], str]] = {
-    "questions": lambda one: one.paper + one.question,
-    "which": lambda one: one.question,
+    "questions": lambda row: row.paper + row.question,
+    "which": lambda row: row.question,
 }
 
 
@@ -228,14 +235,14 @@ def page_texts(docs: Path) -> dict[Path, str]:
     parts = {f"claims {name}": part for name, part in claims_page(*read_rows("questions", docs)).items()}
     parts |= {f"which {name}": part for name, part in which_page(*read_rows("which", docs)).items()}
     parts["claims left out"] = left_out_table()
-    found = {}
+    texts = {}
     for name in ("claims", "which"):
         text = (docs / f"{name}.md").read_text(encoding="utf-8")
         for part, table in parts.items():
             if part.startswith(name):
                 text = between(text, part, table)
-        found[docs / f"{name}.md"] = text
-    return found
+        texts[docs / f"{name}.md"] = text
+    return texts
 
 
 if __name__ == "__main__":

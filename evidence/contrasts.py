@@ -43,28 +43,28 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
 
     The condition of a metric that is not the accuracy or loss of the recipe begins with the metric.
     """
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    scores: dict[tuple[str, str, str], dict[int, float]] = {}
     if name == "extrapolation":
         with (folder / "extrapolation.csv").open(newline="") as file:
             for row in csv.DictReader(file):
                 at = TRAINED if row["height"] == "20" else f"{row['mode']} {row['height']}"
                 if row["variant"] == "plain":
-                    found.setdefault((row["choice"], "", at), {})[int(row["seed"])] = float(row["top1"])
+                    scores.setdefault((row["choice"], "", at), {})[int(row["seed"])] = float(row["top1"])
     elif name.startswith("gym"):
         profile = read_profile(folder / f"{name}.csv")
         where = {side: TRAINED if side == profile.trained else f"{side} cells" for side in profile.sides}
         for score in profile.rows:
             if not math.isnan(score.normalized):
-                of_task = found.setdefault((score.choice, score.task, where[score.side]), {})
+                of_task = scores.setdefault((score.choice, score.task, where[score.side]), {})
                 of_task[score.seed] = 100 * score.normalized
         for side, at in where.items():
-            found |= {(choice, MEAN, at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
+            scores |= {(choice, MEAN, at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
     else:
-        for one in read_table(folder / f"study_{name}.csv"):
-            if one.metric != "loss":
-                at = one.at if one.metric in ("top1", "miou", "bits") else f"{one.metric}, {one.at}"
-                found.setdefault((one.choice, one.variant, at), {})[one.seed] = one.value
-    return found
+        for score in read_table(folder / f"study_{name}.csv"):
+            if score.metric != "loss":
+                at = score.at if score.metric in ("top1", "miou", "bits") else f"{score.metric}, {score.at}"
+                scores.setdefault((score.choice, score.variant, at), {})[score.seed] = score.value
+    return scores
 
 
 def differences(terms: Iterable[Term], scores: Scores) -> list[float]:
@@ -140,13 +140,15 @@ COLUMNS = ("difference [95 %]", "seeds", "adjusted p", "answer")
 def family(asked: Sequence[tuple[str, Sequence[float], float]]) -> list[Contrast]:
     """Test (label, values, margin) as one family, the contrasts of one question."""
     plain = [Contrast(label, tuple(values), margin) for label, values, margin in asked]
-    tested = [one.test.p for one in plain if one.test is not None]
+    tested = [contrast.test.p for contrast in plain if contrast.test is not None]
     adjusted = iter(stats.false_discovery_control(tested, method="by") if tested else ())
     ranks = iter(stats.rankdata(tested, "max"))
     share = LEVEL / sum(len(tested) / k for k in range(1, len(tested) + 1)) if tested else LEVEL
     return [
-        one if one.test is None else replace(one, adjusted=float(next(adjusted)), level=share * next(ranks))
-        for one in plain
+        contrast
+        if contrast.test is None
+        else replace(contrast, adjusted=float(next(adjusted)), level=share * next(ranks))
+        for contrast in plain
     ]
 
 
@@ -156,13 +158,13 @@ def pooled(contrasts: Sequence[Contrast]) -> tuple[float, float, float]:
     References: DerSimonian and Laird (1986) for the variance between data sets; Hartung and Knapp (2001) for the
     interval.
     """
-    means = [fmean(one.values) for one in contrasts]
-    variances = [stdev(one.values) ** 2 / len(one.values) for one in contrasts]
-    weights = [1 / one for one in variances]
+    means = [fmean(contrast.values) for contrast in contrasts]
+    variances = [stdev(contrast.values) ** 2 / len(contrast.values) for contrast in contrasts]
+    weights = [1 / contrast for contrast in variances]
     fixed = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
     excess = sum(w * (m - fixed) ** 2 for w, m in zip(weights, means, strict=True)) - (len(means) - 1)
     between = max(0.0, excess / (sum(weights) - sum(w * w for w in weights) / sum(weights)))
-    weights = [1 / (one + between) for one in variances]
+    weights = [1 / (contrast + between) for contrast in variances]
     mean = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
     error = sum(w * (m - mean) ** 2 for w, m in zip(weights, means, strict=True)) / (len(means) - 1) / sum(weights)
     reach = float(stats.t.isf(0.025, len(means) - 1)) * math.sqrt(error)

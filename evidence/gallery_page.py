@@ -83,7 +83,7 @@ def parameters(name: str) -> int:
     backbone = "gmlp_s16_224" if group_of(name) == "token mixing" else "deit_tiny_patch16_224"
     with torch.device("meta" if name != "liere" else "cpu"):
         position = create_model(backbone, encoding=name).position
-        return sum(one.numel() for one in position.parameters() if one.requires_grad)
+        return sum(parameter.numel() for parameter in position.parameters() if parameter.requires_grad)
 
 
 def other_sizes(name: str) -> str:

@@ -55,7 +55,7 @@ def write_page(docs: Path) -> list[Path]:
         pictures = {"gym.png": profile.select(short)}
         if len(profile.choices) > len(short):
             pictures["gym_profile.png"] = profile
-        written += [save_figure(heat_map(shown), docs / "figures" / name) for name, shown in pictures.items()]
+        written += [save_figure(heat_map(chosen), docs / "figures" / name) for name, chosen in pictures.items()]
     return written
 
 

@@ -161,8 +161,8 @@ def configured(name: str) -> dict[str, Any]:
     """Return the values of a small configuration of a class of transformers."""
     if name in TRANSFORMERS:
         return TRANSFORMERS[name]
-    own = class_of(transformers, name).config_class()
-    return {key: value for key, value in SHRUNK.items() if isinstance(getattr(own, key, None), int)}
+    config_class = class_of(transformers, name).config_class()
+    return {key: value for key, value in SHRUNK.items() if isinstance(getattr(config_class, key, None), int)}
 
 
 #: Models of other options or fewer layers: name of a row -> name of the model and its arguments.
@@ -171,8 +171,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_tiny_patch16_224(dynamic_img_pad=True)": ("vit_tiny_patch16_224", {"dynamic_img_pad": True}),
     "naflexvit_base_patch16_gap(attn_gated=True)": ("naflexvit_base_patch16_gap", {"depth": 2, "attn_gated": True}),
     **{
-        f"vit_base_patch16_sapiens2{shown}": ("vit_base_patch16_sapiens2", {"depth": 2, "num_kv_heads": heads})
-        for shown, heads in (("", 12), ("(num_kv_heads=6)", 6))
+        f"vit_base_patch16_sapiens2{options}": ("vit_base_patch16_sapiens2", {"depth": 2, "num_kv_heads": heads})
+        for options, heads in (("", 12), ("(num_kv_heads=6)", 6))
     },
 }
 #: A model of each family of timm with attention, and of MLPs that `convert` takes.
@@ -233,7 +233,7 @@ class TooSlowError(Exception):
 UNTRIED = "not registered"
 
 
-def attempt(work: Callable[[], str | None], said: dict[str, str]) -> str:
+def attempt(work: Callable[[], str | None], reasons: dict[str, str]) -> str:
     """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long. `said` gets the error."""
 
     def stop(*_: Any) -> None:
@@ -246,7 +246,7 @@ def attempt(work: Callable[[], str | None], said: dict[str, str]) -> str:
     except TooSlowError:
         return "slow"
     except Exception as error:  # any error of another library
-        said[work.__name__] = " ".join(str(error).split())[:300]
+        reasons[work.__name__] = " ".join(str(error).split())[:300]
         return "-"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -259,17 +259,17 @@ def for_model(x: Tensor) -> Tensor:
 
 def output(model: nn.Module, x: Tensor) -> Tensor:
     """Return the output of a model as `convert` defines it."""
-    found = call(model, for_model(x))
-    if isinstance(found, Tensor):
-        return found
-    names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in found]
-    return found[names[0]]
+    result = call(model, for_model(x))
+    if isinstance(result, Tensor):
+        return result
+    names = [name for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if name in result]
+    return result[names[0]]
 
 
 def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Run operations on a model for images of `size` pixels, all by default; return results and errors by name."""
     x = torch.randn(6, 3, *size)
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
 
     def convert() -> str | None:
         ours = graticule.convert(model)
@@ -279,19 +279,19 @@ def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[d
             return "not back"
         if type(model).__name__.startswith("Qwen"):  # it takes packed patches, and merges its tokens afterwards
             return None
-        expected, found = output(model, x[:2]), ours(x[:2])
+        expected, actual = output(model, x[:2]), ours(x[:2])
         if expected.ndim == 4:  # a map
             expected = expected.flatten(2).mT
         if type(model).__name__ == "PixtralVisionModel":  # all images in one row
-            expected = expected.view_as(found)
-        return None if torch.allclose(found, expected, rtol=1e-3, atol=1e-4) else "other outputs"
+            expected = expected.view_as(actual)
+        return None if torch.allclose(actual, expected, rtol=1e-3, atol=1e-4) else "other outputs"
 
     def view() -> None:
         view_of(copy.deepcopy(model), size).run(x[:2])
 
     def measured() -> str | None:
-        found = audit(copy.deepcopy(model), {size: x}, size, timed=False)
-        return "in part" if found.unavailable else None
+        report = audit(copy.deepcopy(model), {size: x}, size, timed=False)
+        return "in part" if report.unavailable else None
 
     def resize() -> str | None:
         wide = *size[:-2], 2 * size[-2], 2 * size[-1]
@@ -323,18 +323,18 @@ def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[d
         warnings.simplefilter("ignore")
         works: dict[str, Callable[[], str | None]] = {"convert": convert, "view": view, "audit": measured}
         works |= {"resize": resize, "attach": attach, "export": export}
-        return {name: attempt(work, said) for name, work in works.items() if not only or name in only}, said
+        return {name: attempt(work, reasons) for name, work in works.items() if not only or name in only}, reasons
 
 
 def small(name: str) -> tuple[nn.Module, int]:
     """Return a model of timm with few layers and for small images, if its class can have them, and its image size."""
     name, options = VARIANTS.get(name, (name, {}))
-    own = timm.get_pretrained_cfg(name).input_size[-1]
+    pixels = timm.get_pretrained_cfg(name).input_size[-1]
     frames: tuple[tuple[int, dict[str, Any]], ...] = (
         (64, {"img_size": 64}),
         (56, {"img_size": 56}),
         (128, {}),
-        (own, {}),
+        (pixels, {}),
     )
     # of ConViT, whose last layers must not be gated; of others; of Swin
     layers: tuple[dict[str, Any], ...] = ({"depth": 2, "local_up_to_layer": 1}, {"depth": 2}, {"window_size": 2}, {})
@@ -344,14 +344,14 @@ def small(name: str) -> tuple[nn.Module, int]:
             with torch.no_grad():
                 model(torch.randn(1, 3, side, side))
             patch = getattr(getattr(model, "patch_embed", None), "patch_size", None) or (1,)
-            if any(side % one for one in patch):
+            if any(side % patch_side for patch_side in patch):
                 continue
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
             continue
         # timm leaves the size of the published weights
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "input_size": (3, side, side)}
         return model, side
-    return timm.create_model(name, **options).eval(), own
+    return timm.create_model(name, **options).eval(), pixels
 
 
 def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -380,13 +380,13 @@ def measure(names: list[str], only: list[str]) -> None:
         except Exception as error:  # any error of another library
             print(f"{name} cannot be built: {error}", file=sys.stderr)
             continue
-        found, said = rows_of(model, size, only)
+        rows, reasons = rows_of(model, size, only)
         if only:
-            found = {column: found.get(column, getattr(before[name], column)) for column in COLUMNS}
-        print(name, found, said, file=sys.stderr)
+            rows = {column: rows.get(column, getattr(before[name], column)) for column in COLUMNS}
+        print(name, rows, reasons, file=sys.stderr)
         known = before.get(name)
-        why = known.reason if known and known.convert == found["convert"] else said.get("convert", "")
-        writer.writerow([library, name, type(model).__name__, *found.values(), version, date, why])
+        why = known.reason if known and known.convert == rows["convert"] else reasons.get("convert", "")
+        writer.writerow([library, name, type(model).__name__, *rows.values(), version, date, why])
         sys.stdout.flush()
 
 
@@ -427,16 +427,16 @@ def main() -> None:
     if options.slice:
         return measure(options.slice, options.only)
     libraries = {"timm": TIMM, "transformers": (*TRANSFORMERS, *OTHERS)}
-    record([name for given in options.measure for name in libraries.get(given, (given,))], options.only)
+    record([name for requested in options.measure for name in libraries.get(requested, (requested,))], options.only)
     rows = read_records(DATA, Row)
     text = PAGE.read_text(encoding="utf-8")
-    said = []
+    texts = []
     for library in libraries:
-        own = [row for row in rows if row.library == library]
-        text = between(text, library, table(own))
-        versions, dates = sorted({row.version for row in own}), sorted({row.date for row in own})
-        said.append(f"{library} {' and '.join(versions)} ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})")
-    write_text(PAGE, re.sub(r"(Measured with ).*?(, on small)", rf"\g<1>{' and '.join(said)}\g<2>", text))
+        of_library = [row for row in rows if row.library == library]
+        text = between(text, library, table(of_library))
+        versions, dates = sorted({row.version for row in of_library}), sorted({row.date for row in of_library})
+        texts.append(f"{library} {' and '.join(versions)} ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})")
+    write_text(PAGE, re.sub(r"(Measured with ).*?(, on small)", rf"\g<1>{' and '.join(texts)}\g<2>", text))
 
 
 if __name__ == "__main__":

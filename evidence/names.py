@@ -40,9 +40,9 @@ def options_table() -> str:
     lines = [["encoding", "what it does", "reference"]]
     for name in ordered():
         kind = ENCODINGS[name]
-        options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
-        shown = f"`{name}({options})`" if options else f"`{name}`"
-        lines.append([shown, summary(kind), reference(kind)])
+        options = ", ".join(f"{option}={parameter.default!r}" for option, parameter in kind.option_types().items())
+        text = f"`{name}({options})`" if options else f"`{name}`"
+        lines.append([text, summary(kind), reference(kind)])
     return markdown(lines) + "\n"
 
 
@@ -53,20 +53,20 @@ def summary(kind: type) -> str:
 
 def reference(kind: type) -> str:
     """Return the first reference in the docstring of a class or of its base classes."""
-    for each in kind.__mro__:
-        text = " ".join((each.__doc__ or "").split())
-        if found := re.search(r"Reference: (.*?\(.*?\d{4}\))", text):
-            return found[1]
+    for base in kind.__mro__:
+        text = " ".join((base.__doc__ or "").split())
+        if match := re.search(r"Reference: (.*?\(.*?\d{4}\))", text):
+            return match[1]
     return ""
 
 
 def replace_table(path: Path, heading: str, written: str) -> None:
     """Replace the first table after a line of a page."""
-    before, found, after = path.read_text(encoding="utf-8").partition(f"{heading}\n")
-    if not found:
+    before, heading_line, after = path.read_text(encoding="utf-8").partition(f"{heading}\n")
+    if not heading_line:
         raise ValueError(f"`path` must be a page with the line {heading!r}, got {str(path)!r}.")
     path.write_text(
-        before + found + re.sub(r"(^\|.*\n)+", lambda _: written, after, count=1, flags=re.M), encoding="utf-8"
+        before + heading_line + re.sub(r"(^\|.*\n)+", lambda _: written, after, count=1, flags=re.M), encoding="utf-8"
     )
 
 

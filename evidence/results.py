@@ -66,8 +66,8 @@ def grouped(number: str) -> str:
     >>> [grouped(text) for text in ("12544.0", "+1.50", "999", "six")]
     ['12,544.0', '+1.50', '999', 'six']
     """
-    found = re.fullmatch(r"([+-]?)(\d{4,})(\.\d+)?", number)
-    return f"{found[1]}{int(found[2]):,}{found[3] or ''}" if found else number
+    match = re.fullmatch(r"([+-]?)(\d{4,})(\.\d+)?", number)
+    return f"{match[1]}{int(match[2]):,}{match[3] or ''}" if match else number
 
 
 def table_of(cells: Sequence[Cell]) -> Rows:

@@ -79,12 +79,12 @@ def of_transformers(model: str, name: str, config: dict[str, Any], grid: tuple[i
     q = draw(grid[0] * grid[1], DIM)
     if model == "dinov3_vit":
         return half(q, *rope(torch.zeros(1, 3, 16 * grid[0], 16 * grid[1])))
-    found = indices(grid, merge)
+    index = indices(grid, merge)
     if model == "gemma4":
-        cos, sin = rope(q[None], found[None])
+        cos, sin = rope(q[None], index[None])
         apply = module.apply_multidimensional_rope
-        return apply(q[None, :, None], cos, sin, found[None])[0, :, 0]
-    cos, sin = rope(q, found)
+        return apply(q[None, :, None], cos, sin, index[None])[0, :, 0]
+    cos, sin = rope(q, index)
     return half(q, cos, sin)
 
 
@@ -134,14 +134,14 @@ def resized(table: np.ndarray[Any, Any], size: tuple[int, int], how: str) -> np.
     library, kernel, *options = how.split()
     height, width = size
     if library == "torch":
-        given: dict[str, Any] = {"align_corners": "corners" in options, "antialias": "antialias" in options}
+        arguments: dict[str, Any] = {"align_corners": "corners" in options, "antialias": "antialias" in options}
         x = torch.from_numpy(table).permute(2, 0, 1)[None]
         if "steps" in options:
             scale = tuple((to + 0.1) / side for to, side in zip(size, table.shape[:2], strict=True))
-            given = {"scale_factor": scale, "recompute_scale_factor": False}
+            arguments = {"scale_factor": scale, "recompute_scale_factor": False}
         else:
-            given["size"] = size
-        return torch.nn.functional.interpolate(x, mode=f"bi{kernel}", **given)[0].permute(1, 2, 0).numpy()
+            arguments["size"] = size
+        return torch.nn.functional.interpolate(x, mode=f"bi{kernel}", **arguments)[0].permute(1, 2, 0).numpy()
     if library == "PIL":
         from PIL import Image
 
@@ -202,15 +202,15 @@ def rotary() -> Iterator[Row]:
     of_qwen = {"hidden_size": DIM * HEADS, "num_heads": HEADS}
     q, square = draw(GRID[0] * GRID[1], DIM), (4, 4)
 
-    def row(name: str, convention: str, given: dict[str, Any], rotated: Callable[[], Tensor], source: str) -> Row:
-        grid = given.get("grid", GRID)
+    def row(name: str, convention: str, arguments: dict[str, Any], rotated: Callable[[], Tensor], source: str) -> Row:
+        grid = arguments.get("grid", GRID)
         count = 7 if convention == "rope" else grid[0] * grid[1]
-        return name, convention, given, {"q": draw(count, DIM)}, {"rotated": rotated}, source
+        return name, convention, arguments, {"q": draw(count, DIM)}, {"rotated": rotated}, source
 
     for layout, model in (("half", "Llama"), ("interleaved", "GPT-J")):
-        given = {"base": 10_000.0, "layout": layout}
+        inputs = {"base": 10_000.0, "layout": layout}
         yield row(
-            f"rope.{layout}", "rope", given, lambda own=layout: of_text(own == "interleaved"), f"transformers, {model}"
+            f"rope.{layout}", "rope", inputs, lambda own=layout: of_text(own == "interleaved"), f"transformers, {model}"
         )
     timm = {
         "rope_vit": ({"base": 100.0, "order": "xy"}, {"temperature": 100.0, "grid_indexing": "xy"}),
@@ -219,14 +219,14 @@ def rotary() -> Iterator[Row]:
             {"temperature": 10_000.0, "grid_indexing": "xy", "grid_offset": 1.0},
         ),
     }
-    for name, (given, options) in timm.items():
-        given = {"grid": GRID, "layout": "interleaved"} | given
+    for name, (inputs, options) in timm.items():
+        inputs = {"grid": GRID, "layout": "interleaved"} | inputs
         yield row(
-            f"rope.{name}", "rope_axial", given, lambda own=options: of_timm(GRID, **own), "timm, RotaryEmbeddingCat"
+            f"rope.{name}", "rope_axial", inputs, lambda own=options: of_timm(GRID, **own), "timm, RotaryEmbeddingCat"
         )
-    given = {"grid": GRID, "base": 10_000.0, "reference": (16, 16)}
+    inputs = {"grid": GRID, "base": 10_000.0, "reference": (16, 16)}
     yield row(
-        "rope.eva02", "rope_eva02", given, lambda: of_timm(GRID, ref_feat_shape=(16, 16)), "timm, RotaryEmbeddingCat"
+        "rope.eva02", "rope_eva02", inputs, lambda: of_timm(GRID, ref_feat_shape=(16, 16)), "timm, RotaryEmbeddingCat"
     )
     name, config = "DINOv3ViTRopePositionEmbedding", {"hidden_size": DIM * HEADS, "num_attention_heads": HEADS}
     yield row(
@@ -259,17 +259,17 @@ def rotary() -> Iterator[Row]:
                 ),
                 f"transformers, {name}",
             )
-    given = {"grid": square, "base": 10_000.0, "order": "xy", "layout": "interleaved", "offset": 1.0}
+    inputs = {"grid": square, "base": 10_000.0, "order": "xy", "layout": "interleaved", "offset": 1.0}
     yield row(
-        "rope.llama4", "rope_axial", given, lambda: of_llama4(square), "transformers, Llama4VisionRotaryEmbedding"
+        "rope.llama4", "rope_axial", inputs, lambda: of_llama4(square), "transformers, Llama4VisionRotaryEmbedding"
     )
     name = "Gemma4VisionRotaryEmbedding"
     config = {"hidden_size": DIM * HEADS, "num_attention_heads": HEADS, "head_dim": DIM}
-    given = {"grid": GRID, "base": 100.0, "order": "yx", "layout": "half per axis"}
+    inputs = {"grid": GRID, "base": 100.0, "order": "yx", "layout": "half per axis"}
     yield row(
         "rope.gemma4",
         "rope_axial",
-        given,
+        inputs,
         lambda: of_transformers("gemma4", name, config, GRID),
         f"transformers, {name}",
     )
@@ -300,13 +300,13 @@ def tables() -> Iterator[Row]:
         embeddings.initialize_weights()
         return embeddings.position_embeddings[0, 1:].detach()
 
-    given = {"grid": (4, 4), "dim": DIM, "base": 10_000.0}
-    yield "sinusoid.mae", "sinusoid_mae", given, {}, {"table": mae}, "transformers, ViTMAE"
+    inputs = {"grid": (4, 4), "dim": DIM, "base": 10_000.0}
+    yield "sinusoid.mae", "sinusoid_mae", inputs, {}, {"table": mae}, "transformers, ViTMAE"
 
     def detrs() -> Tensor:
         images = torch.zeros(1, 3, *GRID)
-        found = detr(DIM // 2, normalize=True)(images.shape, images.device, torch.float64)
-        return found.reshape(GRID[0] * GRID[1], DIM) if found.ndim == 3 else found.flatten(2)[0].mT
+        table = detr(DIM // 2, normalize=True)(images.shape, images.device, torch.float64)
+        return table.reshape(GRID[0] * GRID[1], DIM) if table.ndim == 3 else table.flatten(2)[0].mT
 
     yield "sinusoid.detr", "sinusoid_detr", AXIAL | {"dim": DIM}, {}, {"table": detrs}, "transformers, DETR"
     text = part("marian", "MarianSinusoidalPositionalEmbedding")
@@ -314,11 +314,11 @@ def tables() -> Iterator[Row]:
     def marian() -> Tensor:  # its sines are all before its cosines
         return torch.stack(text(7, DIM).create_weight().chunk(2, -1), -1).flatten(1)
 
-    given = {"length": 7, "dim": DIM, "base": 10_000.0}
+    inputs = {"length": 7, "dim": DIM, "base": 10_000.0}
     yield (
         "sinusoid.text",
         "sinusoid",
-        given,
+        inputs,
         {},
         {"table": marian},
         "transformers, Marian, sines and cosines interleaved",
@@ -329,12 +329,12 @@ def tables() -> Iterator[Row]:
     buckets = part("t5", "T5Attention")._relative_position_bucket
     relative = torch.arange(40)[None] - torch.arange(40)[:, None]
     for both in (True, False):
-        given = {"length": 40, "buckets": 16, "farthest": 30, "bidirectional": both}
+        inputs = {"length": 40, "buckets": 16, "farthest": 30, "bidirectional": both}
         of_t5 = {"index": lambda own=both: buckets(relative, own, 16, 30)}
         yield (
             f"buckets.t5.{'encoder' if both else 'decoder'}",
             "buckets_t5",
-            given,
+            inputs,
             {},
             of_t5,
             "transformers, T5Attention",
@@ -349,10 +349,10 @@ def tables() -> Iterator[Row]:
 
 def resampling() -> Iterator[Row]:
     """Yield tables that become larger, smaller and both, as `rotary` does."""
-    for how, (given, dtype) in RESAMPLING.items():
+    for how, (arguments, dtype) in RESAMPLING.items():
         for size in ((7, 9), (3, 2), (8, 3)):
             table = draw(5, 6, 2).numpy().astype(dtype)
-            options = dict(given)
+            options = dict(arguments)
             if how.endswith("steps"):  # DINO and DINOv2 pass a scale of (new side + 0.1) / side
                 options["steps"] = [side / (to + 0.1) for to, side in zip(size, table.shape[:2], strict=True)]
             name = f"resample.{how.replace(' ', '.').lower()}.{size[0]}x{size[1]}"
@@ -372,20 +372,20 @@ def record(folder: Path) -> list[Path]:
     for rows in (rotary, tables, resampling):
         with in_float64():
             for name, convention, parameters, inputs, outputs, source in rows():
-                found = {key: np.asarray(function()) for key, function in outputs.items()}
+                arrays = {key: np.asarray(function()) for key, function in outputs.items()}
                 single = name.startswith(WEIGHTS_IN_FLOAT32) or any(
-                    value.dtype == np.float32 for value in found.values()
+                    value.dtype == np.float32 for value in arrays.values()
                 )
                 inputs_at = {}
                 for key, value in inputs.items():
                     value = np.ascontiguousarray(value)
                     same = [
-                        at for at, one in tensors.items() if at.startswith("inputs.") and np.array_equal(one, value)
+                        at for at, array in tensors.items() if at.startswith("inputs.") and np.array_equal(array, value)
                     ]
                     same = [at for at in same if tensors[at].dtype == value.dtype]
                     inputs_at[key] = same[0] if same else f"inputs.{len(tensors)}"
                     tensors[inputs_at[key]] = value
-                for key, value in found.items():
+                for key, value in arrays.items():
                     tensors[f"{name}.{key}"] = np.ascontiguousarray(value)
                 library = source.partition(",")[0]
                 described[name] = {
@@ -393,7 +393,7 @@ def record(folder: Path) -> list[Path]:
                     "formula": CONVENTIONS[convention].__doc__,
                     "parameters": parameters,
                     "inputs": inputs_at,
-                    "outputs": list(found),
+                    "outputs": list(arrays),
                     "dtype": "float32" if single else "float64",
                     "source": source.replace(library, f"{library} {version(PACKAGES.get(library, library))}", 1),
                 }

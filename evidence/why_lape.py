@@ -98,8 +98,8 @@ def attention_inputs(model: Backbone, images: Tensor) -> list[Tensor]:
     """Return the patches of the inputs of queries and keys of every layer, (B, N, D) each."""
     inputs: list[Tensor] = []
 
-    def record(_: nn.Module, given: tuple[Tensor, LayerPosition]) -> None:
-        tokens, position = given[:2]
+    def record(_: nn.Module, arguments: tuple[Tensor, LayerPosition]) -> None:
+        tokens, position = arguments[:2]
         inputs.append(tokens if position.queries_keys is None else tokens + position.queries_keys)
 
     hooks = [block.attn.register_forward_pre_hook(record) for block in model.blocks]
@@ -118,20 +118,20 @@ def measure_shares(study: Study, runs: Path, images: int = 100) -> list[Share]:
         runs: the folder of its runs.
         images: number of test images.
     """
-    planned = [one for one in plan(study.recipes(), study.seeds, runs) if one.recipe.seed in study.seeds[:SHARE_SEEDS]]
+    planned = [run for run in plan(study.recipes(), study.seeds, runs) if run.recipe.seed in study.seeds[:SHARE_SEEDS]]
     data = build_data(planned[0].recipe)
     pictures, _ = data.spread_test_images(data.size, images)
-    found = []
-    for one in planned:
-        torch.manual_seed(one.recipe.seed)
-        models = {"before": build_model(one.recipe, num_classes=10, channels=pictures.shape[1])}
-        if one.run.finished:
-            models["after"] = Run(one.folder).model(data, "last")
+    shares = []
+    for run in planned:
+        torch.manual_seed(run.recipe.seed)
+        models = {"before": build_model(run.recipe, num_classes=10, channels=pictures.shape[1])}
+        if run.run.finished:
+            models["after"] = Run(run.folder).model(data, "last")
         for when, model in models.items():
             for layer, tokens in enumerate(attention_inputs(model, pictures)):
                 total, *_ = ShareSums(model.grid_of(pictures)).add(tokens).shares()["total"]
-                found.append(Share(one.choice, one.recipe.seed, when, layer, round(total, 5)))
-    return found
+                shares.append(Share(run.choice, run.recipe.seed, when, layer, round(total, 5)))
+    return shares
 
 
 def contrasts_of(name: str, docs: Path) -> list[tuple[str, str, Contrast]]:
@@ -144,7 +144,7 @@ def contrasts_of(name: str, docs: Path) -> list[tuple[str, str, Contrast]]:
             for contrast, at, pair in asked
         ]
     )
-    return [(contrast, at, one) for (contrast, at, _), one in zip(asked, tested, strict=True)]
+    return [(contrast, at, result) for (contrast, at, _), result in zip(asked, tested, strict=True)]
 
 
 def gym_contrasts(scores: Scores) -> list[tuple[str, str, Contrast]]:
@@ -163,7 +163,7 @@ def gym_contrasts(scores: Scores) -> list[tuple[str, str, Contrast]]:
             for name, task in asked
         ]
     )
-    return [(name, task, one) for (name, task), one in zip(asked, tested, strict=True)]
+    return [(name, task, result) for (name, task), result in zip(asked, tested, strict=True)]
 
 
 def load(name: str) -> Study:
@@ -179,25 +179,25 @@ def means_table(docs: Path) -> str:
     rows = [["choice", *(f"{STUDIES[name][0]}, {at}" for name, at in columns)]]
     for choice in choices:
         values = [list(scores[name].get((choice, "", at), {}).values()) for name, at in columns]
-        rows.append([choice, *(spread(found, 1) for found in values)])
+        rows.append([choice, *(spread(values_of, 1) for values_of in values)])
     return markdown(rows)
 
 
 def contrast_rows(docs: Path) -> list[tuple[str, str, Contrast]]:
     """Return (contrast, where, result) for all studies and the gym."""
-    found = [
-        (contrast, f"{STUDIES[name][0]}, {at}" if at != TRAINED else STUDIES[name][0], one)
+    rows = [
+        (contrast, f"{STUDIES[name][0]}, {at}" if at != TRAINED else STUDIES[name][0], result)
         for name in STUDIES
-        for contrast, at, one in contrasts_of(name, docs)
+        for contrast, at, result in contrasts_of(name, docs)
     ]
     gym = gym_contrasts(read_scores("gym_place", docs / "data"))
-    return [*found, *((contrast, f"gym, {task}", one) for contrast, task, one in gym)]
+    return [*rows, *((contrast, f"gym, {task}", result) for contrast, task, result in gym)]
 
 
 def contrasts_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
     """Write a row for every place and a column for every contrast."""
     names = [name for name, _ in CONTRASTS.values() if any(contrast == name for contrast, *_ in rows)]
-    cells = {(contrast, where): one.short() for contrast, where, one in rows}
+    cells = {(contrast, where): result.short() for contrast, where, result in rows}
     places = dict.fromkeys(where for _, where, _ in rows)
     return markdown(
         [("where", *names), *((where, *(cells.get((name, where), "") for name in names)) for where in places)]
@@ -206,16 +206,18 @@ def contrasts_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
 
 def answers_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
     """Write the difference and the answer of every contrast in a few columns."""
-    found = {(contrast, where): one for contrast, where, one in rows}
+    results = {(contrast, where): result for contrast, where, result in rows}
     table = [("contrast", *COLUMNS_SHOWN)]
-    for name, said in CONTRASTS.values():
+    for name, text in CONTRASTS.values():
         cells = []
         for where in COLUMNS_SHOWN:
-            one = found.get((name, where))
+            result = results.get((name, where))
             cells.append(
-                f"{fmean(one.values):+.1f}, {re.split('[:(]', one.answer)[0].strip()}" if one and one.values else ""
+                f"{fmean(result.values):+.1f}, {re.split('[:(]', result.answer)[0].strip()}"
+                if result and result.values
+                else ""
             )
-        table.append((f"{name}: {said}", *cells))
+        table.append((f"{name}: {text}", *cells))
     return markdown(table)
 
 
@@ -225,28 +227,28 @@ def predictions(docs: Path) -> dict[tuple[str, str], list[tuple[str, float, floa
         read_records(docs / "data" / "why_lape_shares.csv", Share),
         read_scores("lape_place", docs / "data"),
     )
-    found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    points: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
     for when in ("before", "after"):
         for at in (TRAINED, "zoom 40"):
             for choice in load("lape_place").choices:
-                mean = fmean(one.share for one in shares if (one.choice, one.when) == (choice, when))
+                mean = fmean(share.share for share in shares if (share.choice, share.when) == (choice, when))
                 gain = fmean(differences([(1, choice, "", at), (-1, BASE, "", at)], scores))
-                found.setdefault((when, at), []).append((choice, mean, gain))
-    return found
+                points.setdefault((when, at), []).append((choice, mean, gain))
+    return points
 
 
 def correlation(points: Sequence[tuple[str, float, float]]) -> str:
     """Return Spearman's rank correlation of share and gain over the choices, with its p."""
-    found = stats.spearmanr([share for _, share, _ in points], [gain for *_, gain in points])
-    return f"{found.statistic:+.2f} (p {format_p(float(found.pvalue))})"
+    result = stats.spearmanr([share for _, share, _ in points], [gain for *_, gain in points])
+    return f"{result.statistic:+.2f} (p {format_p(float(result.pvalue))})"
 
 
 def prediction_table(docs: Path) -> str:
     """Write the rank correlations of share and gain."""
-    found = predictions(docs)
+    points = predictions(docs)
     rows = [("share of position, mean over layers", "gain at the trained size", "gain at zoom 40")]
-    for when, said in (("before", "before training (the prediction)"), ("after", f"after training {LATER}")):
-        rows.append((said, *(correlation(found[when, at]) for at in (TRAINED, "zoom 40"))))
+    for when, title in (("before", "before training (the prediction)"), ("after", f"after training {LATER}")):
+        rows.append((title, *(correlation(points[when, at]) for at in (TRAINED, "zoom 40"))))
     return markdown(rows)
 
 
@@ -259,21 +261,21 @@ def page_texts(docs: Path) -> dict[Path, str]:
         "means": means_table(docs),
         "contrasts": contrasts_table(rows),
     }
-    found = {}
+    texts = {}
     for page in (docs / "why_lape.md", docs / "results" / "lape_place.md"):
         text = page.read_text(encoding="utf-8")
         for name in marked(text, "why_lape"):
             text = between(text, f"why_lape {name}", parts[name])
-        found[page] = text
-    return found
+        texts[page] = text
+    return texts
 
 
 def main() -> None:
     """Write the page, or with --shares RUNS measure the shares of the study on digits."""
     docs = Path("docs")
     if sys.argv[1:2] == ["--shares"]:
-        found = measure_shares(load("lape_place"), Path(sys.argv[2]))
-        print("wrote", write_text(docs / "data" / "why_lape_shares.csv", csv_of_records(Share, found)))
+        shares = measure_shares(load("lape_place"), Path(sys.argv[2]))
+        print("wrote", write_text(docs / "data" / "why_lape_shares.csv", csv_of_records(Share, shares)))
     else:
         print("wrote", *(write_text(page, text) for page, text in page_texts(docs).items()))
 

@@ -12,7 +12,7 @@ KINDS = {
 }
 #: Files with reasons that become part of another message, which names the file or the option.
 REASONS = (
-    *("lab/data/sets/cifar.py", "lab/data/sets/coco.py", "lab/data/images.py", "lab/data/sets/mask_folder.py"),
+    *("lab/data/sets/coco.py", "lab/data/images.py", "lab/data/sets/mask_folder.py"),
     *("testing/model_under_test.py", "lab/studies/runs.py"),
 )
 #: Pattern that every message has, or must not have -> the reason.

@@ -58,10 +58,10 @@ def pages(root: Path) -> dict[str, str]:
         "```",
         "",
     ]
-    found = {"api/index.md": "\n".join(lines), "api/graticule.md": _top()}
+    texts = {"api/index.md": "\n".join(lines), "api/graticule.md": _top()}
     for name, about in PACKAGES.items():
-        found[f"api/{name}.md"] = _package(name, about)
-    return found
+        texts[f"api/{name}.md"] = _package(name, about)
+    return texts
 
 
 def _top() -> str:
@@ -132,12 +132,12 @@ def _constant(module: str, name: str, value: Any) -> str:
         ValueError: if it has no description.
     """
     simple = isinstance(value, int | float | str | tuple) or get_origin(value) is Literal
-    shown = repr(value).removeprefix("typing.") if simple else ""
+    text_of_value = repr(value).removeprefix("typing.") if simple else ""
     about = (inspect.getdoc(value) or "").partition("\n\n")[0] if inspect.ismodule(value) else _comment(module, name)
     if not about:
         raise ValueError(f"`{module}.{name}` must have a comment that begins with #: where it is defined.")
     text = "".join(f"   {line}\n" for line in _escaped(about.splitlines()))
-    return f"   :value: {shown}\n\n{text}" if shown else f"\n{text}"
+    return f"   :value: {text_of_value}\n\n{text}" if text_of_value else f"\n{text}"
 
 
 def _comment(module: str, name: str) -> str:
@@ -145,9 +145,9 @@ def _comment(module: str, name: str) -> str:
     top = Path(graticule.__file__).parent
     for path in [*sorted(top.joinpath(*module.split(".")[1:]).rglob("*.py")), *sorted(top.rglob("*.py"))]:
         if f"\n{name}" in path.read_text(encoding="utf-8"):
-            found = ModuleAnalyzer.for_file(str(path), module).find_attr_docs().get(("", name))
-            if found:
-                return "\n".join(found).strip()
+            lines = ModuleAnalyzer.for_file(str(path), module).find_attr_docs().get(("", name))
+            if lines:
+                return "\n".join(lines).strip()
     return ""
 
 
@@ -204,15 +204,15 @@ def _plain(part: str) -> str:
 
 def _with_lists(lines: list[str]) -> list[str]:
     """Convert paragraphs whose lines describe fields, 'name: text', to lists."""
-    found: list[str] = []
+    converted: list[str] = []
     for index, line in enumerate(lines):
         starts = not index or not lines[index - 1].strip()
         if starts:
             listed = bool(_FIELD.match(line))
         if listed and (match := _FIELD.match(line)):
-            found.append(f"- **{match[1]}**: {line[match.end() :]}")
+            converted.append(f"- **{match[1]}**: {line[match.end() :]}")
         elif listed and line.strip():
-            found.append(f"  {line.strip()}")
+            converted.append(f"  {line.strip()}")
         else:
-            found.append(line)
-    return found
+            converted.append(line)
+    return converted

@@ -55,15 +55,15 @@ def label(ax: Axes, x: float, y: float, text: str, color: str = INK, size: float
 
 def grid() -> Figure:
     """Draw a grid of 3 x 5 patches with one prefix token: indices, and coordinates."""
-    shown = Grid(3, 5, prefix=1)
+    example = Grid(3, 5, prefix=1)
     figure, ax = canvas(7.2, 2.9)
-    columns = shown.width
-    for n in range(shown.patches):
+    columns = example.width
+    for n in range(example.patches):
         row, column = divmod(n, columns)
         corner = (1.9 + 0.66 * column, 1.75 - 0.66 * row)
         ax.add_patch(Rectangle(corner, 0.62, 0.62, facecolor=BLUE, edgecolor=INK, lw=0.8))
-        y, x = (int(value) for value in shown.coordinates()[n])
-        label(ax, corner[0] + 0.31, corner[1] + 0.40, str(shown.prefix + n), size=11)
+        y, x = (int(value) for value in example.coordinates()[n])
+        label(ax, corner[0] + 0.31, corner[1] + 0.40, str(example.prefix + n), size=11)
         label(ax, corner[0] + 0.31, corner[1] + 0.15, f"({y}, {x})", size=7.5, color=DARK_BLUE)
     ax.add_patch(Rectangle((0.45, 1.75), 0.62, 0.62, facecolor=ORANGE, edgecolor=INK, lw=0.8))
     label(ax, 0.76, 2.15, "0", size=11)
@@ -76,7 +76,7 @@ def grid() -> Figure:
     label(ax, 3.5, 0.13, "x", size=11)
     label(ax, 6.2, 2.06, "index in the\nflattened sequence", size=8)
     label(ax, 6.2, 1.4, "(row, column)", size=8, color=DARK_BLUE)
-    label(ax, 6.2, 0.75, f"N = {shown.tokens} tokens", size=8)
+    label(ax, 6.2, 0.75, f"N = {example.tokens} tokens", size=8)
     return figure
 
 
@@ -90,8 +90,8 @@ def encoding() -> Figure:
     }
     figure = Figure(figsize=(9.2, 2.2), facecolor="white", layout="constrained")
     for ax, (name, title) in zip(figure.subplots(1, 4), titles.items(), strict=True):
-        shown = says_at_center(name, Grid(7, 11))[0]
-        ax.imshow(shown.values, cmap="viridis")
+        panel = says_at_center(name, Grid(7, 11))[0]
+        ax.imshow(panel.values, cmap="viridis")
         ax.add_patch(Rectangle((4.5, 2.5), 1, 1, fill=False, edgecolor="black", lw=1.5))
         ax.set_title(f"{name}\n{title}", fontsize=9, color=INK)
         ax.set(xticks=[], yticks=[])

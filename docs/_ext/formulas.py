@@ -41,8 +41,8 @@ def mathml(formula: str, block: bool) -> str:
     if block and "\\\\" in formula and "\\begin" not in formula:
         formula = rf"\begin{{aligned}}{formula}\end{{aligned}}"
     formula = re.sub(r"\\dots\b", r"\\ldots", formula)
-    found: str = tex2mathml(upright(formula), as_block=block)
-    return found
+    text: str = tex2mathml(upright(formula), as_block=block)
+    return text
 
 
 def visit(translator: Any, node: nodes.Node) -> None:

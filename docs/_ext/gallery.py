@@ -35,18 +35,18 @@ def pages(root: Path) -> dict[str, str]:
     """Write the figures; returns path -> text of each page."""
     (root / "gallery").mkdir(exist_ok=True)
     rows = _rows_of_matrix(root / "backbones.md")
-    found = {}
+    texts = {}
     for name in sorted(ENCODINGS):
-        found[f"gallery/{name}.md"] = _page(name, rows[name], root)
-    return found
+        texts[f"gallery/{name}.md"] = _page(name, rows[name], root)
+    return texts
 
 
 def _page(name: str, goes_with: list[tuple[str, list[str]]], root: Path) -> str:
     kind = ENCODINGS[name]
     maps, drawn = picture(name)
     parts = [f"# {name}\n\n{summary(kind)}\n\n"]
-    if found := reference(kind):
-        parts.append(f"{found}\n\n")
+    if source := reference(kind):
+        parts.append(f"{source}\n\n")
     parts.append(f"{_example(name)}\n")
     if maps is not None:
         maps.savefig(root / "gallery" / f"{name}.png", dpi=110)
@@ -80,25 +80,25 @@ def picture(name: str) -> tuple[Figure | None, bool]:
     if not any(maps):
         return None, False
     count = len(maps[0])
-    scaled = says.common_scale([each for row in maps for each in row])
+    scaled = says.common_scale([panel for row in maps for panel in row])
     widths = [grid.width for grid in GRIDS] if count == 1 else None
     shape = (1, 2) if count == 1 else (2, count)
     size = (6.4, 2.6) if count == 1 else (2.6 * count + 0.6, 4.2)
     figure = Figure(figsize=size, facecolor="white", layout="constrained")
     axes = figure.subplots(*shape, squeeze=False, gridspec_kw={"width_ratios": widths} if widths else None)
-    for index, (ax, each) in enumerate(zip(axes.flat, scaled, strict=True)):
-        shown = ax.imshow(each.values, cmap=each.colors, vmin=each.lowest, vmax=each.highest)
+    for index, (ax, panel) in enumerate(zip(axes.flat, scaled, strict=True)):
+        image = ax.imshow(panel.values, cmap=panel.colors, vmin=panel.lowest, vmax=panel.highest)
         grid = GRIDS[index // count]
         row, column = divmod(grid.center, grid.width)
         ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", lw=1.5))
-        head = re.search(r", (\d+) of \d+$", each.title)
+        head = re.search(r", (\d+) of \d+$", panel.title)
         where = f"{grid.height} x {grid.width} patches"
         ax.set_title(f"{where}, {_unit(name)} {head[1]}" if head else where, fontsize=9)
         ax.set(xticks=[], yticks=[])
-    bar = figure.colorbar(shown, ax=list(axes.flat), shrink=0.9)
+    bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.9)
     bar.ax.tick_params(labelsize=8)
     bar.set_label(re.sub(r", \d+ of \d+$", "", scaled[0].title), fontsize=8)
-    if np.ptp([each.values for each in scaled[:1]]) == 0 and scaled[0].lowest == scaled[-1].highest:
+    if np.ptp([panel.values for panel in scaled[:1]]) == 0 and scaled[0].lowest == scaled[-1].highest:
         bar.set_ticks([scaled[0].lowest])
     return figure, drawn
 
@@ -144,11 +144,11 @@ def option_texts(kind: Any) -> dict[str, str]:
     """Return the descriptions of its options from the docstrings of an encoding and of its parts."""
     hints = typing.get_type_hints(kind.__init__)
     parts = [hint for hint in hints.values() if inspect.isclass(hint) and dataclasses.is_dataclass(hint)]
-    found = {}
+    texts = {}
     for described in (*reversed(kind.__mro__), *parts):
-        for one in (described, vars(described).get("position")):
-            found |= _described(inspect.cleandoc(getattr(one, "__doc__", None) or ""))
-    return found
+        for owner in (described, vars(described).get("position")):
+            texts |= _described(inspect.cleandoc(getattr(owner, "__doc__", None) or ""))
+    return texts
 
 
 def _described(text: str) -> Iterator[tuple[str, str]]:
@@ -184,7 +184,7 @@ def _measured(model: str, encoding: str) -> tuple[int, int]:
         built = graticule.create_model(model, encoding=encoding).eval()
         with FlopCounterMode(display=False) as counter:
             built(torch.empty(1, 3, *built.img_size))
-    learned = sum(each.numel() for each in built.position.parameters() if each.requires_grad)
+    learned = sum(parameter.numel() for parameter in built.position.parameters() if parameter.requires_grad)
     return learned, counter.get_total_flops() // 2
 
 

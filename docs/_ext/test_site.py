@@ -22,15 +22,15 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        if given.get("id"):
-            self.names.add(given["id"])
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
-        if tag in LOADS and given.get(LOADS[tag]) and given.get("rel") not in ("index", "search", "next", "prev"):
-            self.loads.append(given[LOADS[tag]])
+        values = dict(attributes)
+        if values.get("id"):
+            self.names.add(values["id"])
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        if tag in LOADS and values.get(LOADS[tag]) and values.get("rel") not in ("index", "search", "next", "prev"):
+            self.loads.append(values[LOADS[tag]])
         if tag == "img":
-            self.pictures.append(given)
+            self.pictures.append(values)
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(int(tag[1]))
 

@@ -67,7 +67,7 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error_and_not_an_endless_sea
 
 @pytest.mark.parametrize("name", ["image_folder", "pictures", "hugging_face", "text_folder"])
 def test_a_missing_root_is_named(tmp_path, name):
-    load = load_text if name == "text_folder" else partial(load_dataset, name, "train")
+    load = partial(load_text, name) if name == "text_folder" else partial(load_dataset, name, "train")
     with pytest.raises(FileNotFoundError, match=r"got none; a folder .* is written \./NAME"):
         load(root=None)
     with pytest.raises(FileNotFoundError, match="nowhere', which does not exist"):

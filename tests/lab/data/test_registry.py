@@ -1,4 +1,4 @@
-import subprocess
+import importlib
 import sys
 from functools import partial
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import graticule
+from graticule.lab.data import sets
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.registry import Document, list_datasets, list_texts, load_dataset, load_text
+from graticule.lab.data.registry import DATASETS, TEXTS, Document, list_datasets, list_texts, load_dataset, load_text
 from graticule.lab.data.text_module import TextModule
 
 INFO = DatasetInfo("noise", ("dark", "light"), 1, (8, 8), (0.5,), (0.3,))
@@ -85,17 +86,12 @@ def test_invalid_registrations_and_data_sets_are_refused():
             act()
 
 
-def test_a_plugin_that_takes_the_name_of_ours_is_refused_even_if_it_comes_first():
-    code = """if True:
-        import graticule
-        for register, name in ((graticule.register_dataset, "digits"), (graticule.register_text, "pydoc")):
-            try:
-                register(name)(lambda *given: None)
-            except ValueError as error:
-                print(error)
-        """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [line.partition(", which")[0] for line in done.stdout.splitlines()] == [
-        "`name` must be new, got 'digits'",
-        "`name` must be new, got 'pydoc'",
-    ]
+def test_a_plugin_that_takes_the_name_of_ours_is_refused_even_if_it_comes_first(monkeypatch):
+    for table, file in ((DATASETS, "published"), (TEXTS, "texts")):  # as if nothing was imported yet
+        monkeypatch.setattr(sets, file, importlib.import_module(f"{sets.__name__}.{file}"))
+        monkeypatch.delitem(sys.modules, f"{sets.__name__}.{file}")
+        table.clear()
+        monkeypatch.setattr(table, "_complete", False)
+    for table, name in ((DATASETS, "digits"), (TEXTS, "pydoc")):
+        with pytest.raises(ValueError, match=f"`name` must be new, got '{name}', which"):
+            table.register(name)(noise)

@@ -30,13 +30,6 @@ def test_an_epoch_has_every_token_as_a_target_once_but_for_less_than_a_window(n,
         assert torch.equal(targets, (inputs + 1) % n)
 
 
-def test_too_little_text_for_a_window_is_an_error():
-    with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens, 100, got 128"):
-        TextWindows(counted(100), 128, 0)
-    with pytest.raises(ValueError, match="`context` must be at least 1, got 0"):
-        TextWindows(counted(100), 0, 0)
-
-
 @pytest.mark.parametrize("length", [1, 3, 8, 13, 14, 100])
 def test_evaluation_has_every_token_as_a_target_once_at_any_length(length):
     tokenizer = ByteTokenizer()
@@ -115,12 +108,18 @@ def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_process
 
 
 def test_invalid_settings_are_refused_by_name():
-    for name in ("limit_train", "limit_test", "context", "eval_batch_size"):
-        with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
-            TextModule(**{name: 0})
-    with pytest.raises(ValueError, match="did you mean 'pydoc'"):
-        TextModule("pydocs")
-    with pytest.raises(ValueError, match="`context` must not exceed"):
-        TextModule(context=500_000).setup()
-    with pytest.raises(ValueError, match=r"`batch_size`.*2"):
-        module(batch_size=15).train_order(world_size=2)
+    cases = [
+        *(
+            (lambda name=name: TextModule(**{name: 0}), f"`{name}` must be at least 1, got 0")
+            for name in ("limit_train", "limit_test", "context", "eval_batch_size")
+        ),
+        (lambda: TextModule("pydocs"), "did you mean 'pydoc'"),
+        (lambda: TextModule(context=500_000).setup(), "`context` must not exceed"),
+        (lambda: module(batch_size=15).train_order(world_size=2), r"`batch_size`.*2"),
+        (lambda: TextWindows(counted(100), 128, 0), "`context` must not exceed .* training tokens, 100, got 128"),
+        (lambda: TextWindows(counted(100), 0, 0), "`context` must be at least 1, got 0"),
+        (lambda: EvaluationWindows(counted(9), 0), "`length` must be at least 1, got 0"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()

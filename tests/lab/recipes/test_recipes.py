@@ -23,7 +23,7 @@ from graticule.encodings.lrpe import Glrpe, Lrpe, LrpeM
 from graticule.encodings.sgu import Sgu
 from graticule.lab.data.module import build_mixup
 from graticule.lab.data.registry import DATASETS
-from graticule.lab.data.sets.mnist import digits
+from graticule.lab.data.sets.published import digits
 from graticule.lab.recipes.load import RECIPES, list_recipes, load_recipe
 from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
 from graticule.lab.tasks.distillation import Distillation

@@ -80,27 +80,23 @@ def test_reading_a_run_does_not_change_it(tmp_path):
     assert summarise(folder).state == "stopped"
 
 
-def test_epochs_and_top1_are_those_of_the_metrics(tmp_path):
-    summary = summarise(write_run(tmp_path / "run", (50, 70.5, 70.5, 60.25), epochs=30, cooldown_epochs=5))
-    assert (summary.epoch, summary.epochs, summary.best, summary.last) == (4, 35, (70.5, 2), 60.25)
-    assert summary.recipe["model"] == "vit_nano_patch4_28" and summary.damage == ""
-    summary = summarise(write_run(tmp_path / "new"))
-    assert (summary.epoch, summary.epochs, summary.best, summary.last) == (0, 10, None, None)
-
-
-def test_a_score_that_is_not_finite_is_neither_best_nor_last(tmp_path):
-    summary = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
-    assert (summary.epoch, summary.best, summary.last, summary.state) == (3, (40.0, 2), None, "stopped")
-    assert summarise(write_run(tmp_path / "other", ("nan",))).best is None
-
-
-def test_the_lowest_bits_per_byte_are_the_best_and_the_first_of_equals(tmp_path):
-    summary = summarise(write_run(tmp_path / "run", (3.5, 2.25, 2.25, 2.5, "nan"), kind=TextRecipe))
-    assert (summary.metric, summary.best, summary.last) == (BITS_PER_BYTE, (2.25, 2), None)
-    summary = summarise(write_run(tmp_path / "other", ("nan", 3.5, 2.25), kind=TextRecipe))
-    assert (summary.best, summary.last) == ((2.25, 3), 2.25)
-    summary = summarise(write_run(tmp_path / "new", kind=TextRecipe))
-    assert (summary.metric, summary.best, summary.last) == (BITS_PER_BYTE, None, None)
+@pytest.mark.parametrize(
+    ("kind", "scores", "expected"),
+    [  # epoch, best score and its epoch, the first of equals, and last score; those that are not finite are neither
+        (Recipe, (50, 70.5, 70.5, 60.25), (4, (70.5, 2), 60.25)),
+        (Recipe, ("nan", 40, ""), (3, (40.0, 2), None)),
+        (Recipe, ("nan",), (1, None, None)),
+        (Recipe, (), (0, None, None)),
+        (TextRecipe, (3.5, 2.25, 2.25, 2.5, "nan"), (5, (2.25, 2), None)),
+        (TextRecipe, ("nan", 3.5, 2.25), (3, (2.25, 3), 2.25)),
+        (TextRecipe, (), (0, None, None)),
+    ],
+)
+def test_epochs_and_scores_are_those_of_the_metrics(tmp_path, kind, scores, expected):
+    summary = summarise(write_run(tmp_path / "run", scores, kind, epochs=30, cooldown_epochs=5))
+    assert (summary.epoch, summary.best, summary.last) == expected
+    assert (summary.epochs, summary.metric, summary.damage) == (35, kind.metric, "")
+    assert summary.state == ("stopped" if scores else "no epoch yet") and summary.recipe["model"] == kind().model
 
 
 def test_the_metric_of_a_run_is_the_recorded_one(tmp_path):
@@ -111,11 +107,14 @@ def test_the_metric_of_a_run_is_the_recorded_one(tmp_path):
     assert (summarise(folder).best, summarise(folder).last) == (None, None)
 
 
-def test_a_recipe_without_a_metric_is_judged_by_the_columns_of_its_metrics(tmp_path):
-    folder = write_run(tmp_path / "run", (50, 60))
-    (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit"}}')
-    summary = summarise(folder)
-    assert (summary.metric, summary.best, summary.state) == (TOP1, (60.0, 2), "stopped")
+@pytest.mark.parametrize("text", ['{"recipe": {"epochs": 7, "model": "vit"}}', "{"])
+def test_without_a_recorded_metric_a_run_is_judged_by_the_columns_of_its_metrics(tmp_path, text):
+    for kind, scores, metric in ((Recipe, (50, 60), TOP1), (TextRecipe, (3.5, 2.25), BITS_PER_BYTE)):
+        folder = write_run(tmp_path / metric.key, scores, kind)
+        (folder / "recipe.json").write_text(text)
+        summary = summarise(folder)
+        assert (summary.metric, summary.best) == (metric, (scores[1], 2))
+        assert summary.state == ("damaged" if text == "{" else "stopped")
 
 
 def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that_it_recorded(tmp_path):
@@ -132,13 +131,6 @@ def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that
     assert (summary.metric.title, summary.best, summary.last, summary.damage) == ("mAP", (0.25, 1), 0.125, "")
     (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric | {"highest": "yes"}}))
     assert summarise(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
-
-
-def test_the_metric_of_a_damaged_recipe_is_inferred_from_the_columns(tmp_path):
-    folder = write_run(tmp_path / "run", (3.5, 2.25, 2.5), kind=TextRecipe)
-    (folder / "recipe.json").write_text("{")
-    summary = summarise(folder)
-    assert (summary.metric, summary.best, summary.last, summary.state) == (BITS_PER_BYTE, (2.25, 2), 2.5, "damaged")
 
 
 def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
@@ -247,11 +239,8 @@ def metrics(*top1, seconds=10.0):
     }
 
 
-def test_the_curve_of_one_run_has_its_values():
+def test_a_curve_has_means_and_deviations_over_the_epochs_of_all_runs():
     assert curve([metrics(50, 60)], "val_top1") == [Point(1, 50, None), Point(2, 60, None)]
-
-
-def test_the_curve_of_several_runs_has_means_and_deviations_over_shared_epochs():
     points = curve([metrics(50, 60, 70), metrics(54, 64, seconds=20)], "val_top1")
     assert points == [Point(1, 52, pytest.approx(8**0.5)), Point(2, 62, pytest.approx(8**0.5))]
     assert curve([metrics(50), metrics()], "val_top1") == []
@@ -263,7 +252,7 @@ def test_the_curve_has_no_value_where_a_run_has_none(missing):
     assert first.mean == 52 and math.isnan(second.mean) and math.isnan(second.deviation)
 
 
-def test_missing_seconds_are_nan():
+def test_a_curve_needs_no_seconds():
     without = metrics(50, 60)
     del without["seconds"]
     assert [point.epoch for point in curve([without], "val_top1")] == [1, 2]

@@ -12,7 +12,7 @@ from torch import nn
 
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.sets.mnist import DIGITS
+from graticule.lab.data.sets.published import DIGITS
 from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
 from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
 from graticule.lab.training.loop import train

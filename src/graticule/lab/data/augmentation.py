@@ -61,27 +61,20 @@ class Augmentation:
         if self.interpolation not in INTERPOLATIONS:
             known = ", ".join(INTERPOLATIONS)
             raise ValueError(f"`augmentation.interpolation` must be one of {known}, got {self.interpolation!r}.")
-        if self.scale is not None and self.scale[0] > self.scale[1]:
-            raise ValueError(f"`augmentation.scale` must be a range, the smaller share first, got {self.scale}.")
+        for name, smaller in (("scale", "share"), ("ratio", "number")):
+            if (ends := getattr(self, name)) is not None and ends[0] > ends[1]:
+                raise ValueError(f"`augmentation.{name}` must be a range, the smaller {smaller} first, got {ends}.")
         if self.random_crop_padding and (self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
             raise ValueError(
                 f"`augmentation.random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, "
                 f"which those by area have, got {self.random_crop_padding}."
             )
-        if self.ratio[0] > self.ratio[1]:
-            raise ValueError(f"`augmentation.ratio` must be a range, the smaller number first, got {self.ratio}.")
 
     @property
     def random(self) -> bool:
         """Return whether a training image differs from epoch to epoch."""
-        return bool(
-            self.random_crop_padding
-            or self.scale
-            or self.hflip
-            or self.color_jitter
-            or self.rand_augment
-            or self.erasing
-        )
+        crops = self.random_crop_padding or self.scale
+        return bool(crops or self.hflip or self.color_jitter or self.rand_augment or self.erasing)
 
 
 def named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]) -> Callable[[Any], Any]:
@@ -127,9 +120,6 @@ class DenseAugmentation:
 def fitted_sizes(texts: tuple[str, ...], name: str) -> list[tuple[int, int]]:
     """Parse sizes that images are fitted to, SHORTERxLONGER or SIDE in pixels."""
     sizes = parse_sizes(texts, name)
-    for shorter, longer in sizes:
-        if shorter > longer:
-            raise ValueError(
-                f"`{name}` must be SHORTERxLONGER sides in pixels, such as 800x1333, got {shorter}x{longer}."
-            )
+    if wrong := [f"{shorter}x{longer}" for shorter, longer in sizes if shorter > longer]:
+        raise ValueError(f"`{name}` must be SHORTERxLONGER sides in pixels, such as 800x1333, got {wrong[0]}.")
     return sizes

@@ -91,11 +91,6 @@ def read_image(path: Path, size: tuple[int, int] | None = None, source: object =
     return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
 
 
-def clip_boxes(boxes: np.ndarray, size: tuple[int, int] | np.ndarray) -> np.ndarray:
-    """Clip boxes (n, 4), left, top, right, bottom, to an image of `size` = (height, width), or one each, (n, 2)."""
-    return boxes.clip(0, np.asarray(size)[..., [1, 0, 1, 0]])
-
-
 def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:
     """Return the target of an image with objects; `iscrowd` is 0 and `area` that of the boxes unless they are given.
 
@@ -107,12 +102,11 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
         further: other entries of the target.
     """
     corners = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
-    sides = corners[:, 2:] - corners[:, :2]
     return {
         "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size),
         "labels": torch.from_numpy(np.asarray(labels, dtype=np.int64).reshape(-1).copy()),
         "iscrowd": torch.zeros(len(corners), dtype=torch.bool),
-        "area": sides.prod(-1),
+        "area": (corners[:, 2:] - corners[:, :2]).prod(-1),
         "image_id": image_id,
         **further,
     }

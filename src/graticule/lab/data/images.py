@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -279,12 +280,10 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """Return the turn of an opened image that its EXIF data ask for; Pillow itself turns TIFF."""
-    if image.format == "TIFF" or "exif" not in image.info:
-        return None
-    try:
-        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except (SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged
-        return None
+    with contextlib.suppress(SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged
+        if image.format != "TIFF" and "exif" in image.info:
+            return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return None
 
 
 def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, Any]:
@@ -297,4 +296,5 @@ def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, An
 
 def spread(count: int, most: int = 32) -> list[int]:
     """Return at most `most` of `count` indices, evenly spaced; by default those whose contents a fingerprint has."""
-    return [index * count // min(count, most) for index in range(min(count, most))]
+    most = min(count, most)
+    return [index * count // most for index in range(most)]

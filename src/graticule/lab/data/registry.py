@@ -37,13 +37,12 @@ V = TypeVar("V")
 #: The folder of the files that register data sets and texts, and the file of each name.
 _SETS = "graticule.lab.data.sets"
 _FILES = {
-    **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "published"),
+    **dict.fromkeys(("cifar10", "cifar100", "digits", "fashion_mnist"), "published"),
     **dict.fromkeys(("coco", "coco_train"), "coco"),
     **dict.fromkeys(("mask_folder", "ade20k", "camvid"), "mask_folder"),
     **dict.fromkeys(("image_folder", "pictures"), "folder"),
     **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
     **dict.fromkeys(("pydoc", "text_folder"), "texts"),
-    "digits": "mnist",
     "hugging_face": "hugging_face",
 }
 
@@ -145,11 +144,10 @@ def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, Datas
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], DatasetInfo)):
         raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(pair).__name__}.")
     images, info = pair
+    good = all(hasattr(images, needed) for needed in ("__len__", "__getitem__", "labels"))
+    kind = "images with a length, indexing and `labels`"
     if isinstance(info, DenseInfo):
         good, kind = isinstance(images, DenseImages), "DenseImages with a DenseInfo"
-    else:
-        good = all(hasattr(images, needed) for needed in ("__len__", "__getitem__", "labels"))
-        kind = "images with a length, indexing and `labels`"
     if not good:
         raise TypeError(f"the dataset {name!r} must return {kind}, got {type(images).__name__}.")
     return images, info

@@ -123,22 +123,21 @@ class EvaluationWindows(WholeBatches):
             raise ValueError("`tokens` must be at least 1, got none.")
         self.length = length
         windows = -(-len(tokens) // length)
-        self._targets = np.full(windows * length, PADDING, dtype=np.int64)
-        self._targets[: len(tokens)] = tokens
-        self._inputs = np.full(windows * length, ByteTokenizer.end, dtype=np.int64)
-        self._inputs[1 : len(tokens)] = tokens[:-1]
+        stream = torch.from_numpy(tokens.astype(np.int64))
+        self._targets = torch.full((windows, length), PADDING)
+        self._targets.view(-1)[: len(tokens)] = stream
+        self._inputs = torch.full((windows, length), ByteTokenizer.end)
+        self._inputs.view(-1)[1 : len(tokens)] = stream[:-1]
 
     def __len__(self) -> int:
-        return len(self._targets) // self.length
+        return len(self._targets)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, length) of a whole batch, and its targets (B, length)."""
         numbers = torch.as_tensor(indices)
         repeated = numbers < 0
         numbers = torch.where(repeated, -1 - numbers, numbers)
-        inputs = torch.from_numpy(self._inputs).view(-1, self.length)[numbers]
-        targets = torch.from_numpy(self._targets).view(-1, self.length)[numbers]
-        return inputs, targets.masked_fill(repeated[:, None], PADDING)
+        return self._inputs[numbers], self._targets[numbers].masked_fill(repeated[:, None], PADDING)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ class ProfileRow:
         """Choice, task and seed, which identify a training."""
         return self.choice, self.task, self.seed
 
+    @property
+    def known(self) -> bool:
+        """Return whether the score was measured."""
+        return not math.isnan(self.normalized)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -90,7 +95,7 @@ class Profile:
     def scores(self, choice: str, task: str, side: int) -> list[float]:
         """Return the scores over seeds, in percent from chance to perfect answers; empty if nothing was measured."""
         cell = (choice, task, side)
-        return [100 * row.normalized for row in self.rows if (row.choice, row.task, row.side) == cell and _known(row)]
+        return [100 * row.normalized for row in self.rows if (row.choice, row.task, row.side) == cell and row.known]
 
     def overall(self, side: int) -> dict[str, list[float]]:
         """Return choice -> its mean scores over all tasks in percent, for the seeds that have all choices and tasks.
@@ -100,7 +105,7 @@ class Profile:
         choices, count = self.choices, len(self.tasks)
         by_seed: dict[int, dict[str, list[float]]] = {seed: {choice: [] for choice in choices} for seed in self.seeds}
         for row in self.rows:
-            if row.side == side and _known(row):
+            if row.side == side and row.known:
                 by_seed[row.seed][row.choice].append(100 * max(0.0, row.normalized))
         complete = [by for by in by_seed.values() if all(len(scores) == count for scores in by.values())]
         return {choice: [fmean(by[choice]) for by in complete] for choice in choices}
@@ -114,7 +119,7 @@ class Profile:
     def complete(self, tasks: Sequence[str], seeds: Sequence[int], sides: Sequence[int]) -> Profile:
         """Return the scores of the choices that have all of them for tasks, seeds and sizes."""
         rows = [row for row in self.rows if row.task in tasks and row.seed in seeds and row.side in sides]
-        counts = Counter(row.choice for row in rows if _known(row))
+        counts = Counter(row.choice for row in rows if row.known)
         choices = [choice for choice in counts if counts[choice] == len(tasks) * len(seeds) * len(sides)]
         if not choices:
             raise ValueError(
@@ -185,10 +190,6 @@ class Profile:
 def _mean(values: Sequence[float]) -> list[int]:
     """Return mean and standard deviation in whole percent; the mean alone of a single value, nothing of none."""
     return [round(function(values)) for function in (fmean, stdev)[: len(values)]]
-
-
-def _known(row: ProfileRow) -> bool:
-    return not math.isnan(row.normalized)
 
 
 def read_profile(path: Path) -> Profile:

@@ -168,14 +168,13 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with _output_in(Path(folder) / OUTPUT):
+        from graticule.lab.training.loop import train
+        from graticule.lab.training.run_folder import Interrupted
+        from graticule.lab.training.task import read_recipe
         from graticule.registry.plugins import load_plugin
 
         for plugin in plugins:
             load_plugin(plugin)
-        from graticule.lab.training.loop import train
-        from graticule.lab.training.run_folder import Interrupted
-        from graticule.lab.training.task import read_recipe
-
         try:
             train(read_recipe(recipe), folder, resume=True, progress=False)
         except Interrupted as stopped:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from typing_extensions import TypedDict
 
-from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target, clip_boxes, inside, read_image
+from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target, inside, read_image
 from graticule.lab.data.images import MOST_CLASSES, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.registry.checks import printable
@@ -118,7 +118,7 @@ class CocoImages(DenseImages):
         stated = np.array([annotation["bbox"] for annotation in annotations], dtype=np.float64).reshape(-1, 4)
         stated[:, 2:] += stated[:, :2]
         of = [images[annotation["image_id"]] for annotation in annotations]
-        boxes = clip_boxes(stated, np.array([(image["height"], image["width"]) for image in of]).reshape(-1, 2))
+        boxes = stated.clip(0, np.array([(image["width"], image["height"]) * 2 for image in of]).reshape(-1, 4))
         areas = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1)
         crowds = np.array([annotation.get("iscrowd", False) for annotation in annotations], dtype=bool)
         left_out = (training & crowds) | (areas <= 0)

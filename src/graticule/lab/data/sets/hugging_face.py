@@ -66,7 +66,7 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
     if missing := [part for part, name in parts.items() if not name]:
         expected = " or ".join(SPLITS[missing[0]])
         raise ValueError(f"`data_root` must have a split {expected}, got {', '.join(tables)} in {root}.")
-    names, others = (_names(tables[name], root / name) for name in parts.values())
+    names, others = (_names(tables[name], datasets.ClassLabel, root / name) for name in parts.values())
     if names != others:
         raise ValueError(
             f"`data_root` must have the same classes in both splits, got {names[:5]} and {others[:5]} in {root}."
@@ -112,11 +112,9 @@ def _column(rows: Any, kind: type, folder: Path) -> str:
     return name
 
 
-def _names(rows: Any, folder: Path) -> tuple[str, ...]:
+def _names(rows: Any, kind: type, folder: Path) -> tuple[str, ...]:
     """Return the names of the classes."""
-    import datasets
-
-    names = rows.features[_column(rows, datasets.ClassLabel, folder)].names
+    names = rows.features[_column(rows, kind, folder)].names
     if not 2 <= len({name for name in names if isinstance(name, str)}) == len(names) <= MOST_CLASSES:
         raise ValueError(
             f"`data_root` must have two classes or more, {MOST_CLASSES:,} at most, with different names, got "

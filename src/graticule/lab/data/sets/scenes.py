@@ -18,7 +18,7 @@ from torchvision.ops import masks_to_boxes
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target
 from graticule.lab.data.images import ArrayImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.mnist import digits
+from graticule.lab.data.sets.published import digits
 
 #: Height and width of a scene, in pixels.
 SIZE = (96, 96)
