@@ -195,15 +195,16 @@ FAULTS = [
     ("rope", "process-wide cache without the dtype", "caches", "dtype"),
     ("rope", "by the images", "export", "torch.export must take the model"),
     ("rope", "fixed batch", "export", "torch.export must take the model"),
+    ("resized", "way back", "sizes", "set_input_size there and back must restore the result"),
 ]
 
 
 @pytest.mark.parametrize(("position", "fault", "check", "message"), FAULTS)
 def test_a_planted_fault_is_found_by_its_check(position, fault, check, message):
     PROCESS_WIDE.clear()
-    found = outcomes(Small(position, fault), skip=set(CHECKS) - {check})
-    assert found[check][0] == "failed", found
-    assert re.search(message, found[check][1]), found[check]
+    model = Resized(fault) if position == "resized" else Small(position, fault)
+    outcome, detail = outcomes(model, skip=set(CHECKS) - {check})[check]
+    assert outcome == "failed" and re.search(message, detail), detail
 
 
 @pytest.mark.filterwarnings("ignore")  # of timm's own resampling of a bias table
@@ -221,13 +222,6 @@ def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
         assert kind == "failed" and "a transposed model must give the same" in said, said
     else:  # timm before 1.0.31
         assert kind == "not applicable" and "is refused" in said, said
-
-
-def test_set_input_size_that_forgets_a_part_is_found():
-    only = set(CHECKS) - {"sizes"}
-    assert outcomes(Resized(), skip=only)["sizes"][0] == "passed"
-    kind, said = outcomes(Resized("way back"), skip=only)["sizes"]
-    assert kind == "failed" and "set_input_size there and back must restore the result" in said
 
 
 def test_models_with_windows_are_checked_at_another_size():

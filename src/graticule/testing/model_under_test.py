@@ -46,17 +46,6 @@ class Failed(AssertionError):
     """A law does not hold; the message names the law and the failure."""
 
 
-@dataclass(frozen=True)
-class TableUnderTest:
-    """An absolute position table: a parameter or buffer with one row per patch, and possibly rows of prefix tokens.
-
-    axes: the dimension of its patches, or the two dimensions of its rows and columns.
-    """
-
-    name: str
-    axes: tuple[int, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class ModelUnderTest:
     """A model at one image size.
@@ -260,9 +249,13 @@ class ModelUnderTest:
         return changes[: len(patches)]
 
     @cached_property
-    def tables(self) -> list[TableUnderTest]:
-        """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches."""
-        tables, rows = [], math.prod(self.home)
+    def tables(self) -> dict[str, tuple[int, ...]]:
+        """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches.
+
+        By name, the dimension of patches, or those of rows and columns. There may be rows of prefix tokens, too.
+        """
+        tables: dict[str, tuple[int, ...]] = {}
+        rows = math.prod(self.home)
         try:
             extra = self.seen().inputs[self.seen().tokens].shape[1] - self.patches
         except LookupError:
@@ -271,9 +264,9 @@ class ModelUnderTest:
             wide = tuple(axis for axis, side in enumerate(tensor.shape) if side > 1)
             sides = tuple(tensor.shape[axis] for axis in wide)
             if len(wide) == 2 and rows <= sides[0] <= rows + max(extra, 0):
-                tables.append(TableUnderTest(name, wide[:1]))
+                tables[name] = wide[:1]
             elif len(wide) == 3 and self.home in (sides[:2], sides[1:]):
-                tables.append(TableUnderTest(name, wide[:2] if sides[:2] == self.home else wide[1:]))
+                tables[name] = wide[:2] if sides[:2] == self.home else wide[1:]
         return tables
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -286,14 +279,14 @@ class ModelUnderTest:
         model = copy.deepcopy(self.model)
         tensors = tensors_of(model)
         with torch.no_grad():
-            for table in self.tables:
-                tensors[table.name].copy_(from_rows(tensors[table.name], table, values[table.name]))
+            for name, axes in self.tables.items():
+                tensors[name].copy_(from_rows(tensors[name], axes, values[name]))
         return replace(self, model=model)
 
     def values(self) -> dict[str, Tensor]:
         """Return the values of the tables, (rows, D) each."""
         tensors = tensors_of(self.model)
-        return {table.name: to_rows(tensors[table.name].detach(), table) for table in self.tables}
+        return {name: to_rows(tensors[name].detach(), axes) for name, axes in self.tables.items()}
 
     @cached_property
     def without_tables(self) -> ModelUnderTest:
@@ -306,16 +299,16 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
-def to_rows(value: Tensor, table: TableUnderTest) -> Tensor:
-    """Return a table as (rows, D)."""
-    moved = value.movedim(table.axes, tuple(range(len(table.axes))))
-    return moved.reshape(math.prod(moved.shape[: len(table.axes)]), -1).clone()
+def to_rows(value: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return a table whose patches are along `axes` as (rows, D)."""
+    moved = value.movedim(axes, tuple(range(len(axes))))
+    return moved.reshape(math.prod(moved.shape[: len(axes)]), -1).clone()
 
 
-def from_rows(like: Tensor, table: TableUnderTest, rows: Tensor) -> Tensor:
-    """Return (rows, D) in the shape of a table."""
-    moved = like.movedim(table.axes, tuple(range(len(table.axes))))
-    return rows.reshape(moved.shape).movedim(tuple(range(len(table.axes))), table.axes)
+def from_rows(like: Tensor, axes: tuple[int, ...], rows: Tensor) -> Tensor:
+    """Return (rows, D) in the shape of a table whose patches are along `axes`."""
+    first = tuple(range(len(axes)))
+    return rows.reshape(like.movedim(axes, first).shape).movedim(first, axes)
 
 
 def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:

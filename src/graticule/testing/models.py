@@ -175,10 +175,10 @@ def _transposed(subject: ModelUnderTest, other: ModelUnderTest) -> nn.Module:
     if subject.tables and other.home != subject.home[::-1]:
         raise NotApplicable("its tables are stored for one grid")
     values, tensors = subject.values(), tensors_of(model)
-    for before, after in zip(subject.tables, other.tables, strict=True):
-        ahead, patches = subject.split(values[before.name])
+    for before, (name, axes) in zip(subject.tables, other.tables.items(), strict=True):
+        ahead, patches = subject.split(values[before])
         rows = torch.cat([ahead, _transposed_rows(patches, subject.home)])
-        tensors[after.name].copy_(from_rows(tensors[after.name], after, rows))
+        tensors[name].copy_(from_rows(tensors[name], axes, rows))
     return model
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.liere import LieRe
 from graticule.external.recorder import record
+from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.testing.model_under_test import (
     SAME,
@@ -30,12 +31,6 @@ RIGHT = "row by row"
 COLUMNS = "column by column"
 SHIFTED = "shifted by {:+d}"
 OPPOSITE = "queries and keys rotated in opposite directions"
-
-
-def coordinates(grid: Size) -> Tensor:
-    """Return the (y, x) of each patch, row by row, (H * W, 2)."""
-    rank = torch.arange(grid[0] * grid[1])
-    return torch.stack([rank // grid[1], rank % grid[1]], -1)
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,8 @@ class Relative:
         """Return the order in which logits depend only on the displacement of two patches; None if there is none."""
         height, width = self.shape
         rank = torch.arange(height * width)
-        row_by_row = coordinates(self.shape)
-        readings = {RIGHT: (rank, row_by_row), COLUMNS: (rank, torch.stack([rank % height, rank // height], -1))}
+        row_by_row = Grid(*self.shape).coordinates()
+        readings = {RIGHT: (rank, row_by_row), COLUMNS: (rank, Grid(width, height).coordinates().flip(-1))}
         for shift in (1, -1, *range(2, self.outside + 1), *range(-2, -self.outside - 1, -1)):
             ranks = rank[(rank + shift >= 0) & (rank + shift < len(rank))]
             readings[SHIFTED.format(shift)] = ranks, row_by_row[ranks + shift]
@@ -134,7 +129,7 @@ def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> R
     logits = seen.logits[0]
     size = logits.shape[-1]
     inside = torch.nonzero(rows // size == rows[0] // size).flatten()  # the patches of the first patch's window
-    places = coordinates(subject.grid)[inside]
+    places = Grid(*subject.grid).coordinates()[inside]
     height, width = (places.amax(0) - places.amin(0) + 1).tolist()
     if height * width != len(inside):
         raise NotApplicable("the patches that attend to each other are not a rectangle")
@@ -170,7 +165,7 @@ def resampled_reading(measured: Tensor, old: Size, new: Size) -> tuple[str, floa
     Returns:
         The nearest reading, and the largest distance from it, in patches of the old grid.
     """
-    table = coordinates(old).double()
+    table = Grid(*old).coordinates().double()
 
     def resized(values: Tensor, shape: Size, target: Size) -> Tensor:
         maps = values.T.reshape(1, 2, *shape)
@@ -301,7 +296,7 @@ def _resampled(subject: ModelUnderTest) -> tuple[str, float, Size]:
     subject = subject.at(subject.home)
     if subject.grid[0] == subject.grid[1] and hasattr(subject.model, "set_input_size"):
         raise NotApplicable("the table is of a square grid and refuses others")
-    plain, places = subject.without_tables, coordinates(subject.grid).double()
+    plain, places = subject.without_tables, Grid(*subject.grid).coordinates().double()
     filled = {}
     for name, value in subject.values().items():
         ahead = torch.full((len(value) - subject.patches, 2), 50.0, dtype=value.dtype)

@@ -18,12 +18,12 @@ from torch import Tensor
 from graticule.encodings.build import build_position
 from graticule.position.grid import Grid
 from graticule.position.places import by
-from graticule.testing.model_under_test import SAME, Failed, NotApplicable, check_same, is_same
+from graticule.testing.model_under_test import SAME, Failed, NotApplicable, Size, check_same, is_same
 from graticule.testing.order import COLUMNS, OPPOSITE, RIGHT, Relative
-from graticule.testing.tables import PositionCode, Shape, laws_of
+from graticule.testing.tables import PositionCode, laws_of
 
 #: Grids of the laws: a square, one of twice its sides, one of as many patches, and two transposed ones.
-GRIDS: tuple[Shape, ...] = ((6, 6), (12, 12), (4, 9), (3, 5), (5, 3))
+GRIDS: tuple[Size, ...] = ((6, 6), (12, 12), (4, 9), (3, 5), (5, 3))
 #: A grid whose columns bfloat16 cannot count.
 LONG = 2, 300
 
@@ -33,14 +33,14 @@ class PairCode(PositionCode, ABC):
 
     prefix: int
     expected: PairCode | None
-    grids: tuple[Shape, ...]
+    grids: tuple[Size, ...]
 
     @abstractmethod
-    def at(self, grid: Shape) -> Tensor:
+    def at(self, grid: Size) -> Tensor:
         """Return the position of all tokens of a grid; the first axis is heads."""
 
     @abstractmethod
-    def attention(self, grid: Shape, plain: bool = False) -> Relative:
+    def attention(self, grid: Size, plain: bool = False) -> Relative:
         """Return the attention between patches that differ in their position alone; `plain`, all channels are alike."""
 
 
@@ -57,12 +57,12 @@ class RotationCode(PairCode):
     grids: the grids of the laws, the first a square if there is one.
     """
 
-    rotate: Callable[[Tensor, Shape], Tensor]
+    rotate: Callable[[Tensor, Size], Tensor]
     channels: int
     heads: int = 1
     prefix: int = 0
     expected: RotationCode | None = None
-    grids: tuple[Shape, ...] = GRIDS
+    grids: tuple[Size, ...] = GRIDS
 
     @classmethod
     def of(cls, encoding: str, channels: int, heads: int = 1, prefix: int = 0) -> RotationCode:
@@ -73,7 +73,7 @@ class RotationCode(PairCode):
             raise ValueError(f"`encoding` must be one that rotates queries and keys, got {encoding!r}.")
         return cls(lambda x, grid: position(Grid(*grid, prefix=prefix))[0].rotary(x, x)[0], channels, heads, prefix)
 
-    def rotated(self, queries: Tensor, grid: Shape) -> Tensor:
+    def rotated(self, queries: Tensor, grid: Size) -> Tensor:
         """Return rotated queries of the same shape."""
         outputs = self.run(self.rotate, grid, queries, grid)
         if outputs.shape != queries.shape:
@@ -81,13 +81,13 @@ class RotationCode(PairCode):
             raise Failed(f"queries of {by(grid)} patches must keep their shape, {shapes}")
         return outputs
 
-    def at(self, grid: Shape, dtype: torch.dtype = torch.float64) -> Tensor:
+    def at(self, grid: Size, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return the matrix that multiplies each token, (h, prefix + N, d, d)."""
         units = torch.eye(self.channels, dtype=dtype)[:, None, None]
         units = units.expand(-1, self.heads, self.prefix + math.prod(grid), -1)
         return self.rotated(units, grid).permute(1, 2, 3, 0)
 
-    def attention(self, grid: Shape, plain: bool = False) -> Relative:
+    def attention(self, grid: Size, plain: bool = False) -> Relative:
         """Return the attention of one query and one key at all patches."""
         pair = torch.randn(2, self.heads, 1, self.channels, 1, generator=torch.Generator().manual_seed(0)).double()
         vectors = self.at(grid)[:, self.prefix :].double() @ (torch.ones_like(pair) if plain else pair)
@@ -106,19 +106,19 @@ class BiasCode(PairCode):
     grids: the grids of the laws, the first a square if there is one, such as ((7, 7),) for code of one window.
     """
 
-    compute: Callable[[Shape], Tensor]
+    compute: Callable[[Size], Tensor]
     prefix: int = 0
     expected: BiasCode | None = None
-    grids: tuple[Shape, ...] = GRIDS
+    grids: tuple[Size, ...] = GRIDS
 
-    def at(self, grid: Shape) -> Tensor:
+    def at(self, grid: Size) -> Tensor:
         """Return the bias of a grid, (h, prefix + N, prefix + N)."""
         bias, side = self.run(self.compute, grid, grid), self.prefix + math.prod(grid)
         if bias.shape[-2:] != (side, side):
             raise Failed(f"the bias of {by(grid)} patches must be {side} x {side}, got {tuple(bias.shape)}")
         return bias.double().reshape(-1, side, side)
 
-    def attention(self, grid: Shape, plain: bool = False) -> Relative:
+    def attention(self, grid: Size, plain: bool = False) -> Relative:
         """Return the bias between patches."""
         return Relative(self.at(grid)[:, self.prefix :, self.prefix :], None, grid, self.prefix)
 
@@ -171,7 +171,7 @@ def shift(code: PairCode) -> str:
 def transposition(code: PairCode) -> str:
     """A transposed grid has the transposed position, in another order of channels or heads."""
 
-    def mirrors(grid: Shape) -> bool:
+    def mirrors(grid: Size) -> bool:
         there, back = (code.attention(at, plain=True).by_displacement() for at in (grid, grid[::-1]))
         return all(is_same(there[y, x].sum(), back[x, y].sum()) for y, x in there)
 
@@ -301,7 +301,7 @@ def _difference_of_rotations(code: PairCode, known: PairCode) -> str:
     return "other values" if _near(first, its_first) else "another origin, as of coordinates of corners or middles"
 
 
-def _angles(code: PairCode, grid: Shape) -> tuple[Tensor, Tensor, Tensor]:
+def _angles(code: PairCode, grid: Size) -> tuple[Tensor, Tensor, Tensor]:
     """Return the partner of each channel, (h, d), its angle at the first patch, and of a step on each axis, (2, h, d).
 
     A channel that is not rotated is its own partner.

@@ -14,11 +14,8 @@ from torch import Tensor
 from graticule.external.images import error_line
 from graticule.position.places import by
 from graticule.position.resampling import build_resampler
-from graticule.testing.model_under_test import SAME, Failed, NotApplicable, check_same, is_same
+from graticule.testing.model_under_test import SAME, Failed, NotApplicable, Size, check_same, is_same
 from graticule.testing.models import Finding
-
-#: (height, width) of a grid.
-Shape = tuple[int, int]
 
 
 def laws_of(*laws: Callable[[Any], str]) -> dict[str, Callable[[Any], str]]:
@@ -33,7 +30,7 @@ class PositionCode:
     laws: ClassVar[dict[str, Callable[[Any], str]]]
 
     @staticmethod
-    def run(code: Callable[..., Tensor], grid: Shape, *args: Any) -> Tensor:
+    def run(code: Callable[..., Tensor], grid: Size, *args: Any) -> Tensor:
         """Return the values of code for a grid, and check that they are finite."""
         try:
             position = code(*args).detach()
@@ -55,9 +52,9 @@ class TableCode(PositionCode):
     resampler: the declared resampling, such as 'bicubic(antialias=False)'.
     """
 
-    compute: Callable[[Shape], Tensor]
+    compute: Callable[[Size], Tensor]
     table: Tensor
-    native: Shape
+    native: Size
     prefix: int = 0
     resampler: str | None = None
 
@@ -67,7 +64,7 @@ class TableCode(PositionCode):
         return max(SAME, 8 * torch.finfo(self.table.dtype).eps)
 
     @property
-    def other_grids(self) -> tuple[Shape, ...]:
+    def other_grids(self) -> tuple[Size, ...]:
         """Grids that are larger, smaller and mixed."""
         height, width = self.native
         return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
@@ -99,7 +96,7 @@ class TableCode(PositionCode):
         """Return the rows of the table, (prefix + N, D)."""
         return self.table.detach().reshape(-1, self.table.shape[-1])
 
-    def at(self, grid: Shape) -> Tensor:
+    def at(self, grid: Size) -> Tensor:
         """Return the positions of a grid, and check their number and their values."""
         rows = self.run(self.compute, grid, grid)
         rows = rows.reshape(-1, rows.shape[-1])
@@ -108,7 +105,7 @@ class TableCode(PositionCode):
             raise Failed(f"{by(grid)} patches must have {expected}, got {len(rows)}")
         return rows
 
-    def map(self, grid: Shape) -> Tensor:
+    def map(self, grid: Size) -> Tensor:
         """Return the positions of the patches of a grid, (height, width, D)."""
         patches = self.at(grid)[self.prefix :]
         return patches.reshape(*grid, patches.shape[-1])
@@ -227,7 +224,7 @@ def resampling(code: TableCode) -> str:
     return known
 
 
-def _accepted(code: TableCode) -> dict[Shape, Tensor]:
+def _accepted(code: TableCode) -> dict[Size, Tensor]:
     """Return the positions of other grids; a law does not apply if they are refused, which other laws find."""
     try:
         return {grid: code.at(grid) for grid in code.other_grids}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +71,7 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
     positions = model.position(model.grid)
     layers: list[tuple[Tensor, nn.Module, nn.Module] | None] = []
     for stage, depth in enumerate(model.depths):
-        blocks = [model.block(stage, index) for index in range(depth)]
+        blocks: list[Any] = [model.block(stage, index) for index in range(depth)]
         table = positions[len(layers)].added_to_stream
         layers += [
             (table, block.norm1, getattr(block, "attn", block)) if table is not None and is_pre_norm(block) else None
