@@ -12,11 +12,11 @@ LINES = """
 benchmarks: . 2790
 evidence: . 2640
 graticule: . 30, analysis 3280, backbones 4910, checkpoints 1280, dense 2190, encodings 4820, external 5520, hub 750,
-  layers 1020, position 3410, registry 1140, surgery 2600, system 450, testing 2630
+  layers 1020, position 3410, registry 1140, surgery 2530, system 450, testing 2620
 graticule/lab: . 750, commands 3130, data 3640, figures 1350, gym 1430, pages 930, recipes 1170, studies 2350, tasks
   2450, training 2630
 tests: . 2960, analysis 2580, backbones 4700, checkpoints 1070, dense 800, encodings 4370, external 2470, gpu 810, hub
-  300, layers 920, parity 1660, position 2580, registry 700, surgery 2150, system 220, testing 1210
+  300, layers 920, parity 1660, position 2580, registry 700, surgery 2110, system 220, testing 1200
 tests/lab: . 50, commands 1710, data 2910, figures 380, gym 850, pages 420, recipes 500, studies 2010, tasks 1850,
   training 1430
 """
