@@ -43,10 +43,8 @@ _NAMES = {
 }
 #: mmdetection's background is the last class, torchvision's the first. mmdetection regresses boxes and masks of objects
 #: only; torchvision also has rows for the background, on which no result depends. This many become zeros.
-_BACKGROUND_LAST, _BACKGROUND_ROWS = (
-    "roi_head.bbox_head.fc_cls.",
-    {"roi_head.bbox_head.fc_reg.": 4, "roi_head.mask_head.conv_logits.": 1},
-)
+_BACKGROUND_LAST = "roi_head.bbox_head.fc_cls."
+_BACKGROUND_ROWS = {"roi_head.bbox_head.fc_reg.": 4, "roi_head.mask_head.conv_logits.": 1}
 _TABLE = re.compile(r"backbone\.pos_embed\d?$")
 
 
@@ -97,15 +95,15 @@ def renamed(published: Mapping[str, Tensor], features: str, state: Mapping[str, 
     adapter = f"{features}reader.level_embed" in state
     blocks = f"{features}necks.0.fpn.inner_blocks"
     levels = sum(name.startswith(blocks) and name.endswith(".0.weight") for name in state)
-    values_renamed = {}
+    renamed_state = {}
     for name, value in values.items():
         target = _own_name(name, adapter, levels, features)
         if target is None or (target not in state and _unused(target, features)):
             continue
         if _TABLE.search(target) and f"{features}backbone.cls_token" not in state:
             value = _without_class_row(value)
-        values_renamed[target] = _with_background(name, value)
-    return values_renamed
+        renamed_state[target] = _with_background(name, value)
+    return renamed_state
 
 
 def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | None:

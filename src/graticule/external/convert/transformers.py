@@ -115,8 +115,7 @@ def rebuild(model: Any, config: Any) -> Any:
 
 def check_as_built(model: Any) -> None:
     """Check that a model of transformers is what its class builds from its configuration, with plain weights."""
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise refuse(model, "config.quantization_config", model.config.quantization_config, "must be left out")
+    _check_config(model, quantization_config=None)
     with torch.device("meta"):
         built = rebuild(model, model.config)
     parts, expected = dict(model.named_modules()), dict(built.named_modules())
@@ -133,6 +132,13 @@ def check_as_built(model: Any) -> None:
             if isinstance(value, Tensor) and not value.is_meta and not torch.equal(value, vars(part)[key]):
                 raise refuse(model, place, "other values", "must have the values that its class computes,")
     _check_tensors(model, built)
+
+
+def _check_config(model: Any, **values: Any) -> None:
+    """Check that those entries that a configuration has are of these values."""
+    for name, value in values.items():
+        if (actual := getattr(model.config, name, value)) != value:
+            raise refuse(model, f"config.{name}", actual, f"must be {value!r}")
 
 
 def _check_tensors(model: nn.Module, built: nn.Module) -> None:
@@ -282,7 +288,7 @@ def drop_path(model: Any) -> float:
 
 def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return attention as arguments of our ViT."""
-    config = model.config
+    dropout = getattr(model.config, "attention_probs_dropout_prob", getattr(model.config, "attention_dropout", 0))
     fused = "blocks.0.attn.qkv.bias" in tensors
     biases = tuple(fused or f"blocks.0.attn.qkv.{which}_proj.bias" in tensors for which in "qkv")
     if biases[0] != biases[2] or biases[1] > biases[0]:
@@ -290,28 +296,23 @@ def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {
         "qkv_layer": "no_key_bias" if biases[0] > biases[1] else "fused",
         "qkv_bias": biases[0],
-        "attn_drop_rate": float(
-            getattr(config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", 0))
-        ),
+        "attn_drop_rate": float(dropout),
     }
 
 
 def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the MLPs as arguments of our ViT."""
-    config = model.config
-    if dropout := getattr(config, "hidden_dropout_prob", 0.0):
-        raise refuse(model, "config.hidden_dropout_prob", dropout, "must be 0")
+    _check_config(model, hidden_dropout_prob=0)
     proj_bias = "blocks.0.attn.proj.bias" in tensors
     if proj_bias != ("blocks.0.mlp.fc2.bias" in tensors):
         raise refuse(model, "config.mlp_bias", not proj_bias, f"must be {proj_bias} as that of attention's projection")
     hidden = tensors["blocks.0.mlp.fc2.weight"].shape[1]
     gated = "blocks.0.mlp.fc1_g.weight" in tensors
     packed = not gated and tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
-    act = "silu" if getattr(config, "use_swiglu_ffn", False) else act_text(model)
     return {
         "mlp_layer": "swiglu" if gated else "swiglu_packed" if packed else "mlp",
         "mlp_ratio": ratio_of(hidden, len(tensors["blocks.0.norm1.weight"])),
-        "act_layer": act,
+        "act_layer": "silu" if getattr(model.config, "use_swiglu_ffn", False) else act_text(model),
         "proj_bias": proj_bias,
     }
 
@@ -331,8 +332,7 @@ def _read_head(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if "head.weight" not in tensors:
         return {}
     if getattr(model, "pooler", None) is not None and hasattr(model.pooler, "dense"):
-        if model.config.pooler_act != "tanh":
-            raise refuse(model, "config.pooler_act", model.config.pooler_act, "must be 'tanh'")
+        _check_config(model, pooler_act="tanh")
         return {"head_layer": "tanh"}
     return {} if "head.bias" in tensors else {"head_layer": "linear_no_bias"}
 
@@ -382,9 +382,7 @@ def read_swin(model: Any) -> Conversion:
     """
     check_as_built(model)
     config = model.config
-    for name, value in (("hidden_act", "gelu"), ("hidden_dropout_prob", 0.0)):
-        if getattr(config, name) != value:
-            raise refuse(model, f"config.{name}", getattr(config, name), f"must be {value!r}")
+    _check_config(model, hidden_act="gelu", hidden_dropout_prob=0)
     names = names_of(model, {"pos_embed": "pos_embed1"})  # of the first stage
     arguments = {
         "img_size": to_2tuple(config.image_size),
