@@ -29,7 +29,7 @@ def test_it_fits_a_screen_and_a_half():
 def test_its_table_of_extras_names_every_one():
     extras = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", README, flags=re.MULTILINE) == [
-        one for one in extras if one != "dev"
+        extra for extra in extras if extra != "dev"
     ]
 
 

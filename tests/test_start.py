@@ -1,4 +1,4 @@
-"""Importing the package and printing help do not import PyTorch, so they are fast."""
+"""Importing the package and listing commands or recipes do not import PyTorch, so they are fast."""
 
 import contextlib
 import os

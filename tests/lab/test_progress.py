@@ -31,11 +31,11 @@ def test_a_file_gets_a_line_at_intervals_and_nothing_of_a_short_task(monkeypatch
     for _ in bar(range(3), "short"):
         pass
     assert not file.getvalue()
-    with bar(total=10, desc="long", mininterval=0) as shown:
+    with bar(total=10, desc="long", mininterval=0) as progress_bar:
         for _ in range(10):
             now[0] += 12
-            shown.update(1)
-            shown.set_postfix(loss=1)
+            progress_bar.update(1)
+            progress_bar.set_postfix(loss=1)
     lines = file.getvalue().splitlines()
     assert [line[:10] for line in lines] == ["long:  30%", "long:  60%", "long:  90%"] and "\r" not in file.getvalue()
     assert list(bar(range(3), wanted=False)) == [0, 1, 2]

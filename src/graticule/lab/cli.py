@@ -174,9 +174,8 @@ def _beyond_memory(error: Exception) -> str | None:
 def _named_mistakes() -> tuple[type[Exception], ...]:
     """Return the errors that a user can fix, which are shown without a traceback (GRATICULE_DEBUG=1 shows it)."""
     mistakes: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, FloatingPointError)
-    lightning = sys.modules.get(
-        "lightning.fabric.utilities.exceptions"
-    )  # importing it takes seconds, and many commands do not need it
+    # importing it takes seconds, and many commands do not need it
+    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
     return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
 
 

@@ -107,11 +107,11 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, quick_pictures, arguments, keys):
-    given = [trained.folder if argument == "RUN" else argument for argument in arguments]
+    words = [trained.folder if argument == "RUN" else argument for argument in arguments]
     files = [] if arguments[0] == "models" else ["--output", tmp_path]
-    code, out, err = run_command(capsys, *given, *files, "--json")
-    found = json.loads(out)
-    assert code == 0 and keys <= set(found[0] if isinstance(found, list) else found)
+    code, out, err = run_command(capsys, *words, *files, "--json")
+    results = json.loads(out)
+    assert code == 0 and keys <= set(results[0] if isinstance(results, list) else results)
     assert err.startswith("wrote ") if files else err == ""
 
 
@@ -130,8 +130,8 @@ def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_
     code, out, _ = run_command(capsys, "analyze", "translation", trained.folder, pegged.folder, *options)
     assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
     assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
-    said = " ".join(out.split())
-    assert f"{2**0.5:.2f}: the shift changes as much as another image does" in said  # of test_equivariance.py
+    message = " ".join(out.split())
+    assert f"{2**0.5:.2f}: the shift changes as much as another image does" in message  # of test_equivariance.py
     code, out, _ = run_command(capsys, "analyze", "translation", pegged.folder, "--count", 8, "--img-size", "20x36")
     assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
 
@@ -151,7 +151,7 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
 
 
 @in_turn(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["analyze", "translation", "RUN", "--shifts", "down"], "`shifts`"),
         (["analyze", "translation", "RUN", "--shifts", "7x0"], "must move the image"),
@@ -167,21 +167,19 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["analyze", "attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
         (["analyze", "attention", "./nowhere"], "does not exist"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
-        (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
         (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
-        (["compare", "digits_quick", "--choices", "encoding=pge"], "did you mean 'peg'"),
         (["compare", "digits_quick", "--choices", "encoding=peg + learnabel"], "did you mean 'learnable'"),
         (["train", "digits_quick", "--encoding", "peg(kernel=4)"], "`kernel` must be odd"),
         (["train", "digits_quick", "--encoding", "learnable(kernel=5)"], "must not have the option 'kernel'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(
-    capsys, tmp_path, trained, monkeypatch, arguments, said
+    capsys, tmp_path, trained, monkeypatch, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    given = [trained.folder if argument == "RUN" else argument for argument in arguments]
+    words = [trained.folder if argument == "RUN" else argument for argument in arguments]
     before = sorted(trained.folder.iterdir())
-    assert said in refused(capsys, *given)
+    assert message in refused(capsys, *words)
     assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
 
 
@@ -216,17 +214,18 @@ def test_compare_makes_one_table_and_resumes_where_it_stopped(capsys, tmp_path, 
     assert code == 0 and out.splitlines()[-1].endswith("0 of 4 finished    unknown") and not list(tmp_path.iterdir())
     code, out, _ = run_command(capsys, *command)
     assert code == 0 and "joining=lape(layers=3)" in out
-    found = json.loads((tmp_path / "comparison.json").read_text())
-    assert [len(scores) for scores in found["top1"].values()] == [2, 2]
-    assert found["parameters"]["joining=lape(layers=3)"] - found["parameters"]["joining=default"] == 3 * 2 * 64
-    assert found["command"].startswith(
+    comparison = json.loads((tmp_path / "comparison.json").read_text())
+    assert [len(scores) for scores in comparison["top1"].values()] == [2, 2]
+    default, lape = (comparison["parameters"][f"joining={name}"] for name in ("default", "lape(layers=3)"))
+    assert lape - default == 3 * 2 * 64
+    assert comparison["command"].startswith(
         "graticule compare digits_quick --choices joining=default 'joining=lape(layers=3)'"
     )
     assert {f"comparison.{kind}" for kind in ("md", "csv", "png")} <= {path.name for path in tmp_path.iterdir()}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
     assert len(before) == 4
     code, again, err = run_command(capsys, *command, "--json")
-    assert json.loads(again)["comparison"]["top1"] == found["top1"] and err.startswith("wrote ")
+    assert json.loads(again)["comparison"]["top1"] == comparison["top1"] and err.startswith("wrote ")
     for name in re.split(", | and ", err.splitlines()[-1].removeprefix("wrote ")):
         assert Path(name).is_file(), name
     code, again, _ = run_command(capsys, *command)
@@ -403,6 +402,39 @@ def test_a_wrong_option_of_train_is_named_and_nothing_is_written(capsys, tmp_pat
         assert not (tmp_path / "run").exists()
 
 
+#: Recipe -> options of compare, and what the error says.
+REFUSED_CHOICES = {
+    "pydoc_quick": [
+        ("--sizes 20", "`sizes` must be left out with the task language"),
+        ("--lengths 5121", "`lengths` must be at most 5120, the number of held-out tokens"),
+        ("--lengths 16 16", "`lengths` must be different lengths, at least one, got [16, 16]"),
+        ("--lenghts 16", "did you mean --lengths"),
+    ],
+    "digits_quick": [
+        ("--lengths 64", "`lengths` must be left out with the task classification"),
+        ("--sizes 30 --choices encoding=peg", "`img_size`"),
+        ("--choices encoding=pge", "did you mean 'peg'"),
+    ],
+    "digits_posmlp": [
+        ("--choices encoding=ggqpe model_kwargs=windws=[4,2]", "did you mean 'windows'"),
+        ("--choices encoding=ggqpe model_kwargs=windows=[4,2", "`model_kwargs` must have JSON or a word"),
+        ("--choices encoding=ggqpe model_kwargs=windows=[4,2],img_size", "`choices` must be like"),
+        ("--choices encoding=ggqpe model_kwargs=img_size=[32,32]", "`model_kwargs` must be one of"),
+        ("--choices encoding=ggqpe encoding=ggqpe(forn='alpha')", "did you mean 'form'"),
+        ("--choices encoding=ggqpe patch_size=2", "`patch_size` must be left out"),
+        ("--choices encoding=ggqpe encoding=relative_bias", "`encoding` must be one that PosMlp can use"),
+    ],
+}
+
+
+@pytest.mark.parametrize("recipe", REFUSED_CHOICES)
+def test_wrong_options_of_compare_are_named_before_any_training(capsys, tmp_path, recipe):
+    for options, text in REFUSED_CHOICES[recipe]:
+        words = options.split() if "--choices" in options else ["--choices", "joining=default", *options.split()]
+        command = ("compare", recipe, "--quick", "--seeds", 0, "--output", tmp_path / "out", *words)
+        assert text in refused(capsys, *command) and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("case", ["missing", "empty", "one class", "no images", "classes differ"])
 def test_an_unusable_data_folder_is_named(capsys, tmp_path, case):
     root = tmp_path / "data"
@@ -446,9 +478,9 @@ def test_an_unusable_checkpoint_is_named(capsys, tmp_path, trained, case):
     sign = tmp_path / "it-ran"
 
     def write(path: Path) -> None:
-        whole = trained.best.read_bytes()
+        content = trained.best.read_bytes()
         if case == "truncated":
-            path.write_bytes(whole[: len(whole) // 2])
+            path.write_bytes(content[: len(content) // 2])
         elif case == "foreign":
             path.write_text("not a checkpoint")
         elif case == "hostile":

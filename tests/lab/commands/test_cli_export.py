@@ -19,8 +19,8 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path
     file = tmp_path / "model.pt2"
     code, out, _ = run_command(capsys, "export", lape_run.folder, "--output", file, "--dynamic", "batch")
     assert code == 0 and f"wrote {file}" in out
-    said = {line.split()[0]: line for line in out.splitlines()}
-    assert "batch of any size, height 28, width 28" in said["takes"]
+    facts = {line.split()[0]: line for line in out.splitlines()}
+    assert "batch of any size, height 28, width 28" in facts["takes"]
     assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
 
 

@@ -25,7 +25,7 @@ def test_help_fits_a_screen_of_80_columns_and_begins_with_usage_and_examples(cap
     code, out, err = run_command(capsys, *arguments)
     lines = out.splitlines()
     assert code == 0 and err == "" and max(map(len, lines)) <= 80 and len(lines) <= 42
-    assert lines[0].startswith(" ".join(["usage: graticule", *(one for one in arguments[:-1])]))
+    assert lines[0].startswith(" ".join(["usage: graticule", *(word for word in arguments[:-1])]))
     if arguments[0] not in ("train", "--help"):
         assert f"{lines[2]} ".startswith(f"  graticule {arguments[0]} "), "no example"
 
@@ -39,23 +39,19 @@ def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
         assert len(re.findall(r"\(default: |\(required\)", option)) <= 1, option
 
 
-def examples(name: str) -> list[str]:
-    lines = help_page(command_options(name), name).splitlines()
-    return [line.strip() for line in lines if line.startswith(f"  graticule {name}")]
-
-
 @in_turn("name", [name for name in COMMANDS if name != "train"])
 def test_the_examples_in_the_help_have_options_that_the_command_has(name):
-    found = examples(name)
-    assert found, "no example"
-    for example in found:
+    lines = help_page(command_options(name), name).splitlines()
+    examples = [line.strip() for line in lines if line.startswith(f"  graticule {name}")]
+    assert examples, "no example"
+    for example in examples:
         parse(command_options(name), name, shlex.split(example.partition(" > ")[0], comments=True)[2:])
 
 
 def test_rare_options_are_listed_by_help_all_alone(capsys):
     usual, every = (run_command(capsys, "evaluate", option)[1] for option in ("--help", "--help-all"))
-    hidden = [one for one in options_of(command_options("evaluate")) if one.rare]
-    assert hidden and all(f"--{one.name}" not in usual and f"--{one.name}" in every for one in hidden)
+    hidden = [f"--{rare.name}" for rare in options_of(command_options("evaluate")) if rare.rare]
+    assert hidden and all(name not in usual and name in every for name in hidden)
     assert f"list {len(hidden)} more options" in usual and "more options" not in every
 
 
@@ -65,9 +61,9 @@ def test_help_can_be_asked_for_in_three_ways(capsys):
 
 
 def test_a_value_is_named_by_a_word_for_what_it_is():
-    shown = {one.name: one.usage for one in options_of(command_options("evaluate"))}
-    assert (shown["models"], shown["sizes"], shown["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
-    assert shown["mode"] == "--mode {zoom,canvas,crop}" and shown["per-class"] == "--per-class"
+    usages = {option.name: option.usage for option in options_of(command_options("evaluate"))}
+    assert (usages["models"], usages["sizes"], usages["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
+    assert usages["mode"] == "--mode {zoom,canvas,crop}" and usages["per-class"] == "--per-class"
 
 
 NAMES = ("digits_quick", "pydoc_quick")

@@ -51,7 +51,7 @@ def test_one_row_per_length_with_the_difference_against_the_training_length(caps
     code, out, err = run_command(capsys, "evaluate", *folders, "--lengths", 8, 16, 32, "--output", tmp_path)
     assert code == 0, err
     records = json.loads((tmp_path / "evaluation.json").read_text())
-    assert [record["run"] for record in records] == [str(one) for one in folders for _ in range(3)]
+    assert [record["run"] for record in records] == [str(folder) for folder in folders for _ in range(3)]
     assert [record["length"] for record in records] == [8, 16, 32] * 2
     assert [record["resampled"] for record in records] == [False, False, True, False, False, False]
     assert {record["tokens"] for record in records} == {64}
@@ -78,7 +78,7 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
 
 
 @in_turn(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["TEXT", "--sizes", 28], "`sizes` must be left out with the task language, which has --lengths"),
         (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
@@ -90,10 +90,10 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
         (["TEXT", "--length", 8], "did you mean --lengths"),
     ],
 )
-def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, plain_run, arguments, said):
+def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, plain_run, arguments, message):
     named = {"TEXT": rotary.folder, "IMAGES": plain_run.folder}
-    given = [named.get(argument, argument) for argument in arguments]
-    assert said in refused(capsys, "evaluate", *given, "--output", tmp_path / "out")
+    words = [named.get(argument, argument) for argument in arguments]
+    assert message in refused(capsys, "evaluate", *words, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -115,19 +115,3 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
     for choice in choices:
         scores = [float(values[choice, seed, "16 tokens"]) for seed in "01"]
         assert scores == pytest.approx(compared["bpb"][choice], rel=1e-5)
-
-
-@in_turn(
-    ("recipe", "arguments", "said"),
-    [
-        ("pydoc_quick", ["--sizes", 20], "`sizes` must be left out with the task language"),
-        ("digits_quick", ["--lengths", 64], "`lengths` must be left out with the task classification"),
-        ("pydoc_quick", ["--lengths", 5121], "`lengths` must be at most 5120, the number of held-out tokens"),
-        ("pydoc_quick", ["--lengths", 16, 16], "`lengths` must be different lengths, at least one, got [16, 16]"),
-        ("pydoc_quick", ["--lenghts", 16], "did you mean --lengths"),
-    ],
-)
-def test_invalid_arguments_of_compare_are_refused_before_any_training(capsys, tmp_path, recipe, arguments, said):
-    command = ("compare", recipe, "--quick", "--choices", "joining=default", "--output", tmp_path / "out", *arguments)
-    assert said in refused(capsys, *command)
-    assert not (tmp_path / "out").exists()

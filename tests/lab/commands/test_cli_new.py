@@ -10,7 +10,7 @@ from graticule.lab.arguments import options_of
 from graticule.lab.commands.new import New
 from in_turn import in_turn
 
-KINDS = next(one.choices for one in options_of(New) if one.name == "kind")
+KINDS = next(option.choices for option in options_of(New) if option.name == "kind")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -25,14 +25,14 @@ def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, for
     spec = importlib.util.spec_from_file_location(f"test_{name}", tmp_path / f"test_{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    tests = [one for one_name, one in vars(module).items() if one_name.startswith("test_")]
+    tests = [option for one_name, option in vars(module).items() if one_name.startswith("test_")]
     assert tests
-    for one in tests:
-        one(**({"tmp_path": tmp_path} if "tmp_path" in inspect.signature(one).parameters else {}))
+    for option in tests:
+        option(**({"tmp_path": tmp_path} if "tmp_path" in inspect.signature(option).parameters else {}))
 
 
 @in_turn(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["encoding", "rope"], "`name` must be new, got 'rope', which graticule has already."),
         (["recipe", "digits_quick"], "`name` must be new, got 'digits_quick'"),
@@ -44,8 +44,8 @@ def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, for
         (["encoding", "mine"], "`name` must be new, got 'mine', for which test_mine.py exists."),
     ],
 )
-def test_invalid_targets_are_named_and_nothing_is_replaced(capsys, tmp_path, monkeypatch, arguments, said):
+def test_invalid_targets_are_named_and_nothing_is_replaced(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "test_mine.py").write_text("mine")
-    assert said in refused(capsys, "new", *arguments)
+    assert message in refused(capsys, "new", *arguments)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -16,7 +16,6 @@ from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import locked
 from graticule.system.files import write_json, write_text
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -172,9 +171,3 @@ def test_an_allocation_that_fails_is_an_error_of_one_line(capsys, monkeypatch):
     monkeypatch.setattr("graticule.lab.commands.models.run", beyond)
     code, _, err = run_command(capsys, "models")
     assert code == 1 and "out of memory" in err and err.count("\n") == 1
-
-
-def test_a_folder_that_is_locked_is_named(tmp_path):
-    (tmp_path / "run").mkdir()
-    with locked(tmp_path / "run"), pytest.raises(BlockingIOError, match="another process is training"):
-        train(short(), tmp_path / "run", progress=False)

@@ -110,8 +110,8 @@ def test_a_run_that_is_being_trained_is_running(capsys, folder):
 )
 def test_runs_are_sorted_as_asked(capsys, folder, order, names):
     _, out, _ = run_command(capsys, "runs", "--sort", order)
-    found = [row[0] for row in table(out)[1:6]]
-    assert found[2:] == names[2:] and sorted(found[:2]) == sorted(names[:2])  # those without a score come first
+    listed = [row[0] for row in table(out)[1:6]]
+    assert listed[2:] == names[2:] and sorted(listed[:2]) == sorted(names[:2])  # those without a score come first
 
 
 def test_several_folders_are_one_list_and_no_run_is_in_it_twice(capsys, folder):
@@ -130,12 +130,12 @@ def records(capsys, *folders) -> dict[str, dict]:
 
 
 def test_runs_prints_a_list_that_a_program_can_read(capsys, folder):
-    found = records(capsys)
-    assert len(found) == 5 and found["done"]["seconds"] == 30 and found["done"]["recipe"]["epochs"] == 3
-    one = found["study/seed-1"]
-    assert (one["state"], one["encoding"], one["seed"], one["epoch"]) == ("stopped", "sinusoidal_2d", 1, 2)
-    assert (one["best_top1"], one["best_epoch"], one["last_top1"], one["damage"]) == (62.0, 1, None, None)
-    assert found["broken"]["damage"].startswith("metrics.csv, line 2")
+    runs = records(capsys)
+    assert len(runs) == 5 and runs["done"]["seconds"] == 30 and runs["done"]["recipe"]["epochs"] == 3
+    run = runs["study/seed-1"]
+    assert (run["state"], run["encoding"], run["seed"], run["epoch"]) == ("stopped", "sinusoidal_2d", 1, 2)
+    assert (run["best_top1"], run["best_epoch"], run["last_top1"], run["damage"]) == (62.0, 1, None, None)
+    assert runs["broken"]["damage"].startswith("metrics.csv, line 2")
 
 
 @pytest.fixture
@@ -177,11 +177,11 @@ def test_a_run_of_an_unknown_task_is_listed_as_far_as_it_can_be_read(capsys, mix
 
 
 def test_a_score_has_the_name_of_its_metric_for_a_program(capsys, mixed):
-    found = records(capsys, "mixed")
-    text, images, strange = (found[name] for name in ("text/low", "images/high", "strange"))
+    runs = records(capsys, "mixed")
+    text, images, strange = (runs[name] for name in ("text/low", "images/high", "strange"))
     assert (text["task"], text["best_bpb"], text["best_epoch"], text["last_bpb"]) == ("language", 2.156, 2, 2.1564)
     assert (images["task"], images["best_top1"], images["last_top1"]) == ("classification", 97.8, 97)
-    assert found["text/new"]["best_bpb"] is None and found["text/new"]["last_bpb"] is None
+    assert runs["text/new"]["best_bpb"] is None and runs["text/new"]["last_bpb"] is None
     assert not any("top1" in key for key in text) and not any("bpb" in key for key in images)
     assert not any("bpb" in key or "top1" in key for key in strange)
 
@@ -192,8 +192,8 @@ def test_unusual_names_are_one_row_each(capsys, tmp_path):
         write_run(tmp_path / name, (50, 60))
     code, out, _ = run_command(capsys, "runs", tmp_path)
     assert code == 0 and "\x1b" not in out
-    shown = {row[0] for row in table(out)[1:9]}
-    assert shown == {*names[:4], "line\\nend", "\\x1b[31mred", "=1+1", "no\\udcfftext"}
+    listed = {row[0] for row in table(out)[1:9]}
+    assert listed == {*names[:4], "line\\nend", "\\x1b[31mred", "=1+1", "no\\udcfftext"}
     assert len(records(capsys, tmp_path)) == 8
 
 

@@ -44,7 +44,7 @@ def refused_training(capsys, tmp_path: Path, *arguments: object, recipe: object 
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (None, ["`data_root`", "which does not exist"]),
         ({}, ["`data_root` must have text files", "got none in"]),
@@ -58,7 +58,7 @@ def refused_training(capsys, tmp_path: Path, *arguments: object, recipe: object 
         ({"train/a.txt": b"text"}, ["`data_root`", "val"]),
     ],
 )
-def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, said):
+def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, message):
     root = tmp_path / "texts"
     for name, content in (files or {}).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,14 +66,14 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
     if files is not None:
         root.mkdir(exist_ok=True)
     err = refused_training(capsys, tmp_path, "--dataset", "text_folder", "--data-root", root)
-    assert all(text in err for text in said), err
-    assert str(root) in err or "`context`" in said
+    assert all(text in err for text in message), err
+    assert str(root) in err or "`context`" in message
 
 
 def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run):
-    given = ("--limit-test", 4, "--start-from", table_run.folder)
+    words = ("--limit-test", 4, "--start-from", table_run.folder)
     code, out, err = run_command(
-        capsys, "train", table_run.folder, *given, "--context", 48, "--output", tmp_path / "run"
+        capsys, "train", table_run.folder, *words, "--context", 48, "--output", tmp_path / "run"
     )
     assert code == 0, err
     assert Run.open(tmp_path / "run").recipe().context == 48 and re.search(r"^embed +loaded", out, re.MULTILINE)

@@ -38,19 +38,19 @@ def test_all_sheets_have_one_color_scale():
 
 
 def test_a_sheet_shows_the_row_of_the_centre_token_and_marks_it():
-    found = correlations()
-    pairs, center = correlation_sheet(found, "a model").axes[2:4]
-    np.testing.assert_array_equal(pairs.images[0].get_array(), found.similarity[0])
-    np.testing.assert_array_equal(center.images[0].get_array(), found.center_maps[0])
+    maps = correlations()
+    pairs, center = correlation_sheet(maps, "a model").axes[2:4]
+    np.testing.assert_array_equal(pairs.images[0].get_array(), maps.similarity[0])
+    np.testing.assert_array_equal(center.images[0].get_array(), maps.center_maps[0])
     assert center.lines[0].get_xydata().tolist() == [[2, 1]]  # x, y of a grid of 3 rows and 5 columns
-    assert center.get_xlabel() == f"reach {found.reach[0]:.2f}"
+    assert center.get_xlabel() == f"reach {maps.reach[0]:.2f}"
 
 
 @pytest.mark.parametrize("silent", [2, 6])
 def test_a_layer_without_position_is_an_empty_panel_that_says_so(silent):
     figure = render(correlation_sheet(correlations(silent=silent, initial=False), "a model"))
-    said = [[text.get_text() for text in ax.texts] for ax in figure.axes[:-1]]
-    assert said == [[]] * 2 * (6 - silent) + [["no position"]] * 2 * silent
+    texts = [[text.get_text() for text in ax.texts] for ax in figure.axes[:-1]]
+    assert texts == [[]] * 2 * (6 - silent) + [["no position"]] * 2 * silent
     assert [len(ax.images) for ax in figure.axes[:-1]] == [1] * 2 * (6 - silent) + [0] * 2 * silent
 
 
@@ -77,15 +77,15 @@ def test_a_sheet_of_a_text_has_the_row_of_the_centre_token_as_a_line():
 
 
 def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_token_in_every_layer():
-    found = {"default": correlations(4), "lape": correlations(4, silent=1)}
-    figure = render(center_sheet(found, "two models"))
+    models = {"default": correlations(4), "lape": correlations(4, silent=1)}
+    figure = render(center_sheet(models, "two models"))
     panels = np.array(figure.axes[:-1]).reshape(2, 4)
     assert [ax.get_title() for ax in panels[0]] == [f"layer {i}" for i in range(4)]
-    assert [row[0].get_ylabel() for row in panels] == list(found)
-    for row, one in zip(panels, found.values(), strict=True):
+    assert [row[0].get_ylabel() for row in panels] == list(models)
+    for row, maps in zip(panels, models.values(), strict=True):
         for layer, ax in enumerate(row[:3]):
-            np.testing.assert_array_equal(ax.images[0].get_array(), one.center_maps[layer])
-            assert ax.get_xlabel() == f"reach {one.reach[layer]:.2f}" and ax.images[0].get_clim() == (-1, 1)
+            np.testing.assert_array_equal(ax.images[0].get_array(), maps.center_maps[layer])
+            assert ax.get_xlabel() == f"reach {maps.reach[layer]:.2f}" and ax.images[0].get_clim() == (-1, 1)
     assert not panels[1, 3].images and panels[1, 3].texts[0].get_text() == "no position"
     with pytest.raises(ValueError, match="one shape"):
         center_sheet({"a": correlations(4), "b": correlations(3)})
@@ -123,6 +123,6 @@ def test_names_are_drawn_as_they_are_and_ticks_as_matplotlib_writes_them(tmp_pat
     figure.axes[0].set_yscale("log")
     assert save_figure(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert figure.axes[0].get_title() == "$$ \\x1b"
-    shown = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert shown == ["$$", "$x^$", "\\x1b[31mred", "\\udcff", "a\nb"]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["$$", "$x^$", "\\x1b[31mred", "\\udcff", "a\nb"]
     assert figure.axes[0].get_yticklabels(which="both")[0].get_parse_math()

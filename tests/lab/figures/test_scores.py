@@ -35,9 +35,10 @@ def test_a_line_goes_through_its_points_and_is_named():
 
 
 METRICS = [task.recipe_class.metric for task in list_tasks().values()]
+METRICS.append(Metric("cost", "cost $x^$", "$", highest=False))
 
 
-@pytest.mark.parametrize("metric", [*METRICS, Metric("cost", "cost $x^$", "$", highest=False)], ids=lambda one: one.key)
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.key)
 def test_any_metric_is_drawn_with_its_label_and_unit(metric):
     (ax,) = render(convergence_plot({"a": line(3, 2)}, metric)).axes
     assert ax.get_ylabel() == f"{metric.label} on validation" + (f" ({metric.unit})" if metric.unit else "")
@@ -98,7 +99,8 @@ def test_a_long_legend_leaves_the_axes_their_room():
     few, many = (render(convergence_plot({f"run {i} " + "x" * 50: line(1, 2) for i in range(n)})) for n in (2, 28))
     heights = [figure.axes[0].get_position().height * figure.get_size_inches()[1] for figure in (few, many)]
     assert heights[1] > 0.8 * heights[0]
-    looks = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in many.axes[0].lines]
+    lines = many.axes[0].lines
+    looks = [(drawn.get_color(), drawn.get_linestyle(), drawn.get_marker()) for drawn in lines]
     assert len(set(looks)) == 28
 
 
@@ -138,8 +140,8 @@ def test_no_line_leads_from_a_square_to_another_size():
 
 
 def test_a_legend_shows_bars_only_where_there_are_some():
-    one, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
-    assert not one.axes[0].containers and len(several.axes[0].containers) == 1
+    single, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
+    assert not single.axes[0].containers and len(several.axes[0].containers) == 1
     seeds = [score_plot({"a": values, "b": values}, "top-1").axes[0].get_xlabel() for values in ([1.0], [1.0, 2.0])]
     assert "one seed each" in seeds[0] and "one s.d." in seeds[1]
 
@@ -234,7 +236,7 @@ def test_a_long_legend_takes_nothing_from_the_axes():
 
 
 @in_turn(
-    ("plot", "arguments", "said"),
+    ("plot", "arguments", "message"),
     [
         (convergence_plot, ({},), "`lines` must be 1 to 28"),
         (convergence_plot, ({str(i): line(1) for i in range(29)},), "got 29"),
@@ -245,6 +247,6 @@ def test_a_long_legend_takes_nothing_from_the_axes():
         (resolution_plot, ({"a": {(28, 28): []}}, 28), "a value for every size"),
     ],
 )
-def test_figures_without_all_values_are_refused(plot, arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_figures_without_all_values_are_refused(plot, arguments, message):
+    with pytest.raises(ValueError, match=message):
         plot(*arguments)

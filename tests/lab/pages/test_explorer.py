@@ -49,23 +49,23 @@ def both():
 def read(about, text):
     """Read the maps of a page like its script: description and values, in the order of models and sizes."""
     data = zlib.decompress(base64.b64decode(text))
-    for one in (one for model in about["models"] for size in model["sizes"] for one in size["maps"]):
-        rows = [one["prefix"] + math.prod(one["queries"]), math.prod(one["keys"])]
-        if one["displacement"]:
-            height, width = one["queries"]
+    for maps in (maps for model in about["models"] for size in model["sizes"] for maps in size["maps"]):
+        rows = [maps["prefix"] + math.prod(maps["queries"]), math.prod(maps["keys"])]
+        if maps["displacement"]:
+            height, width = maps["queries"]
             rows = [(2 * height - 1) * (2 * width - 1)]
-        elif one["windows"] is not None:
-            rows = [one["windows"][0], *rows]
-        shape = (len(one["heads"]), *rows)
-        codes = np.frombuffer(data, np.uint8, np.prod(shape), one["codes"]).reshape(shape)
-        ends = np.frombuffer(data, np.float32, 2 * np.prod(shape[:-1]), one["ends"]).reshape(*shape[:-1], 2)
+        elif maps["windows"] is not None:
+            rows = [maps["windows"][0], *rows]
+        shape = (len(maps["heads"]), *rows)
+        codes = np.frombuffer(data, np.uint8, np.prod(shape), maps["codes"]).reshape(shape)
+        ends = np.frombuffer(data, np.float32, 2 * np.prod(shape[:-1]), maps["ends"]).reshape(*shape[:-1], 2)
         low, high = np.split(ends.astype(float), 2, -1)
-        yield one, np.where(codes == NOTHING, np.nan, low + codes / STEPS * (high - low))
+        yield maps, np.where(codes == NOTHING, np.nan, low + codes / STEPS * (high - low))
 
 
-def of(found, kind, layer, image=None):
-    (one,) = [one for one in found.maps if (one.kind, one.layer, one.image) == (kind, layer, image)]
-    return one
+def of(of_size, kind, layer, image=None):
+    (maps,) = [maps for maps in of_size.maps if (maps.kind, maps.layer, maps.image) == (kind, layer, image)]
+    return maps
 
 
 def test_a_value_is_off_by_at_most_half_a_percent_of_the_range_of_its_row():
@@ -82,58 +82,58 @@ def test_a_value_is_off_by_at_most_half_a_percent_of_the_range_of_its_row():
 
 
 def test_the_page_contains_the_values_of_the_analyses(both):
-    _, found, _ = both
-    about, text, notes = page_data([found], 10_000_000)
-    pairs = list(zip(read(about, text), [one for size in found.sizes for one in size.maps], strict=True))
+    _, model, _ = both
+    about, text, notes = page_data([model], 10_000_000)
+    pairs = list(zip(read(about, text), [maps for size in model.sizes for maps in size.maps], strict=True))
     assert len(pairs) == 2 * (3 + 3 + 2 * 3 * 2) and not notes  # correlation, bias, and attention of two images
-    for (described, values), one in pairs:
-        exact = one.values.reshape(len(one.heads), -1) if one.by_displacement else one.values
-        assert (described["kind"], described["layer"], described["image"]) == (one.kind, one.layer, one.image)
+    for (described, values), maps in pairs:
+        exact = maps.values.reshape(len(maps.heads), -1) if maps.by_displacement else maps.values
+        assert (described["kind"], described["layer"], described["image"]) == (maps.kind, maps.layer, maps.image)
         half_step = 0.5 / STEPS * np.ptp(exact, axis=-1, keepdims=True)
         assert (np.abs(values - exact) <= half_step + 1e-6 * np.abs(exact).max()).all()
 
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_maps_are_those_of_the_analyses_at_every_size(both, at):
-    model, found, draws = both
-    found, x = found.sizes[at], draws[at]
-    size = found.img_size
-    assert found.grids == [[(4, 4), (3, 5)][at]] * 3
+    model, of_size, draws = both
+    of_size, x = of_size.sizes[at], draws[at]
+    size = of_size.img_size
+    assert of_size.grids == [[(4, 4), (3, 5)][at]] * 3
     correlations = position_correlations(model, size)
     with_position, without = attention_maps(model, x), attention_maps(model, x, without_position=True)
     for layer in range(3):
-        np.testing.assert_array_equal(of(found, "correlation", layer).values[0], correlations.similarity[layer])
+        np.testing.assert_array_equal(of(of_size, "correlation", layer).values[0], correlations.similarity[layer])
         for kind, maps in (("attention", with_position), ("without", without)):
             for image in (0, 1):
-                one = of(found, kind, layer, image)
-                assert one.prefix == 1  # the class token is a query, but not a key
-                np.testing.assert_array_equal(one.values, maps[layer].weights[image, :, :, 1:])
+                drawn = of(of_size, kind, layer, image)
+                assert drawn.prefix == 1  # the class token is a query, but not a key
+                np.testing.assert_array_equal(drawn.values, maps[layer].weights[image, :, :, 1:])
 
 
 @pytest.mark.parametrize("size", [(32, 32), (24, 40)])
 def test_a_bias_of_displacements_is_kept_as_a_table_of_them(size):
     model = draw(tiny("relative_bias")).eval()
-    found, biases = explorer_maps(view_of(model), images(*size, batch=1)), bias_maps(model, size)
-    one = of(found, "bias", 1)
-    height, width = one.queries
-    assert one.by_displacement and one.values.shape == (3, 2 * height - 1, 2 * width - 1)
+    of_size, biases = explorer_maps(view_of(model), images(*size, batch=1)), bias_maps(model, size)
+    table = of(of_size, "bias", 1)
+    height, width = table.queries
+    assert table.by_displacement and table.values.shape == (3, 2 * height - 1, 2 * width - 1)
     for query, key in ((0, 0), (3, height * width - 1), (height * width - 2, 1)):
         down, right = np.subtract(divmod(query, width), divmod(key, width))
         np.testing.assert_array_equal(
-            one.values[:, down + height - 1, right + width - 1], biases.bias[1][:, query, key]
+            table.values[:, down + height - 1, right + width - 1], biases.bias[1][:, query, key]
         )
 
 
 def test_a_rotation_and_mixing_weights_are_shown():
     rope = explorer_maps(view_of(draw(tiny("rope")).eval()), images(batch=1))
-    assert {one.kind for one in rope.maps} == {"rotary", "attention", "without"}
+    assert {layer.kind for layer in rope.maps} == {"rotary", "attention", "without"}
     mlp = graticule.create_model("gmlp_ti16_224", img_size=32, patch_size=8, num_blocks=2, num_classes=5)
-    found = explorer_maps(view_of(draw(mlp).eval()), images(batch=1))
-    assert {one.kind for one in found.maps} == {"mixing"} and "attention" in found.notes[0]
+    of_size = explorer_maps(view_of(draw(mlp).eval()), images(batch=1))
+    assert {layer.kind for layer in of_size.maps} == {"mixing"} and "attention" in of_size.notes[0]
     for query in ((0, 0), (2, 3)):
-        for one in mixing_maps(mlp, query=query):
-            row = of(found, "mixing", one.layer).values[:, 4 * query[0] + query[1]]
-            np.testing.assert_allclose(row, one.weights.reshape(len(row), -1))
+        for layer in mixing_maps(mlp, query=query):
+            row = of(of_size, "mixing", layer.layer).values[:, 4 * query[0] + query[1]]
+            np.testing.assert_allclose(row, layer.weights.reshape(len(row), -1))
 
 
 @pytest.mark.parametrize(("shift", "shape"), [((0, 0), (8, 8)), ((2, 2), (8, 8)), ((2, 2), (6, 10)), ((0, 2), (4, 9))])
@@ -156,9 +156,9 @@ def test_the_windows_of_swin_say_where_their_tokens_are(size, layer):
     inputs, mixed = [], []
     attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
     attention.register_forward_hook(lambda module, args, output: mixed.append(output))
-    (found,) = attention_maps(model, images(size, size, 1, torch.float64), [layer])
+    (maps,) = attention_maps(model, images(size, size, 1, torch.float64), [layer])
     values = attention.qkv(inputs[-1][0]).chunk(3, -1)[2][0]  # (N, D), one head
-    for weights, tokens in zip(torch.from_numpy(found.weights), found.windows, strict=True):
+    for weights, tokens in zip(torch.from_numpy(maps.weights), maps.windows, strict=True):
         assert (tokens >= 0).all()
         torch.testing.assert_close(attention.proj(weights[0] @ values[tokens]), mixed[-1][0, tokens])
 
@@ -168,34 +168,34 @@ def test_the_windows_of_a_swin_of_timm_are_those_of_ours():
     ours = graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN).eval()
     ours.load_state_dict(model.state_dict())
     x = images(64, 64, 1)
-    for one, other in zip(attention_maps(model, x), attention_maps(ours, x), strict=True):
-        if one.windows is None:  # one window is the whole grid
-            np.testing.assert_array_equal(other.windows, np.arange(one.queries.patches)[None])
-            np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
+    for layer, other in zip(attention_maps(model, x), attention_maps(ours, x), strict=True):
+        if layer.windows is None:  # one window is the whole grid
+            np.testing.assert_array_equal(other.windows, np.arange(layer.queries.patches)[None])
+            np.testing.assert_allclose(layer.weights, other.weights, atol=1e-5)
             continue
-        order, there = one.windows[:, 0].argsort(), other.windows[:, 0].argsort()
-        np.testing.assert_array_equal(one.windows[order], other.windows[there])
-        np.testing.assert_allclose(one.weights[order], other.weights[there], atol=1e-5)
+        order, there = layer.windows[:, 0].argsort(), other.windows[:, 0].argsort()
+        np.testing.assert_array_equal(layer.windows[order], other.windows[there])
+        np.testing.assert_allclose(layer.weights[order], other.weights[there], atol=1e-5)
 
 
 def test_the_largest_maps_are_averaged_over_their_heads_until_the_page_is_small_enough(both):
-    _, found, _ = both
-    whole = len(page_data([found], 10_000_000)[1])
-    about, text, notes = page_data([found], whole - 1)
-    assert len(text) < whole and notes and "attention is the mean over heads" in notes[0]
-    of_mean = [(one, values) for one, values in read(about, text) if one["heads"] == ("mean over heads",)]
-    assert {one["kind"] for one, _ in of_mean} == {"attention", "without"}  # both with the same setting
-    one, values = of_mean[0]
-    exact = of(found.sizes[0], one["kind"], one["layer"], one["image"]).values.mean(0)
+    _, model, _ = both
+    length = len(page_data([model], 10_000_000)[1])
+    about, text, notes = page_data([model], length - 1)
+    assert len(text) < length and notes and "attention is the mean over heads" in notes[0]
+    of_mean = [(maps, values) for maps, values in read(about, text) if maps["heads"] == ("mean over heads",)]
+    assert {maps["kind"] for maps, _ in of_mean} == {"attention", "without"}  # both with the same setting
+    maps, values = of_mean[0]
+    exact = of(model.sizes[0], maps["kind"], maps["layer"], maps["image"]).values.mean(0)
     np.testing.assert_allclose(values[0], exact, atol=0.005 * np.ptp(exact))
     with pytest.raises(ValueError, match="give fewer or smaller sizes"):
-        page_data([found], 1000)
+        page_data([model], 1000)
 
 
 def test_the_pictures_are_the_images_as_they_were():
     x = (torch.rand(1, 3, 32, 48) * 255).round() / 255
-    found = explored(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
-    picture = np.asarray(Image.open(io.BytesIO(found.pictures[0][0])))
+    model = explored(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
+    picture = np.asarray(Image.open(io.BytesIO(model.pictures[0][0])))
     assert picture.shape == (7 * 32, 7 * 48, 3)  # enlarged, since it is small
     np.testing.assert_array_equal(picture[::7, ::7], (x[0] * 255).round().permute(1, 2, 0))
 
@@ -247,8 +247,8 @@ def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
         *(capsys, "explore", f"{tmp_path}/small.py:model", "--images", tmp_path / "a.png"),
         *("--sizes", "48", "32", "24x40", "--output", tmp_path / "b" / "c"),
     )
-    (shown,) = described_in(tmp_path / "b" / "c" / "explorer.html")["models"]
-    assert code == 0 and [size["pixels"] for size in shown["sizes"]] == [[48, 48], [32, 32], [24, 40]], err
+    (described,) = described_in(tmp_path / "b" / "c" / "explorer.html")["models"]
+    assert code == 0 and [size["pixels"] for size in described["sizes"]] == [[48, 48], [32, 32], [24, 40]], err
     assert " --sizes 48 32 24x40 " in (tmp_path / "b" / "c" / "explorer.html").read_text()
 
 
@@ -274,15 +274,15 @@ def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, t
         ("rop", "--images", "text.png"): "did you mean 'runs/rope'?",
         ("runs/ropes",): "which does not exist; did you mean 'runs/rope'?",
     }
-    for given, said in cases.items():
-        arguments = [one.replace("RUN", str(run.folder)) for one in given]
+    for words, message in cases.items():
+        arguments = [word.replace("RUN", str(run.folder)) for word in words]
         code, _, err = run_command(capsys, "explore", *arguments)
-        assert code == (1 if given else 2) and said in err, (given, err)
+        assert code == (1 if words else 2) and message in err, (words, err)
     assert {path: path.stat().st_mtime for path in run.folder.iterdir()} == before
 
 
 def test_a_run_keeps_the_images_of_its_data(run):
     data: DataModule = Run.open(run.folder).data()
     x = data.test_images((28, 28), [0])[0]
-    (found,) = explored(run.model(), [x], data.info.mean, data.info.std, "a").pictures
-    assert Image.open(io.BytesIO(found[0])).mode == "L"
+    (pictures,) = explored(run.model(), [x], data.info.mean, data.info.std, "a").pictures
+    assert Image.open(io.BytesIO(pictures[0])).mode == "L"

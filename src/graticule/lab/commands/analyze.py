@@ -128,8 +128,7 @@ class AnalyzeCorrelations(Analyze):
                 self.say(f"similarity under rotation alone{sheet.of}, mean over heads")
             else:
                 self.say(f"bias{sheet.of} on {where} {maps.unit}, from head to head")
-            columns, *rows = maps.summary()
-            table[sheet.kind] = self.print_table(columns, rows)
+            table[sheet.kind] = self.print_table(*maps.summary())
             if sheet.kind == "correlations":
                 assert isinstance(maps, Similarities)
                 table["verdict"] = maps.verdict
@@ -171,8 +170,7 @@ class AnalyzeTranslation(NamedData, OnDevice, Analyze):
             shifted = ", ".join("x".join(map(str, shift)) for shift in error.shifts)
             sides = "x".join(map(str, size))
             self.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
-            columns, *rows = error.summary()
-            drawings.tables[label] = self.print_table(columns, rows)
+            drawings.tables[label] = self.print_table(*error.summary())
             self.say(f"{error.verdict()}\n")
             drawings.arrays[_numbered("translation", index, models)] = error.save
         self.say(
@@ -236,7 +234,7 @@ class AnalyzeAttention(NamedData, Analyze):
             rows = [(str(layer.layer), *[f"{layer.distance(head):.2f}" for head in columns]) for layer in layers]
             name = label.replace("\n", ", ")
             self.say(name)
-            drawings.tables[name] = self.print_table(("layer", *[f"head {head}" for head in columns]), rows)
+            drawings.tables[name] = self.print_table(("layer", *[f"head {head}" for head in columns]), *rows)
             drawings.arrays[_numbered("attention", index, maps)] = partial(save_attention, layers)
         self.say("mean attention distance, in patches")
         return drawings
@@ -282,7 +280,7 @@ class AnalyzeMixing(Analyze):
         columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
         for label, layers in maps.items():
             self.say(label)
-            drawings.tables[label] = self.print_table(columns, list(map(_mixing_row, layers)))
+            drawings.tables[label] = self.print_table(columns, *map(_mixing_row, layers))
         drawings.figures["mixing-reach"] = non_locality_plot(maps)
         token = "the center token" if query is None else f"token {self.query}"
         self.say(

@@ -16,13 +16,7 @@ from graticule.registry.specs import split_outside
 
 
 def parse_choices(base: Any, texts: Sequence[str], command: str) -> dict[str, Any]:
-    """Return text -> `base` with its overrides, for each text, such as encoding=sinusoidal_2d,joining=lape.
-
-    Args:
-        base: a recipe, a dataclass.
-        given: the texts.
-        command: the command whose options are the fields.
-    """
+    """Return text -> `base` with the overrides of the text, such as encoding=sinusoidal_2d,joining=lape."""
     flags: dict[str, list[str]] = {}
     for choice in texts:
         pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
@@ -76,12 +70,7 @@ class RunOptions(JsonOutput):
         return flags
 
     def changed(self, recipe: Any, command: str) -> Any:
-        """Return a recipe with the values; the error for an unknown one names the nearest.
-
-        Args:
-            recipe: a dataclass.
-            command: the command whose options are its fields.
-        """
+        """Return a recipe with the values, which are options of `command`."""
         flags = [text for values in self.flags().values() for text in values]
         return overridden(recipe, flags, command) if flags else recipe
 
@@ -119,8 +108,8 @@ def folder_suffix(values: RunOptions) -> str:
 def show_results(results: Results, options: JsonOutput) -> dict[str, Any]:
     """Print the tables of a study or a comparison, and return them as records."""
     tables: dict[str, Any] = {}
-    for name, (title, (header, *rows)) in results.tables().items():
+    for name, (title, table) in results.tables().items():
         options.say("", title)
-        tables[name] = options.print_table(header, rows)
+        tables[name] = options.print_table(*table)
     options.say("", *results.notes())
     return tables

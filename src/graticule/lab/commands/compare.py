@@ -11,7 +11,7 @@ from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices, show_results
 from graticule.lab.commands.opening import check_task_options
 from graticule.lab.commands.options import command_line, output_folder, parse
-from graticule.lab.pages.run_report import run_page
+from graticule.lab.pages.report import run_page
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.execution import executor_of, parse_on
 from graticule.lab.studies.plan import plan, planned_rows
@@ -59,14 +59,12 @@ def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
     parse_on(options.on)
-
     sizes = parse_sizes(options.sizes)
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, got {' '.join(options.sizes)}.")
     base = load_recipe(options.recipe)
     base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
     choices = parse_choices(base, options.choices, f"train {options.recipe}")
-
     evaluation = list_tasks()[base.task].evaluation
     if options.sizes and not issubclass(evaluation, ImageEvaluation):
         raise ValueError(
@@ -77,8 +75,7 @@ def run(arguments: list[str]) -> int:
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_:
-        columns, *rows = planned_rows(plan(choices, options.seeds, folder))
-        return options.finish(options.print_table(columns, rows))
+        return options.finish(options.print_table(*planned_rows(plan(choices, options.seeds, folder))))
     with executor_of(options.on) as executor:
         results = compare(
             choices,

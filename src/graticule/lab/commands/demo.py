@@ -13,7 +13,7 @@ from graticule.analysis.correlation import position_correlations
 from graticule.lab.commands.options import output_folder, parse
 from graticule.lab.figures.position_sheets import center_sheet
 from graticule.lab.pages.explorer import explored, write_explorer
-from graticule.lab.pages.run_report import run_page
+from graticule.lab.pages.report import run_page
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.significance import paired_test

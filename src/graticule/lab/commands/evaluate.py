@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
         measured = _measured(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
-    options.print_table(table.columns, table.rows)
+    options.print_table(table.columns, *table.rows)
     options.say(*table.notes)
     for precision in precisions.keys() - {"32-true"}:
         options.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
@@ -126,7 +126,7 @@ def _probe(options: Any, opened: Sequence[Opened]) -> int:
             rows.append((label, f"{size[0]}x{size[1]}", *cells))
             about = {"run": source.target, "size": list(size), "probe": options.probe}
             records.append(about | {"top1": value, "interval": [low, high], "images": len(labels)})
-    options.print_table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), rows)
+    options.print_table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), *rows)
     return options.finish(records, write_json(folder / "probe.json", records))
 
 

@@ -101,10 +101,11 @@ def _read_images(opened: Opened, sources: list[int | Path], size: tuple[int, int
     assert opened.info is not None
     transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
     mode = "L" if opened.info.channels == 1 else "RGB"
-    indices = [source for source in sources if isinstance(source, int)]
-    tests = iter(data.test_images(size, indices)[0] if indices else ())
-    files = (source for source in sources if isinstance(source, Path))
-    pictures = (read_picture(file, lambda path: decode(read_bytes(path, LARGEST))) for file in files)
-    return torch.stack(
-        [next(tests) if isinstance(source, int) else transform(next(pictures).convert(mode)) for source in sources]
-    )
+    images = []
+    for source in sources:
+        if isinstance(source, int):
+            images.append(data.test_images(size, [source])[0][0])
+        else:
+            picture = read_picture(source, lambda path: decode(read_bytes(path, LARGEST)))
+            images.append(transform(picture.convert(mode)))
+    return torch.stack(images)

@@ -65,15 +65,12 @@ def run(arguments: list[str]) -> int:
             options.say(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
         return options.finish([dict(zip(columns, row, strict=True)) for row in rows])
     parse_on(options.on)
-
     if options.card is not None:
         _set_protocol(options, options.card)
     elif options.table is not None:
         raise ValueError(f"`table` must be given with `card`, got {str(options.table)!r} alone.")
     base = options.recipe.quick() if options.quick else options.recipe
-    texts = options.choices or _single(base)
-    choices = parse_choices(base, texts, "gym")
-
+    choices = parse_choices(base, options.choices or _single(base), "gym")
     choices = choices or parse_choices(base, standard_choices(), "gym")
     seeds, table = options.seeds[:1] if options.quick else options.seeds, None
     if options.table is not None:
@@ -97,14 +94,11 @@ def run(arguments: list[str]) -> int:
         )
     for side in profile.sides:
         options.say(f"\n{profile.title(side)}")
-        columns, *rows = profile.table(side)
-        options.print_table(columns, rows)
+        options.print_table(*profile.table(side))
     written = [folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")]
     if options.card is not None:
-        notes = [
-            _origin(folder, options.card),
-            *["A check of a few steps with one seed, not a result."] * options.quick,
-        ]
+        check = ["A check of a few steps with one seed, not a result."] * options.quick
+        notes = [_origin(folder, options.card), *check]
         written.append(write_text(folder / "card.md", profile.card(table, notes)))
     return options.finish([dataclasses.asdict(row) for row in profile.rows], *written)
 
@@ -118,7 +112,6 @@ def _set_protocol(options: Gym, plugin: Path) -> None:
             f"`card` must be given without other values of {', '.join(others)}, which are fixed for cards."
         )
     load_plugin(plugin)
-
     encodings = [f"encoding={name}" for name, kind in ENCODINGS.items() if source_of(kind) == plugin.resolve()]
     options.choices = options.choices or encodings
     if len(options.choices) != 1:

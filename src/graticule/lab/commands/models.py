@@ -104,7 +104,7 @@ def _print_sizes(options: Models) -> int:
         if sizes := {name: measure(name) for name in names if name in kind}:
             rows = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
             columns = [key.replace("_", "-") for key in next(iter(sizes.values()))]
-            options.print_table(["model", *columns], rows)
+            options.print_table(["model", *columns], *rows)
             records |= sizes
     return options.finish(records)
 
@@ -167,7 +167,7 @@ def _print_matrix(options: Models) -> int:
         ENCODINGS.specs(encoding)
     models = {name: create_model(name) for name in match_names(options.patterns, list_models())} or families()
     reasons = combinations(models, options.encodings or None)
-    options.print_table(("encoding", *models), rows(reasons))
+    options.print_table(("encoding", *models), *rows(reasons))
     options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
     if options.reasons:
         options.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))

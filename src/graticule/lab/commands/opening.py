@@ -84,13 +84,9 @@ def has_data(target: str) -> bool:
 
 
 def open_models(targets: Sequence[str], options: NamedModels, command: str, images: bool = True) -> list[Opened]:
-    """Open different models; options of models by name and their images must be given for those alone.
+    """Open different models, whose runs must be on images if `images`.
 
-    Args:
-        targets: sources, as in `open_model`.
-        options: options of the command.
-        command: its name, for messages.
-        images: whether runs must be on images.
+    Options of models by name and their images must be given for those alone.
     """
     if not targets or len(set(targets)) < len(targets):
         raise ValueError(f"`models` must differ, and be one or more, got {', '.join(targets) or 'none'}.")
@@ -124,12 +120,8 @@ def _check_left_out(owner: str, options: dict[str, object]) -> None:
 
 
 def open_model(target: str, options: NamedModels | None = None) -> Opened:
-    """Open a model.
-
-    Args:
-        target: folder of a run or of a published model, `hf:OWNER/NAME`, file of weights in a run, name of a model of
-            graticule or timm, `timm:NAME`, or FILE.py:NAME.
-        options: checkpoint of a run, and options of models that are given by name.
+    """Open a model: the folder of a run or of a published model, `hf:OWNER/NAME`, a file of weights in a run, the name
+    of a model of graticule or timm, `timm:NAME`, or FILE.py:NAME.
     """
     options = options or NamedModels()
     kind = source_kind(target)

@@ -33,7 +33,7 @@ class JsonOutput:
         if lines and not self.json:
             print(*lines, sep="\n")
 
-    def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    def print_table(self, columns: Sequence[str], *rows: Sequence[str]) -> list[dict[str, Any]]:
         """Print a table for people; returns its rows as records, with numeric cells as numbers."""
         self.say(format_table([[printable(cell) for cell in row] for row in (columns, *rows)]))
         return [dict(zip(columns, map(_number_of, row), strict=True)) for row in rows]
@@ -127,13 +127,9 @@ def overridden(recipe: Any, arguments: Sequence[str], command: str) -> Any:
 
 
 def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: str) -> T:
-    """Parse options with overrides of a recipe, which must have an effect; its own warm-up and decays fit `--epochs`.
+    """Parse options of a dataclass with a field `recipe`, whose values in `recipe` are the defaults.
 
-    Args:
-        kind: a dataclass with a field `recipe`.
-        recipe: the recipe, whose values are the defaults.
-        arguments: the options as given.
-        command: the command, for messages.
+    Overrides must have an effect; the warm-up and the decays of the recipe itself fit `--epochs`.
     """
     changes = _parse_changes(kind, command, arguments, recipe=recipe)
     names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}

@@ -67,8 +67,7 @@ def run(arguments: list[str]) -> int:
     images = {size: list(pictures.test_images(size, every)[0]) for size in dict.fromkeys([trained_at, *sizes])}
     labels = None if pictures.labels is None else pictures.labels.tolist()
     study = try_resamplers(model, images, trained_at, labels, device=device)
-    header, *rows = study.rows()
-    options.print_table(header, rows)
+    options.print_table(*study.rows())
     options.say(*study.notes())
     if labels is None and opened.info is not None and opened.info.class_names:
         options.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")

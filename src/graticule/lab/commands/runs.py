@@ -97,13 +97,12 @@ def _show(runs: Sequence[tuple[str, Summary]], options: Runs) -> None:
     keys = [key for key in values if key not in shared and key not in left_out]
     metrics = {summary.metric for _, summary in runs if summary.metric is not None}
     mixed = len(metrics) != 1
-    columns = ["run", "state", *keys, "epoch", "best" if mixed else f"best {metrics.pop().title}", "last", "time"]
+    best = "best" if mixed else f"best {metrics.pop().title}"
     rows = [
         [name, summary.state, *(values[key][at] for key in keys), *_results(summary, mixed)]
         for at, (name, summary) in enumerate(runs)
     ]
-    ages = [_length(time.time() - summary.changed) for _, summary in runs]
-    options.print_table([*columns, "changed"], [[*row, age] for row, age in zip(rows, ages, strict=True)])
+    options.print_table(["run", "state", *keys, "epoch", best, "last", "time", "changed"], *rows)
     if shared:
         options.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
     if left_out:
@@ -122,7 +121,7 @@ def _rank(summary: Summary) -> tuple[str, float, int]:
 
 
 def _results(summary: Summary, mixed: bool) -> list[str]:
-    """Return the progress and the scores of a run; if metrics are `mixed`, its best score names its metric."""
+    """Return the progress, scores and age of a run; if metrics are `mixed`, its best score names its metric."""
     metric = summary.metric
     best = last = "-"
     if metric is not None and summary.best:
@@ -131,7 +130,8 @@ def _results(summary: Summary, mixed: bool) -> list[str]:
     if metric is not None and summary.last is not None:
         last = metric.show(summary.last, unit=False)
     epoch = f"{summary.epoch}/{'?' if summary.epochs is None else summary.epochs}"
-    return [epoch, best, last, "-" if summary.seconds is None else _length(summary.seconds, 1)]
+    seconds = "-" if summary.seconds is None else _length(summary.seconds, 1)
+    return [epoch, best, last, seconds, _length(time.time() - summary.changed)]
 
 
 def _length(seconds: float, decimals: int = 0) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, show_results, study_with
 from graticule.lab.commands.options import output_folder, parse
-from graticule.lab.pages.run_report import run_page
+from graticule.lab.pages.report import run_page
 from graticule.lab.studies.execution import executor_of, parse_on
 from graticule.lab.studies.images import Correct, read_images, write_images
 from graticule.lab.studies.plan import plan, planned_rows
@@ -77,7 +77,6 @@ def run(arguments: list[str]) -> int:
     folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
     table = options.table or folder / f"study_{name}.csv"
     selected = _select(study, options)
-
     end = study.endpoint
     judged = end.metric or next(iter(study.recipes().values())).metric.key
     if options.images and (judged, end.at, end.minus) != ("top1", TRAINED, None):
@@ -87,13 +86,11 @@ def run(arguments: list[str]) -> int:
         )
     chosen: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.plan:
-        columns, *planned = Results(name, selected, read_table(table)).power()
-        return options.finish({"tests": options.print_table(columns, planned)})
+        return options.finish({"tests": options.print_table(*Results(name, selected, read_table(table)).power())})
     if options.list_:
         rows = read_table(table)
         missing = missing_runs(selected, rows, folder, **chosen)
-        columns, *planned = planned_rows(missing)
-        records = options.print_table(columns, planned) if missing else []
+        records = options.print_table(*planned_rows(missing)) if missing else []
         measured = len(selected.cells) * len(selected.seeds) - len(missing)
         cost = Results(name, selected, rows).cost()
         options.say(f"{len(missing)} runs to train, {measured} in {table}; about {cost} on one core")

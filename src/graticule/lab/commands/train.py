@@ -77,7 +77,7 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from graticule.lab.pages.run_report import run_page
+    from graticule.lab.pages.report import run_page
     from graticule.lab.training.loop import train
     from graticule.lab.training.run import Run
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from graticule.external.attention_map import AttentionMap
-from graticule.lab.figures.style import SIMILARITY, add_title, axes_at
+from graticule.lab.figures.style import SIMILARITY, add_title, axes_at, spread
 
 #: Weights above this quantile of a head are drawn in the last color: a few peaks would darken the rest.
 _TOP = 0.995
@@ -106,7 +106,8 @@ def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
         raise ValueError("`maps` must hold at least one map, got none.")
     layers = {label: [layer.layer for layer in column] for label, column in maps.items()}
     first = layers[labels[0]]
-    if other := next((label for label in labels if layers[label] != first), None):
+    other = next((label for label in labels if layers[label] != first), None)
+    if other is not None:
         raise ValueError(
             f"`maps` must be of the same layers in all models, got {layers[other]} for {other!r} and {first} for "
             f"{labels[0]!r}."
@@ -115,8 +116,7 @@ def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
     for head in heads or ():
         if not 0 <= head < fewest:
             raise ValueError(f"`heads` must be from 0 to {fewest - 1}, got {head}.")
-    most = min(fewest, max(1, _MOST // len(columns)))
-    return list(heads) if heads else sorted({round(at) for at in np.linspace(0, fewest - 1, most)})
+    return list(heads) if heads else spread(fewest, max(1, _MOST // len(columns)))
 
 
 def _sheet(
@@ -140,8 +140,10 @@ def _sheet(
     figure = Figure(figsize=(inches[0], inches[1]))
 
     for row in range(len(columns[0])):
-        ends = [max(float(np.nanquantile(weights_of(maps_[row], head), _TOP)) for maps_ in columns) for head in heads]
-        scales = [Normalize(0, end or 1.0) for end in ends]
+        scales = []
+        for head in heads:
+            end = max(float(np.nanquantile(weights_of(column[row], head), _TOP)) for column in columns)
+            scales.append(Normalize(0, end or 1.0))
         y = top + row * (high + below)
         for number, column in enumerate(columns):
             start = left + number * (wide + between)

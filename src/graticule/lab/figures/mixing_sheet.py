@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from graticule.analysis.mixing import MixingMap, MixingParts
-from graticule.lab.figures.style import DASHES, PALETTE, SIMILARITY, mark
+from graticule.lab.figures.style import DASHES, PALETTE, SIMILARITY, mark, spread
 
 _SIGNED = "PuOr"  # two-sided, and distinguishable with any color vision
 
@@ -47,7 +47,7 @@ def mixing_sheet(
     for group in groups or ():
         if not 0 <= group < most:
             raise ValueError(f"`groups` must be from 0 to {most - 1}, got {group}.")
-    chosen_groups = [list(groups) if groups else _spread(layer.groups, 8) for layer in maps]
+    chosen_groups = [list(groups) if groups else spread(layer.groups, 8) for layer in maps]
     columns = max(map(len, chosen_groups))
     tall = sum(0.3 + 1.2 * min(max(layer.grid.height / layer.grid.width, 0.3), 2.0) for layer in maps)
     figure = Figure(figsize=(1.5 + 1.35 * max(columns, 3), 0.9 + max(tall, 1.5)), layout="compressed")
@@ -80,11 +80,7 @@ def mixing_sheet(
 
 def sheet_layers(depth: int) -> list[int]:
     """Choose the layers of a sheet: six evenly spaced ones from the first to the last, or all if there are fewer."""
-    return _spread(depth, 6)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+    return spread(depth, 6)
 
 
 def _scale(images: np.ndarray, softmax: bool, values: str) -> tuple[Normalize, str]:

@@ -41,6 +41,11 @@ def mark(ax: Axes, x: float, y: float, size: float = 5, shape: str = "o", color:
         ax.plot(x, y, shape, markersize=size, mfc="none", mec=edge, mew=width)
 
 
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` evenly spaced indices of `count` things, from the first to the last."""
+    return sorted({round(index) for index in np.linspace(0, count - 1, min(count, most))})
+
+
 def check_lines(lines: Mapping[str, Any], name: str) -> None:
     """Check that there is at least one line."""
     if not lines:

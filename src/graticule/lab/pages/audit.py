@@ -19,7 +19,7 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
     """Build the page of an audit.
 
     Args:
-        found: the audit.
+        audit: its results.
         title: of the page, such as the name of the model.
         lines: settings of the audit, as rows of the first table.
     """

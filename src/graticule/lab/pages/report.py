@@ -1,11 +1,11 @@
-"""A self-contained HTML page, which loads nothing when it is read."""
+"""A self-contained HTML page, which loads nothing when it is read; the page of runs, which train and compare write."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ from matplotlib.figure import Figure
 from graticule.analysis.position_maps import StageMaps
 from graticule.lab.figures.position_sheets import position_sheets
 from graticule.lab.figures.save import png
-from graticule.system.files import write_bytes
+from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot
+from graticule.lab.figures.style import spread
+from graticule.lab.studies.results import Results
+from graticule.lab.studies.runs import curve, flat_values, read_metrics
+from graticule.lab.training.run import Run
+from graticule.system.files import read_json, write_bytes
 
 TEMPLATES = Environment(loader=PackageLoader("graticule.lab.pages"), autoescape=True, undefined=StrictUndefined)
 _NUMBER = re.compile(r"[<≈]?\s*[+−-]?\d[\d,. ]*(e[+-]?\d+)?\s*(%|±\s*[\d.,]+)?\s*|[-–]?")
@@ -145,7 +150,49 @@ def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
             rotary = dataclasses.replace(rotary, similarity=first[None], sources=(source,))
     if biases is not None and len(biases.layers) > _SHEET_LAYERS:
         notes["bias"] = f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
-        chosen = np.linspace(0, len(biases.layers) - 1, _SHEET_LAYERS).round().astype(int)
+        chosen = spread(len(biases.layers), _SHEET_LAYERS)
         layers = tuple(biases.layers[index] for index in chosen)
         biases = dataclasses.replace(biases, layers=layers, bias=biases.bias[chosen])
     return dataclasses.replace(stage, rotary=rotary, biases=biases), notes
+
+
+def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None) -> Report:
+    """Return the page of finished runs of one metric.
+
+    Args:
+        runs: choice -> its runs, which differ only in the seed.
+        results: their scores and tests; None for a single run.
+    """
+    first = next(iter(runs.values()))[0]
+    metric = first.recipe().metric
+    report = Report(", ".join(runs) if len(runs) < 4 else f"{len(runs)} choices", f"judged by {metric.title}")
+    if results is not None:
+        for title, (header, *rows) in results.tables().values():
+            report.table(header, rows, title)
+        report.text(" ".join([results.provenance(), *results.notes()]))
+        for figure in results.figures().values():
+            report.figure(figure, results.endpoint, f"{results.endpoint} of all choices and seeds")
+    histories = {name: [read_metrics(run.metrics_file) for run in members] for name, members in runs.items()}
+    report.heading("Training")
+    for key in (metric, "train_loss", "val_loss") if len(runs) <= MOST_LINES else ():
+        column = key if isinstance(key, str) else key.column
+        if all(column in history for members in histories.values() for history in members):
+            lines = {name: curve(members, column) for name, members in histories.items()}
+            several = any(len(members) > 1 for members in runs.values())
+            caption = "Mean over seeds; the band is one standard deviation." if several else "One line per run."
+            report.figure(convergence_plot(lines, key), caption, f"{axis_label(key)} against epochs")
+    report.heading("Recipes")
+    values = {name: flat_values(members[0].recipe().to_dict()) for name, members in runs.items()}
+    keys = [key for key in dict.fromkeys(key for recipe in values.values() for key in recipe) if key != "seed"]
+    differing = [key for key in keys if len({recipe.get(key) for recipe in values.values()}) > 1]
+    if differing:
+        changed = [[key, *(recipe.get(key, "-") for recipe in values.values())] for key in differing]
+        report.table(["value", *values], changed, "values that differ")
+    same = next(iter(values.values()))
+    shared = [f"{key}={same[key]}" for key in keys if key not in differing and same[key] not in ("None", "")]
+    report.text(f"All have {', '.join(shared)}.")
+    described = read_json(first.recipe_file)
+    versions = ", ".join(f"{name} {version}" for name, version in described.get("versions", {}).items())
+    machine = ", ".join(f"{key} {value}" for key, value in described.get("machine", {}).items())
+    report.text(f"The first run was trained with {versions or 'unknown versions'}, on {machine or 'unknown'}.")
+    return report

@@ -9,7 +9,7 @@ from dense_runs import detector
 from PIL import Image
 
 from commands import refused, run_command
-from graticule.lab.figures.pictures import color, picture
+from graticule.lab.commands.predict import color, picture
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import Prediction, above, image_ids
 
