@@ -209,7 +209,7 @@ def fold() -> Figure:
     return figure
 
 
-DRAWINGS = {each.__name__: each for each in (grid, encoding, joining, layer_position, fold)}
+DRAWINGS = {drawing.__name__: drawing for drawing in (grid, encoding, joining, layer_position, fold)}
 
 
 def main() -> None:

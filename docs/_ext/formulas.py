@@ -21,15 +21,15 @@ TEXT = re.compile(r"\\(text|mathrm|operatorname|mathbb|begin|end)\b")
 def upright(formula: str) -> str:
     """Make words of several letters upright: 'softmax(x)' -> '\\mathrm{softmax}(x)'."""
 
-    def one(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         if match[2]:
             return rf"\mathrm{{{match[2]}}}"
         if TEXT.match(match[1]) or "{" not in match[1]:
             return match[1]
         command, _, argument = match[1].partition("{")
-        return f"{command}{{{WORD.sub(one, argument[:-1])}}}"
+        return f"{command}{{{WORD.sub(replacement, argument[:-1])}}}"
 
-    return WORD.sub(one, formula)
+    return WORD.sub(replacement, formula)
 
 
 def mathml(formula: str, block: bool) -> str:

@@ -125,12 +125,14 @@ def _options(kind: Any) -> str:
         return "## Options\n\nNone.\n\n"
     texts = option_texts(kind)
     lines = ["## Options", "", "| option | default | values | description |", "| --- | --- | --- | --- |"]
-    for option, each in types.items():
+    for option, parameter in types.items():
         if option not in texts:
             raise ValueError(
                 f"`{option}` of {kind.__name__} must be described in a docstring, such as 'Args: {option}: ...'."
             )
-        lines.append(f"| `{option}` | `{each.default!r}` | {_cell(_type(each.kind))} | {_cell(texts[option])} |")
+        lines.append(
+            f"| `{option}` | `{parameter.default!r}` | {_cell(_type(parameter.kind))} | {_cell(texts[option])} |"
+        )
     if kind.has_layers():
         about = "number of the first layers that use it, or the indices of any layers (default: all)"
         lines.append(f"| `layers` | `None` | `int`, or `int, ...`, or `None` | {about} |")
@@ -163,7 +165,7 @@ def _described(text: str) -> Iterator[tuple[str, str]]:
 def _type(kind: Any) -> str:
     """Describe the values of a type: 'a' or 'b' for a literal, its name for any other."""
     if typing.get_origin(kind) is tuple:
-        return ", ".join("..." if each is ... else _type(each) for each in typing.get_args(kind))
+        return ", ".join("..." if part is ... else _type(part) for part in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(f"`{value!r}`" for value in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Annotated:
@@ -171,7 +173,7 @@ def _type(kind: Any) -> str:
     if inspect.isclass(kind) and not typing.get_args(kind):
         return "None" if kind is type(None) else f"`{kind.__name__}`"
     if typing.get_args(kind) and typing.get_origin(kind) not in (tuple, list, dict):
-        return " or ".join(_type(each) for each in typing.get_args(kind))
+        return " or ".join(_type(part) for part in typing.get_args(kind))
     return f"`{str(kind).replace('typing.', '')}`"
 
 

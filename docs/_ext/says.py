@@ -61,7 +61,7 @@ def build(name: str) -> tuple[Position, bool]:
     position = build_position(BUILT, dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=name).eval()
     with torch.no_grad():
         drawn = any(parameter.requires_grad for parameter in position.parameters())
-        blank = drawn and all(np.ptp(each.values) < 1e-9 for each in _maps(position, BUILT))
+        blank = drawn and all(np.ptp(panel.values) < 1e-9 for panel in _maps(position, BUILT))
         if blank:
             for parameter in position.parameters():
                 parameter.normal_(std=0.5)
@@ -82,23 +82,24 @@ def common_scale(maps: list[Map]) -> list[Map]:
     """Set one range of values for all maps, symmetric around 0 if there are values of both signs."""
     if not maps:
         return []
-    if not all(np.isfinite(each.values).all() for each in maps):  # a mask: minus infinity, or nothing
+    if not all(np.isfinite(panel.values).all() for panel in maps):  # a mask: minus infinity, or nothing
         maps = [
-            replace(one, title="1: attended, 0: masked", values=np.isfinite(one.values).astype(float)) for one in maps
+            replace(panel, title="1: attended, 0: masked", values=np.isfinite(panel.values).astype(float))
+            for panel in maps
         ]
-    lowest, highest = (float(f([f(each.values) for each in maps])) for f in (np.min, np.max))
+    lowest, highest = (float(f([f(panel.values) for panel in maps])) for f in (np.min, np.max))
     signed = lowest < 0 < highest and maps[0].signed
     if signed:
         highest = max(-lowest, highest)
         lowest = -highest
-    return [replace(each, lowest=lowest, highest=highest, signed=signed) for each in maps]
+    return [replace(panel, lowest=lowest, highest=highest, signed=signed) for panel in maps]
 
 
 def _maps(position: Position, grid: Grid) -> list[Map]:
     """Return the maps of the first layer that has a position."""
-    for given in position(grid):
-        if any(value is not None for value in given):
-            return _of_layer(given, grid)
+    for layer_position in position(grid):
+        if any(value is not None for value in layer_position):
+            return _of_layer(layer_position, grid)
     return []
 
 
@@ -110,12 +111,12 @@ class _Inputs(NamedTuple):
     heads: Tensor
 
 
-def _of_layer(given: LayerPosition, grid: Grid) -> list[Map]:
+def _of_layer(position: LayerPosition, grid: Grid) -> list[Map]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(1, grid.tokens, DIM, generator=generator)
     at = _Inputs(grid, tokens, torch.randn(1, HEADS, grid.tokens, DIM // HEADS, generator=generator))
-    fields = [(layer.FIELD_KINDS[name], value) for name, value in given._asdict().items() if value is not None]
-    return [one for kind, maps in _MAPS.items() for of, value in fields if of is kind for one in maps(value, at)]
+    fields = [(layer.FIELD_KINDS[name], value) for name, value in position._asdict().items() if value is not None]
+    return [panel for kind, maps in _MAPS.items() for of, value in fields if of is kind for panel in maps(value, at)]
 
 
 def _vectors(table: Tensor, at: _Inputs) -> list[Map]:
@@ -123,8 +124,8 @@ def _vectors(table: Tensor, at: _Inputs) -> list[Map]:
     return [_map("cosine of its vector with all", similarity[at.grid.center], at.grid)]
 
 
-def _bias(given: Any, at: _Inputs) -> list[Map]:
-    bias = Bias.of(given)
+def _bias(field: Any, at: _Inputs) -> list[Map]:
+    bias = Bias.of(field)
     title = "bias for a random query" if bias.function else "bias of attention"
     return _rows(title, bias.table(at.heads), at.grid, signed=True)
 
@@ -150,9 +151,9 @@ _MAPS: dict[layer.FieldKind, Callable[[Any, _Inputs], list[Map]]] = {
     layer.ADDED: _vectors,
     layer.BIAS: _bias,
     layer.KEY_BIAS: lambda f, at: _rows("bias for random keys", f(at.heads), at.grid, signed=True),
-    layer.POSITIONAL: lambda one, at: _rows("attention by position", one.weights, at.grid),
+    layer.POSITIONAL: lambda f, at: _rows("attention by position", f.weights, at.grid),
     layer.ROTARY: _rotation,
-    layer.SCALE: lambda one, at: [_map("factor of the queries", one if one.ndim == 1 else one.mean(0), at.grid)],
+    layer.SCALE: lambda f, at: [_map("factor of the queries", f if f.ndim == 1 else f.mean(0), at.grid)],
     layer.RESIDUAL: partial(_reaches, residual=True),
     layer.INPUTS: lambda f, at: _reaches(partial(_first, f), at),
     layer.MIXING: _mixing,

@@ -31,14 +31,14 @@ def test_the_example_of_an_audit_runs_from_the_images_to_the_findings(tmp_path, 
     train, audit = re.findall(r"^    (graticule .*)$", section, flags=re.MULTILINE)
     assert main(shlex.split(train.replace("--epochs 3", "--quick"))[1:]) == 0, capsys.readouterr().err
     assert main(shlex.split(audit.replace("--count 200", "--count 20"))[1:]) == 0, capsys.readouterr().err
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for finding in (
         "Position alone explains",
         "Row and column can be read",
         "With the position zeroed",
         "Position takes",
     ):
-        assert finding in said and finding in section
+        assert finding in printed and finding in section
 
 
 def test_an_exported_file_is_served_without_graticule(tmp_path, monkeypatch):
@@ -57,8 +57,8 @@ def test_models_are_exported_and_published_as_the_page_says(tmp_path, monkeypatc
         flags=re.DOTALL | re.MULTILINE,
     )
     assert code
-    for each in code:
-        exec(compile(each, "guide", "exec"), names)
+    for block in code:
+        exec(compile(block, "guide", "exec"), names)
     files = {path.name for path in (tmp_path / "published").iterdir()}
     assert files == {"README.md", "config.json", "model.safetensors"}
 
@@ -75,5 +75,5 @@ def test_a_segmenter_is_a_program_of_onnx_for_any_height_and_width(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "segmenter.onnx", providers=["CPUExecutionProvider"])
     for height, width in ((96, 64), (64, 64), (32, 160)):
         image = torch.randn(1, 3, height, width)
-        (found,) = session.run(None, {session.get_inputs()[0].name: image.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), model(image), rtol=1e-4, atol=1e-5)
+        (logits,) = session.run(None, {session.get_inputs()[0].name: image.numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits), model(image), rtol=1e-4, atol=1e-5)

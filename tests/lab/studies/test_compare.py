@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 import torch
+from test_study import rows, study
 
 from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.significance import holm, paired_test
-from graticule.lab.studies.study import Study, StudyRow
 from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe, evaluate_text
@@ -33,29 +33,19 @@ def small(**kwargs) -> Recipe:
 def test_the_paired_test_is_that_of_the_textbook():
     # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3); two-sided p with 2 degrees of freedom is 1 - t / sqrt(t^2 + 2)
     t = 2 * math.sqrt(3)
-    assert paired_test([71.0, 73.0, 74.0], [70.0, 71.0, 71.0]).p == pytest.approx(
-        1 - t / math.sqrt(t * t + 2), abs=1e-12
-    )
-
-
-def test_one_seed_or_equal_differences_are_no_test():
+    test = paired_test([71.0, 73.0, 74.0], [70.0, 71.0, 71.0])
+    assert test.p == pytest.approx(1 - t / math.sqrt(t * t + 2), abs=1e-12)
+    # one seed or equal differences are no test
     assert paired_test([71.0], [70.0]) is None
     assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
 
 
-def results(scores, decimals=2, **study):
-    """Return the results of choices with these scores by seed."""
-    origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
-    rows = [
-        StudyRow(choice, "", seed, "top1", at, value, parameters=10, seconds=4.0, threads=1, **origin)
-        for at, by_choice in (scores if "trained" in scores else {"trained": scores}).items()
-        for choice, values in by_choice.items()
-        for seed, value in enumerate(values)
-    ]
-    choices = {row.choice: {} for row in rows}
-    seeds = tuple(sorted({row.seed for row in rows}))
-    about = {"question": "", "recipe": "digits_quick", "seconds": None, "seeds": seeds, "decimals": decimals}
-    return Results("comparison", Study(choices=choices, **about, **study), rows)
+def results(scores):
+    """Return the results of choices with these scores by seed, at one condition or at several."""
+    by_condition = scores if "trained" in scores else {"trained": scores}
+    table = [row for at, by_choice in by_condition.items() for row in rows(by_choice, at=at)]
+    seeds = tuple({row.seed: None for row in table})
+    return Results("comparison", study(question="", choices={row.choice: {} for row in table}, seeds=seeds), table)
 
 
 def test_the_tables_have_mean_deviation_difference_and_p():
@@ -198,9 +188,9 @@ def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
 def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_papers(trained):
     comparison, folder = trained
     with (folder / "comparison.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in CHOICES]
-    assert [float(row["value"]) for row in rows] == [
+        stored = list(csv.DictReader(file))
+    assert [(row["choice"], row["seed"]) for row in stored] == [(name, seed) for seed in "01" for name in CHOICES]
+    assert [float(row["value"]) for row in stored] == [
         scores[seed] for seed in (0, 1) for scores in comparison.scores().values()
     ]
     kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
@@ -223,8 +213,8 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
     shutil.rmtree(runs[0].folder)
     history = (runs[2].folder / "metrics.csv").read_text().splitlines()
     seconds = float(history[1].split(",")[history[0].split(",").index("seconds")])
-    rows = planned_rows(runs)
-    assert rows[1][3:] == ("epoch 0 of 1", format_seconds(seconds))  # as long as the other seed took
+    planned = planned_rows(runs)
+    assert planned[1][3:] == ("epoch 0 of 1", format_seconds(seconds))  # as long as the other seed took
     assert planned_rows(plan(CHOICES, [0], folder / "empty"))[-1][3:] == ("0 of 2 finished", "unknown")
 
 

@@ -249,24 +249,11 @@ def test_means_and_differences_have_the_decimals_of_the_study():
     assert report.findings()[1][3:5] == ("-0.038", "-0.060 to -0.016")
 
 
-def test_a_difference_of_percentages_is_in_points_and_an_endpoint_may_have_a_name():
-    plan = study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained"))
-    report = Results("x", plan, rows({"a": [90.0]}))
-    assert report.endpoint == "top-1 at zoom 40 minus that after the last epoch (points)"
-    named = dataclasses.replace(plan, endpoint=dataclasses.replace(plan.endpoint, label="change (points)"))
-    assert Results("x", named, rows({"a": [90.0]})).endpoint == "change (points)"
-
-
-def test_a_mean_of_fewer_seeds_than_others_of_its_row_has_their_number():
+def test_every_variant_is_a_group_of_the_figure_and_a_mean_of_fewer_seeds_has_their_number():
     both = study(variants={"10 epochs": {}, "40 epochs": {}})
-    table = [*rows({"a": [70.0, 71.0, 72.0]}, "10 epochs"), *rows({"a": [75.0, 77.0]}, "40 epochs")]
-    assert Results("x", both, table).means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
-
-
-def test_every_variant_is_a_group_of_the_figure():
-    both = study(variants={"10 epochs": {}, "40 epochs": {}})
-    table = [*rows({"a": [70.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0]}, "40 epochs")]
+    table = [*rows({"a": [70.0, 71.0, 72.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0, 77.0]}, "40 epochs")]
     report = Results("x", both, table)
+    assert report.means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
     assert list(report.scores()) == ["a, 10 epochs", "b, 10 epochs", "a, 40 epochs"]
     texts = [text.get_text() for text in report.figures()[""].axes[0].texts]
     assert texts == ["10 epochs", "40 epochs"]
@@ -288,7 +275,11 @@ def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
         rows({"a": [90.0, 80.0], "b": [90.0, 90.0]}),
         rows({"a": [50.0, 45.0], "b": [70.0, 80.0]}, at="zoom 40"),
     )
-    report = Results("x", study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained")), [*small, *large])
+    plan = study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained"))
+    report = Results("x", plan, [*small, *large])
+    assert report.endpoint == "top-1 at zoom 40 minus that after the last epoch (points)"
+    named = dataclasses.replace(plan, endpoint=dataclasses.replace(plan.endpoint, label="change (points)"))
+    assert Results("x", named, [*small, *large]).endpoint == "change (points)"
     assert report.endpoints() == {("a", ""): {0: -40.0, 1: -35.0}, ("b", ""): {0: -20.0, 1: -10.0}}
     assert report.means()[0] == ("choice", "seeds", "parameters", "trained", "zoom 40")
     assert report.means()[1] == ("a", "2", "10", "85.00 ± 7.07", "47.50 ± 3.54")
