@@ -3,7 +3,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset, load_text
 from image_files import BROKEN, picture, write_folder
 
@@ -63,6 +65,18 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error_and_not_an_endless_sea
     images, _ = load_dataset("image_folder", "train", root)
     with pytest.raises(ValueError, match="cat"):
         images[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_images_skipped_by_a_worker_are_known_to_the_main_process(tmp_path):
+    path = write_folder(tmp_path) / "train" / "dog" / "0.JPEG"
+    path.write_bytes(b"")
+    data = DataModule("image_folder", root=tmp_path, size=(16, 24), batch_size=2, workers=2)
+    data.setup()
+    train = data.train_dataloader()
+    assert len([*train]) == 3 and [str(skipped) for skipped in data.skipped] == [str(path)]
+    # without augmentation they are transformed as in evaluation
+    assert all(torch.equal(train.dataset[0, i][0], train.dataset[1, i][0]) for i in range(6))
 
 
 @pytest.mark.parametrize("name", ["image_folder", "pictures", "hugging_face", "text_folder"])

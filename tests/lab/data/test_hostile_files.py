@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from graticule.lab.data.registry import load_dataset, load_text
-from image_files import write_folder
+from image_files import picture, write_folder
 
 
 def pipe(path):
@@ -74,6 +74,14 @@ def test_a_file_that_is_too_large_for_an_image_or_a_text_is_not_read(tmp_path):
     os.truncate(write_texts(tmp_path / "texts") / "train" / "a.txt", 1 << 40)
     with pytest.raises(ValueError, match=r"a\.txt must have at most"):
         load_text("text_folder", tmp_path / "texts")
+
+
+def test_only_the_accepted_image_formats_are_opened(tmp_path):
+    root = write_folder(tmp_path)
+    picture(0).save(root / "val" / "cat" / "0.JPEG", format="EPS")  # Pillow would call Ghostscript to read it
+    images, _ = load_dataset("image_folder", "test", root)
+    with pytest.raises(ValueError, match="cannot identify"):
+        images[0]
 
 
 @pytest.mark.parametrize(("width", "height"), [(501, 1), (2, 1001), (65_000, 100)])

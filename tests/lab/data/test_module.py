@@ -27,14 +27,6 @@ def test_batches_have_the_documented_shapes_at_a_size_that_is_not_square(augment
         assert labels.shape == (len(images),) and labels.dtype == torch.int64
 
 
-def test_a_limit_takes_every_class_alike_and_the_same_images_for_all_seeds():
-    first, second = module(), module(seed=1)
-    counts = torch.bincount(labels_of(first.train_dataloader())), torch.bincount(labels_of(first.val_dataloader()))
-    assert counts[0].tolist() == [4] * 10 and counts[1].tolist() == [3] * 10
-    sums = [sorted(images.sum().item() for x, _ in d.train_dataloader() for images in x) for d in (first, second)]
-    np.testing.assert_allclose(sums[0], sums[1], rtol=1e-5)
-
-
 def test_evaluation_sees_every_image_once_in_order_at_any_size():
     data = module()
     at_home, elsewhere = data.val_dataloader(), data.eval_dataloader((20, 36))

@@ -88,12 +88,13 @@ def test_a_share_is_a_subset_of_all_training_images_and_the_test_images_are_unto
         assert classes(data.val_dataloader()) == [100] * 10
 
 
-def test_a_limit_is_within_the_share_and_balanced():
+def test_a_limit_is_within_the_share_balanced_and_the_same_for_all_seeds():
     share = contents(module(train_share=0.1, share_seed=4).train_dataloader())
     data = module(train_share=0.1, share_seed=4, limit_train=50, limit_test=30)
     assert len(share) == 400 and set(contents(data.train_dataloader())) < set(share)
-    assert classes(data.train_dataloader()) == [5] * 10
-    assert data.num_test == 30
+    assert classes(data.train_dataloader()) == [5] * 10 and classes(data.val_dataloader()) == [3] * 10
+    other = module(train_share=0.1, share_seed=4, limit_train=50, limit_test=30, seed=1)
+    assert contents(other.train_dataloader()) == contents(data.train_dataloader())
 
 
 def folder_module(root, **options):

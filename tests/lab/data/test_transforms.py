@@ -11,7 +11,7 @@ from graticule import create_model
 from graticule.lab.commands.opening import describe_model
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.transforms import evaluation_transform, training_transform
+from graticule.lab.data.transforms import border_color, evaluation_transform, place, training_transform
 from image_files import picture
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
@@ -142,17 +142,43 @@ def test_random_interpolation_is_bilinear_or_bicubic():
     assert {fitting.index(True) for fitting in matches} == {0, 1}
 
 
+def occurrences(image, canvas):
+    """Return how often `image` occurs on `canvas`, pixel for pixel."""
+    windows = canvas.unfold(1, image.shape[1], 1).unfold(2, image.shape[2], 1)
+    return (windows == image[:, None, None]).all(dim=(-1, -2)).all(dim=0).sum().item()
+
+
+def test_a_larger_canvas_has_the_image_once_and_its_border_color_elsewhere():
+    image = torch.rand(3, 4, 6)
+    canvas = place(image, (9, 8))
+    assert canvas.shape == (3, 9, 8) and occurrences(image, canvas) == 1
+    assert (canvas == border_color(image)[:, None, None]).all(dim=0).sum().item() >= 9 * 8 - 4 * 6
+    image = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 100.0, 5.0], [6.0, 7.0, 7.0]]])
+    assert border_color(image).item() == 4.0  # the lower median of 1 2 3 4 5 6 7 7
+
+
+def test_a_smaller_canvas_is_a_crop_and_the_same_size_is_the_image():
+    image = torch.rand(2, 8, 7)
+    assert occurrences(place(image, (3, 5)), image) == 1
+    assert torch.equal(place(image, (8, 7)), image)
+    mixed = place(image, (3, 9))  # cropped along one axis, padded along the other
+    assert mixed.shape == (2, 3, 9) and sum(occurrences(image[:, top : top + 3], mixed) for top in range(6)) == 1
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "options",
     [
-        ("hflip", 1.5),
-        ("erasing", -0.1),
-        ("crop_pct", 0.0),
-        ("interpolation", "cubic"),
-        ("scale", (0.9, 0.1)),
-        ("ratio", (2, 1)),
+        {"hflip": 1.5},
+        {"erasing": -0.1},
+        {"crop_pct": 0.0},
+        {"interpolation": "cubic"},
+        {"scale": (0.9, 0.1)},
+        {"ratio": (2, 1)},
+        {"random_crop_padding": 4, "scale": (0.5, 1.0)},
+        {"random_crop_padding": 4, "ratio": (1.0, 1.0)},
+        {"random_crop_padding": 4, "random_interpolation": True},
     ],
 )
-def test_an_option_out_of_its_range_is_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
-        Augmentation(**{field: value})
+def test_an_option_that_is_out_of_range_or_has_no_effect_is_refused_by_name(options):
+    with pytest.raises(ValueError, match=rf"`augmentation\.{next(iter(options))}"):
+        Augmentation(**options)
