@@ -1,11 +1,11 @@
 """Two-stage detectors: sampling of regions, choice of training regions, and mmdetection's weights."""
 
 import copy
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_regions import published_heads
 
 import graticule
 from graticule.checkpoints.released_dense import load_published
@@ -62,20 +62,20 @@ def test_the_regions_drawn_for_an_image_depend_on_its_seed_alone():
     sampler = RegionSampler(20, 0.25, stream=0)
     matched = [torch.randint(-1, 3, (100,), generator=torch.Generator().manual_seed(n)) for n in range(3)]
     sampler.seeds = [7, 8, 9]
-    whole = sampler(matched)
+    drawn = sampler(matched)
     sampler.seeds = [9, 7]
     torch.rand(5)
     part = sampler([matched[2], matched[0]])
     for kind in (0, 1):
-        assert torch.equal(part[kind][0], whole[kind][2]) and torch.equal(part[kind][1], whole[kind][0])
-    objects, background = (torch.stack(masks) for masks in whole)
+        assert torch.equal(part[kind][0], drawn[kind][2]) and torch.equal(part[kind][1], drawn[kind][0])
+    objects, background = (torch.stack(masks) for masks in drawn)
     assert objects.sum(1).tolist() == [5] * 3 and background.sum(1).tolist() == [15] * 3
     assert not objects[torch.stack(matched) < 1].any() and not background[torch.stack(matched) != 0].any()
     sampler.seeds = [1, 2, 3]
-    assert not torch.equal(sampler(matched)[1][0], whole[1][0])
+    assert not torch.equal(sampler(matched)[1][0], drawn[1][0])
     other = RegionSampler(20, 0.25, stream=1)
     other.seeds = [7, 8, 9]
-    assert not torch.equal(other(matched)[1][0], whole[1][0])
+    assert not torch.equal(other(matched)[1][0], drawn[1][0])
     few = torch.tensor([1, 0, 0, -1])
     sampler.seeds = [1]
     assert [masks[0].tolist() for masks in sampler([few])] == [[1, 0, 0, 0], [0, 1, 1, 0]]
@@ -104,11 +104,11 @@ def test_several_processes_and_a_resumed_run_draw_the_regions_of_one_process(mas
             torch.rand(3)
             with torch.no_grad():
                 task.loss(model, ([IMAGES[n] for n in chosen], [targets[n] for n in chosen]), epoch)
-    whole, first, second, again, later = drawn[::2]  # those of the first stage
-    assert torch.equal(whole[0], first[0]) and torch.equal(whole[1], second[0])
+    both, first, second, again, later = drawn[::2]  # those of the first stage
+    assert torch.equal(both[0], first[0]) and torch.equal(both[1], second[0])
     assert torch.equal(second[0], again[0]) and not torch.equal(second[0], later[0])
-    assert [len(one) for one in drawn] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
-    whole, first, second, again, later = drawn[1::2]  # of the second stage, whose proposals may differ by rounding
+    assert [len(masks) for masks in drawn] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    _, _, second, again, _ = drawn[1::2]  # of the second stage, whose proposals may differ by rounding
     assert torch.equal(second[0], again[0])
     assert len({image_seed(*key) for key in ((5, 3, 40), (5, 3, 41), (5, 4, 40), (6, 3, 40))}) == 4
 
@@ -118,12 +118,12 @@ def test_losses_and_gradients_of_a_batch_are_the_means_of_those_of_its_images(ma
     boxes = [torch.tensor([[4.0, 8, 60, 50], [30, 20, 90, 60]]), torch.tensor([[8.0, 8, 30, 40]]), torch.zeros(0, 4)]
     targets = [
         {
-            "boxes": one.double(),
-            "labels": torch.arange(1, 1 + len(one)),
-            "masks": torch.ones(len(one), 64, 96, dtype=torch.uint8),
+            "boxes": image_boxes.double(),
+            "labels": torch.arange(1, 1 + len(image_boxes)),
+            "masks": torch.ones(len(image_boxes), 64, 96, dtype=torch.uint8),
             "seed": torch.tensor(7 + number),
         }
-        for number, one in enumerate(boxes)
+        for number, image_boxes in enumerate(boxes)
     ]
     images = [image.double() for image in (*IMAGES, IMAGES[0].flip(-1))]
 
@@ -140,6 +140,35 @@ def test_losses_and_gradients_of_a_batch_are_the_means_of_those_of_its_images(ma
         for name, value in found.items():
             mean = sum(one[number].get(name, torch.zeros(())) for one in alone) / 3
             torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def published_heads(model, classes, channels, hidden=32, inner=16):
+    """Return the state dict of a model with random heads of `classes` classes, under mmdetection's names."""
+    generator = torch.Generator().manual_seed(classes)
+    box, mask = "roi_head.bbox_head", "roi_head.mask_head"
+    heads = [
+        ("rpn_head.rpn_conv", (channels, channels, 3, 3)),
+        ("rpn_head.rpn_cls", (4, channels, 1, 1)),
+        ("rpn_head.rpn_reg", (16, channels, 1, 1)),
+        (f"{box}.shared_fcs.0", (hidden, channels * 49)),
+        (f"{box}.shared_fcs.1", (hidden, hidden)),
+        (f"{box}.fc_cls", (classes + 1, hidden)),
+        (f"{box}.fc_reg", (4 * classes, hidden)),
+        *((f"{mask}.convs.{n}.conv", (inner, inner if n else channels, 3, 3)) for n in range(3)),
+        (f"{mask}.upsample", (inner, inner, 2, 2)),
+        (f"{mask}.conv_logits", (classes, inner, 1, 1)),
+    ]
+    prefix = "model.backbone."
+    # a simple pyramid has no published form, so it keeps its names
+    state = {
+        name.replace(f"{prefix}backbone.", "backbone."): value.clone()
+        for name, value in model.state_dict().items()
+        if name.startswith(prefix)
+    }
+    for name, shape in heads:
+        weight = torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5
+        state |= {f"{name}.weight": weight, f"{name}.bias": torch.randn(shape[0], generator=generator)}
+    return state
 
 
 def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):

@@ -1,17 +1,29 @@
-"""Files are written completely."""
+"""Files are written completely, and read within limits; only plain ones are read."""
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from graticule.lab.training.run_folder import locked
-from graticule.system.files import keep_open, replace, write_bytes, write_json, write_text, write_whole
+from graticule.system.files import (
+    check_plain,
+    keep_open,
+    read_bytes,
+    read_json,
+    replace,
+    write_bytes,
+    write_json,
+    write_text,
+    write_whole,
+)
 from in_turn import in_turn
 
 WRITERS = {
@@ -33,7 +45,7 @@ def test_a_file_gets_the_mode_of_new_files_whoever_writes_it(writer, umask, tmp_
             assert path.stat().st_mode & 0o777 == 0o666 & ~umask
     finally:
         os.umask(before)
-    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_lock_is_held_until_its_process_is_killed_even_if_its_workers_live_on(tmp_path):
@@ -72,4 +84,55 @@ def test_a_file_is_renamed_in_a_folder_whether_it_is_kept_open_or_not(keep, tmp_
     with keep(folder):
         (folder / "new").write_bytes(b"new")
         replace(folder / "new", write_bytes(folder / "file", b"old"))
-        assert [(one.name, one.read_bytes()) for one in folder.iterdir()] == [("file", b"new")]
+        assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("file", b"new")]
+
+
+def bind(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+#: A kind of files -> makes one at a path.
+MAKERS = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "socket": bind,
+    "link that leads back to itself": lambda path: path.symlink_to(path.name),
+    "link that leads back to itself, over another": lambda path: (path.symlink_to("b"), Path("b").symlink_to(path)),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_other_kinds_of_files_are_refused_and_not_opened(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    MAKERS[kind](tmp_path / "a")
+    for read in (check_plain, read_json, lambda path: read_bytes(path, 10)):
+        with pytest.raises(ValueError, match=f"a must be a plain file, got a {kind.partition(',')[0]}"):
+            read(tmp_path / "a")
+
+
+def test_a_link_to_a_plain_file_is_followed_and_one_to_nothing_is_not_there(tmp_path):
+    (tmp_path / "a").write_bytes(b"12")
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "c").symlink_to("nowhere")
+    linked = tmp_path / "b"
+    assert (check_plain(linked), read_bytes(linked, 2), read_json(linked)) == (2, b"12", 12)
+    with pytest.raises(FileNotFoundError, match="c"):
+        check_plain(tmp_path / "c")
+
+
+def test_a_file_above_the_limit_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "a").open("wb") as file:
+        file.truncate(1 << 40)  # sparse: it takes no disk, and would take all memory
+    with pytest.raises(ValueError, match=r"at most 67,108,864 bytes, got 1,099,511,627,776"):
+        read_json(tmp_path / "a")
+
+
+def test_a_file_without_json_is_refused_by_name(tmp_path):
+    deep = b"[" * 100_000 + b"]" * 100_000
+    for content in (b"", b"{", b"\xff\x00\xff", b"9" * 5000, deep):
+        (tmp_path / "a").write_bytes(content)
+        why = "nested too deeply" if content is deep else "damaged"
+        with pytest.raises(ValueError, match=f"a must be JSON, and is {why}"):
+            read_json(tmp_path / "a")
