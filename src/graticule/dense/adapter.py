@@ -282,12 +282,7 @@ class Adapter(FeatureReader):
     ) -> tuple[list[Tensor], Tensor]:
         """Return the tokens of the ViT after each group of blocks, (B, N, D) each, and the spatial features, (B, S, D).
 
-        Args:
-            backbone: the ViT.
-            images: (B, C, height, width).
-            grid: their grid.
-            spatial: the spatial features of the input, (B, S, D).
-            shapes: (H, W) of each of their maps.
+        `spatial` are those of the images, (B, C, height, width), in maps of (H, W).
         """
         positions, plane = backbone.position(grid), (grid.height, grid.width)
         at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)

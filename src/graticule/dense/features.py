@@ -150,10 +150,10 @@ register_neck = NECKS.register
 def build_features(
     backbone: Backbone, neck: str | None, norm: bool = False, defaults: dict[str, Any] | None = None
 ) -> Features:
-    """Build the feature maps of a backbone.
+    """Build the feature maps of a backbone, whose unused parts are removed.
 
     Args:
-        backbone: the backbone; its unused parts are removed.
+        backbone: the backbone.
         neck: names with options in order, such as 'adapter + fpn(channels=128)'; None for the maps of the backbone
             itself.
         norm: whether the final norm is applied to a single map.

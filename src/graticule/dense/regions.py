@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -24,28 +24,14 @@ class RegionHeads(RoIHeads):
 
     Its losses are means over the regions of an image, and then over images; torchvision's are means over all regions of
     the batch, which weight an image by its number of regions and depend on the number of processes.
+
+    Args:
+        heads: those that it replaces, whose parts and options it keeps.
     """
 
-    @classmethod
-    def of(cls, heads: Any) -> Self:
-        """Return region heads with the parts of `heads`, torchvision's for Faster or Mask R-CNN."""
-        matcher, sampler = heads.proposal_matcher, heads.fg_bg_sampler
-        return cls(
-            heads.box_roi_pool,
-            heads.box_head,
-            heads.box_predictor,
-            matcher.high_threshold,
-            matcher.low_threshold,
-            sampler.batch_size_per_image,
-            sampler.positive_fraction,
-            heads.box_coder.weights,
-            heads.score_thresh,
-            heads.nms_thresh,
-            heads.detections_per_img,
-            heads.mask_roi_pool,
-            heads.mask_head,
-            heads.mask_predictor,
-        )
+    def __init__(self, heads: RoIHeads) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(heads.__dict__)
 
     def forward(self, features: Any, proposals: Any, image_shapes: Any, targets: Any = None) -> Any:
         """Return detections and no losses in evaluation, no detections and losses in training."""
@@ -57,9 +43,8 @@ class RegionHeads(RoIHeads):
         scores, moved = (prediction.split(counts) for prediction in self.box_predictor(read))
         losses_by_name: dict[str, list[Tensor]] = {"loss_classifier": [], "loss_box_reg": []}
         for image in zip(scores, moved, labels, moves, strict=True):
-            for name, loss in zip(
-                losses_by_name, fastrcnn_loss(image[0], image[1], [image[2]], [image[3]]), strict=True
-            ):
+            losses = fastrcnn_loss(image[0], image[1], [image[2]], [image[3]])
+            for name, loss in zip(losses_by_name, losses, strict=True):
                 losses_by_name[name].append(loss)
         if self.has_mask():
             objects = [torch.where(region > 0)[0] for region in labels]
@@ -226,7 +211,7 @@ class RegionDetector(Detector, ABC):
             box_detections_per_img=most,
             **parts(),
         )
-        model.roi_heads = RegionHeads.of(model.roi_heads)
+        model.roi_heads = RegionHeads(model.roi_heads)
         super().__init__(features, num_classes, model)
         for stream, part in enumerate((model.rpn, model.roi_heads)):
             replaced = part.fg_bg_sampler

@@ -226,9 +226,9 @@ def start_position(
     Args:
         position: the new position, which is changed.
         module: the module, with its own embedding.
-        names: the names of the embedding, one parameter or several; may be empty.
-        survey: the survey of the module.
-        grid: the grid of its tokens.
+        names: those of the parameters of the embedding, if any.
+        survey: of the module.
+        grid: of its tokens.
         example: input on which the contributions of w to the layers are measured.
     """
     depth = len(survey.blocks)

@@ -72,12 +72,7 @@ class Survey:
 
 
 def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
-    """Create two black images of the size that the module expects, with its dtype and on its device.
-
-    Args:
-        module: the module that gets the images.
-        grid: (H, W) in patches, for a module without a recorded size.
-    """
+    """Create two black images of the size that a module states, or of the grid, with its dtype and on its device."""
     convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     size = image_size(module)
     if size is None and grid is not None and convolution is not None:
@@ -93,14 +88,7 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
 
 
 def survey_module(module: nn.Module, example: Example, blocks: str | None = None, norm: str | None = None) -> Survey:
-    """Call `module` once with `example`, in evaluation mode, and describe the inputs of its blocks.
-
-    Args:
-        module: the module; it is not changed.
-        example: a tensor, or a mapping of keyword arguments.
-        blocks: pattern of the names of its blocks; found by default.
-        norm: name of the norm in a block; found by default.
-    """
+    """Call `module` once with `example`, in evaluation mode, and describe its blocks; arguments are as of `attach`."""
     tracer, problem = PositionTracer(module, modules=True), None
     try:
         tracer.run(example)

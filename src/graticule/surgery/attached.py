@@ -177,14 +177,9 @@ class AttachedPosition(PublishedNames):
         hooks: Mapping[str, tuple[Hook, ...]],
         positions: Sequence[LayerPosition],
     ) -> None:
-        """Register the hooks that the layers need.
+        """Register the hooks of each field that the `positions` of the layers have.
 
-        Args:
-            module: the module.
-            patches: the name of the convolution that cuts images into patches; None if there is none.
-            blocks: the names of the blocks.
-            hooks: those that apply each field, in the order in which they are registered.
-            positions: the position of each layer, whose fields it will have.
+        `patches` and `blocks` are names: of the convolution that cuts images into patches, if any, and of the blocks.
         """
         if self.dynamic and patches is not None:
             self._handles.append(module.get_submodule(patches).register_forward_hook(self._compute))
