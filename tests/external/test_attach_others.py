@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 import transformers
 from torch import nn
@@ -11,49 +12,26 @@ from torchvision.models import VisionTransformer
 import graticule
 from graticule import attach, detach
 from graticule.surgery.change import change_position
+from in_turn import in_turn
 from tiny import DIM, assert_same, draw, images, tiny
-
-SMALL = {
-    "image_size": 32,
-    "patch_size": 8,
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 96,
-    "layer_norm_eps": 1e-6,
-}
-VIT = {"blocks": "layers.*", "norm": "layernorm_before"}
-DINOV2 = {"blocks": "encoder.layer.*"}
-TORCHVISION = {"blocks": "encoder.layers.*", "norm": "ln_1"}
-
-
-def huggingface_vit():
-    """Return a ViT of transformers."""
-    config = transformers.ViTConfig(**SMALL, hidden_act="gelu", attn_implementation="sdpa")
-    return transformers.ViTModel(config, add_pooling_layer=False)
-
-
-def huggingface_dinov2():
-    """Return a DINOv2 of transformers."""
-    config = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
-    return transformers.Dinov2Model(transformers.Dinov2Config(**config))
-
-
-def torchvision_vit():
-    """Return torchvision's ViT."""
-    return VisionTransformer(32, 8, 3, 3, DIM, 96, num_classes=5)
 
 
 @pytest.fixture(scope="module")
 def models():
     """Return small models of other libraries in float64 with random parameters, and the arguments of `attach`."""
     torch.manual_seed(0)
-    made = {
-        "vit": (huggingface_vit, VIT),
-        "dinov2": (huggingface_dinov2, DINOV2),
-        "torchvision": (torchvision_vit, TORCHVISION),
+    sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
+    sizes |= {"layer_norm_eps": 1e-6, "attn_implementation": "sdpa"}
+    vit = transformers.ViTModel(transformers.ViTConfig(**sizes, intermediate_size=96), add_pooling_layer=False)
+    dinov2 = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+    torchvision = VisionTransformer(32, 8, 3, 3, DIM, 96, num_classes=5)
+    for model in (vit, dinov2, torchvision):
+        draw(model).double().eval()
+    return {
+        "vit": (vit, {"blocks": "layers.*", "norm": "layernorm_before"}),
+        "dinov2": (dinov2, {"blocks": "encoder.layer.*"}),
+        "torchvision": (torchvision, {"blocks": "encoder.layers.*", "norm": "ln_1"}),
     }
-    return {name: (draw(build()).double().eval(), how) for name, (build, how) in made.items()}
 
 
 def tokens(model, x, **options):
@@ -76,15 +54,15 @@ def as_ours(model):
         *[("self_attention.out_proj", "attn.proj"), ("attention.o_proj", "attn.proj")],
         *[("mlp.0.", "mlp.fc1."), ("mlp.3.", "mlp.fc2.")],
     ]  # fmt: skip
-    found = {}
+    state = {}
     for name, value in model.state_dict().items():
-        for theirs, own in renamed:
-            name = name.replace(theirs, own)
-        found[name] = value
-    for name in [name for name in found if "attention.q_proj" in name]:
-        parts = [found.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-        found[name.replace("attention.q_proj", "attn.qkv")] = torch.cat(parts)
-    return {name: value for name, value in found.items() if "position" not in name and "pos_embedding" not in name}
+        for old, new in renamed:
+            name = name.replace(old, new)
+        state[name] = value
+    for name in [name for name in state if "attention.q_proj" in name]:
+        parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        state[name.replace("attention.q_proj", "attn.qkv")] = torch.cat(parts)
+    return {name: value for name, value in state.items() if "position" not in name and "pos_embedding" not in name}
 
 
 JOININGS = [
@@ -123,13 +101,6 @@ def test_models_of_others_start_as_the_built_in_model_whose_position_is_changed(
             model = attach(copy.deepcopy(stock), encoding, joining, **how)
             for key, value in built_in.position.state_dict().items():
                 assert_same(model.graticule.position.state_dict()[key], value)
-
-
-def test_torchvision_refuses_tupe_because_its_queries_cannot_be_reached(models):
-    stock, how = models["torchvision"]
-    message = "`query_scale`: MultiheadAttention gives no access to its queries between projection and logits"
-    with pytest.raises(ValueError, match=message):
-        attach(stock, "learnable", "tupe", **how)
 
 
 def test_every_model_is_copied_loaded_trained_and_restored(models):
@@ -281,36 +252,6 @@ def test_tokens_may_come_before_samples():
             assert not torch.allclose(detach(module)(x), found[1])
 
 
-def test_unsupported_unknown_modules_are_refused_with_the_reason():
-    class Pyramid(Own):
-        def forward(self, x):
-            return self.layers[1](self.layers[0](self.patches(x))[:, ::2])
-
-    class Unused(Own):
-        def forward(self, x):
-            return self.layers[0](self.patches(x))
-
-    rows = torch.zeros(2, 16, 192)
-    several = r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach does not support pyramids"
-    for module, options, message in (
-        (nn.Conv3d(3, DIM, 8), {"example": None}, "`example` must be given for Conv3d, which does not say .* or films"),
-        (own(), {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
-        (own(), {"example": None}, "`example` must be given for Own, which does not say the shape of its inputs"),
-        (own(parallel=True), {"joining": "lape"}, "gives layers `after_norm`: the normalized tokens go to ffn, too"),
-        (own(), {"joining": "tupe"}, "`bias`: Linear has no argument `attn_mask`"),
-        (own(), {"encoding": "relative_bias"}, "`bias`: Linear has no argument `attn_mask`"),
-        (own(kind=Pyramid).float(), {"example": rows}, several),
-        (own(kind=Unused).float(), {"example": rows}, "in the order of their names; layers.1 was not called"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            attach(module, **{**OWN, **options})
-        assert not hasattr(module, "graticule")
-    taken = own()
-    taken.graticule = nn.Identity()
-    with pytest.raises(ValueError, match="`module` must have no attribute 'graticule'"):
-        attach(taken, **OWN)
-
-
 class Twice(Own):
     """Adds two tables to its tokens."""
 
@@ -322,11 +263,75 @@ class Twice(Own):
         return super().embed(x) + self.places + self.more
 
 
-def test_several_tables_have_to_be_named():
-    module = own(kind=Twice)
-    with pytest.raises(ValueError, match=r"`remove` must name .* of places, more; \(\) keeps all"):
-        attach(module, **OWN)
-    attach(module, **OWN, remove="more")
+class Pyramid(Own):
+    """Its second block gets half of the tokens."""
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](self.patches(x))[:, ::2])
+
+
+class Unused(Own):
+    """Calls one of its two blocks."""
+
+    def forward(self, x):
+        return self.layers[0](self.patches(x))
+
+
+FEW = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+STAGES = {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (3, 3), "window_size": 4}
+ROWS = torch.zeros(2, 16, 192)
+TUPE, BIAS = {"joining": "tupe"}, {"encoding": "relative_bias"}
+#: A model of timm, of `models` or of `own`, options of `attach`, and a part of the message.
+REFUSED = [
+    (("vit_base_patch16_rpn_224", FEW), {}, "it is post-norm"),
+    (("swin_tiny_patch4_window7_224", STAGES), {"blocks": "layers.*.blocks.*"}, r"\(B, N, D\), got \(2, 8, 8, 12\)"),
+    (("beit_base_patch16_224", FEW), BIAS, "`bias`: Attention has no argument `attn_mask`"),
+    (("beit_base_patch16_224", FEW), {"joining": "queries_keys"}, "Attention is not called with queries"),
+    (("mixer_s16_224", {"img_size": 32}), TUPE, "`bias`: no module of the block is called with"),
+    ("torchvision", TUPE, "`query_scale`: MultiheadAttention gives no access to its queries between projection and lo"),
+    (
+        "vit",
+        BIAS,
+        "'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' or 'eager'",
+    ),
+    ({"parallel": True}, {"joining": "lape"}, "gives layers `after_norm`: the normalized tokens go to ffn, too"),
+    ({}, {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
+    ({}, {"example": None}, "`example` must be given for Own, which does not say the shape of its inputs"),
+    ({}, TUPE, "`bias`: Linear has no argument `attn_mask`"),
+    ({}, BIAS, "`bias`: Linear has no argument `attn_mask`"),
+    ({"kind": Twice}, {}, r"`remove` must name .* of places, more; \(\) keeps all"),
+    (
+        {"kind": Pyramid},
+        {"example": ROWS},
+        r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); .*no.* pyramids",
+    ),
+    ({"kind": Unused}, {"example": ROWS}, "in the order of their names; layers.1 was not called"),
+]
+
+
+@in_turn(("source", "options", "message"), REFUSED)
+def test_modules_that_do_not_fit_are_refused_with_the_reason(models, source, options, message):
+    if isinstance(source, dict):
+        module, options = own(**source).to(ROWS.dtype), {**OWN, "example": OWN["example"].to(ROWS.dtype), **options}
+    elif isinstance(source, tuple):
+        module = timm.create_model(source[0], **source[1])
+    else:
+        module = copy.deepcopy(models[source][0])
+        if source == "vit":  # after the call of the survey, since this attention is not installed
+            module.register_forward_hook(lambda *_: setattr(module.config, "_attn_implementation", "flash_attention_2"))
+    with pytest.raises(ValueError, match=message):
+        attach(module, **options)
+    assert not hasattr(module, "graticule")
+
+
+def test_films_and_taken_names_are_refused_and_one_of_several_tables_is_replaced():
+    with pytest.raises(ValueError, match=r"`example` must be given for Conv3d, which does not say .* or films"):
+        attach(nn.Conv3d(3, DIM, 8))
+    taken = own()
+    taken.graticule = nn.Identity()
+    with pytest.raises(ValueError, match="`module` must have no attribute 'graticule'"):
+        attach(taken, **OWN)
+    module = attach(own(kind=Twice), **OWN, remove="more")
     assert module.places.any() and not module.more.any()
 
 
@@ -373,18 +378,6 @@ def test_a_mask_that_attention_already_has_is_kept():
             changed = module(torch.cat([x[:, :1], torch.randn_like(x[:, 1:])], 1))[:, 0]
         assert_same(first, changed)  # the first token sees only itself
     assert_same(*found)
-
-
-def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
-    model = copy.deepcopy(models["vit"][0])
-    # after the call of the survey, since it is not installed
-    model.register_forward_hook(lambda *_: setattr(model.config, "_attn_implementation", "flash_attention_2"))
-    message = (
-        "`bias`: attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
-        "or 'eager'"
-    )
-    with pytest.raises(ValueError, match=message):
-        attach(model, "relative_bias")
 
 
 def test_a_block_that_returns_more_than_tokens_keeps_it():
