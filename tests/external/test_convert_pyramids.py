@@ -6,10 +6,11 @@ import pytest
 import timm
 import torch
 from timm.models.swin_transformer_v2 import WindowAttention
+from timm_models import assert_same_bits
 
 import graticule
 from graticule import published_state_dict
-from tiny import images
+from tiny import draw_double, images
 
 SWIN = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 TWINS = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}
@@ -33,12 +34,7 @@ NAMES = {
 @torch.no_grad()
 def timms(name):
     """Build timm's model with every tensor drawn, in float64 and evaluation mode."""
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=5, **NAMES[name]).double().eval()
-    for parameter in model.parameters():
-        std = 0.1 if parameter.ndim > 1 else 0.3
-        torch.nn.init.normal_(parameter, std=std)
-    return exact(model)
+    return exact(draw_double(timm.create_model(name, num_classes=5, **NAMES[name])))
 
 
 def exact(model):
@@ -65,11 +61,8 @@ def test_outputs_and_bits_of_the_way_back_equal_timm(name):
     ours = graticule.convert(original)
     x = images(*ours.img_size, dtype=torch.float64)
     assert_same(ours(x), original(x))
-    back, state = graticule.to_timm(ours), original.state_dict()
-    assert type(back) is type(original) and back.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[key]) for key, value in back.state_dict().items())
-    assert torch.equal(back(x), original(x))
-    assert published_state_dict(ours).keys() == state.keys()
+    assert_same_bits(graticule.to_timm(ours), original)
+    assert published_state_dict(ours).keys() == original.state_dict().keys()
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # of timm's resampling

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from timm_models import assert_same_bits, attribute, changed, in_float64, randomize
+from timm_models import assert_same_bits, attribute, changed, in_float64
 from torch import nn
 from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64
 
@@ -13,7 +13,7 @@ from evidence.models_page import configured
 from graticule.external.convert.parts import CONVERSIONS
 from graticule.external.images import call, image_size
 from in_turn import in_turn
-from tiny import holds
+from tiny import draw, holds
 
 IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -32,7 +32,7 @@ def assert_equal(ours, original, *size, tolerance=1e-9):
 @pytest.mark.parametrize(("name", "config", "given"), MODELS, ids=IDS)
 def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, config, given):
     with whole_float64():
-        original = randomize(build(name, config, given))
+        original = draw(build(name, config, given))
         ours = graticule.convert(original)
         for size in SIZES.get(name, [(32, 32), (48, 32), (32, 64)]):
             assert_equal(ours, original, *size)
@@ -49,7 +49,7 @@ def test_each_registered_class_is_tested():
 
 def test_gradients_and_frozen_weights_are_those_of_transformers():
     with in_float64():
-        original = randomize(build("Dinov2WithRegistersModel", SMALL))
+        original = draw(build("Dinov2WithRegistersModel", SMALL))
         original.embeddings.requires_grad_(False)
         ours = graticule.convert(original)
         x = torch.randn(2, 3, 32, 48)
@@ -92,7 +92,7 @@ def test_labels_are_those_of_the_configuration():
 @pytest.mark.parametrize("name", ["ViTForImageClassification", "Dinov2Model", "SwinModel"])
 def test_an_opened_model_goes_back_with_a_model_of_the_same_configuration(name, tmp_path):
     config = WINDOWS if name == "SwinModel" else SMALL
-    original = randomize(build(name, config))
+    original = draw(build(name, config))
     opened = graticule.from_pretrained(graticule.convert(original).save_pretrained(tmp_path))
     with pytest.raises(ValueError, match="and opened, `like` gives the model of transformers"):
         graticule.to_transformers(opened)

@@ -10,7 +10,7 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import load_file, save_file
-from timm_models import build, randomize
+from timm_models import build
 
 import graticule
 from graticule.hub.kinds import KINDS
@@ -33,7 +33,7 @@ CONVERTED = {
 def timms(name):
     torch.manual_seed(0)
     small = CONVERTED[name]
-    return build(name) if small is None else randomize(timm.create_model(name, **SMALL, **small)).eval()
+    return build(name) if small is None else draw(timm.create_model(name, **SMALL, **small)).eval()
 
 
 @torch.no_grad()
@@ -131,7 +131,7 @@ def test_a_module_that_names_cannot_rebuild_is_refused_with_the_reason(attached,
         torchvision.models.VisionTransformer(32, 8, 1, 2, 16, 16), blocks="encoder.layers.*", norm="ln_1"
     )
     quick = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=2, num_classes=5, act_layer="relu")
-    randomize(graticule.attach(quick))
+    draw(graticule.attach(quick))
     cases = [
         (own, None, "A module of your own cannot be built again from a file"),
         (attached, None, "vit_tiny_patch16_224(img_size=(32, 48), num_classes=5)', with which it lacks blocks.10"),

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tiny import draw
+
 #: Arguments of `create_model` for a small model of any plain transformer of timm; its grid is not square.
 SMALL: dict[str, Any] = {
     "img_size": (32, 48),
@@ -43,15 +45,7 @@ def in_float64() -> Iterator[None]:
 
 def build(name: str, **kwargs: Any) -> Any:
     """Build a small model of timm with random parameters, in evaluation mode."""
-    return randomize(timm.create_model(name, **{**SMALL, **kwargs})).eval()
-
-
-@torch.no_grad()
-def randomize(model: nn.Module) -> nn.Module:
-    """Draw every parameter, including norms, scales and tables, so that each one has an effect."""
-    for parameter in model.parameters():
-        parameter.copy_(torch.randn_like(parameter) * 0.3 + 0.1)
-    return model
+    return draw(timm.create_model(name, **{**SMALL, **kwargs})).eval()
 
 
 def changed(build: Callable[[], Any], change: Callable[[Any], object]) -> Callable[[], Any]:

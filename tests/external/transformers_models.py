@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from evidence.models_page import MERGED, SMALL, VIDEO
 from evidence.models_page import STAGES as WINDOWS
+from graticule.external.images import call
 from graticule.external.transformers_folder import class_of
 
 SAM: dict[str, Any] = {**SMALL, "mlp_dim": 48, "output_channels": 8, "global_attn_indexes": [1]}
@@ -66,8 +67,6 @@ FILM: list[tuple[int, ...]] = [(4, 32, 32)]
 SIZES: dict[str, list[tuple[int, ...]]] = {"SamVisionModel": [(32, 32)], "VJEPA2Model": [*FILM, (8, 32, 32)]}
 SIZES |= dict.fromkeys(("VideoMAEModel", "VideoMAEForVideoClassification", "VivitModel"), FILM)
 SIZES["VivitForVideoClassification"] = FILM
-#: Classes that resample without being asked.
-_ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral", "Data2Vec")
 
 
 def build(name: str, config: dict[str, Any], options: dict[str, Any] | None = None) -> Any:
@@ -94,10 +93,6 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     Films are (B, C, frames, height, width).
     """
     name, config = type(model).__name__, model.config
-    if x.ndim == 5:
-        output = model(x.transpose(1, 2))
-        names = [key for key in ("logits", "pooler_output", "last_hidden_state") if key in output]
-        return output[names[0]], output.get("last_hidden_state")
     if name.startswith("Qwen"):
         side, frames = config.patch_size, config.temporal_patch_size
         rows, columns = (length // side for length in x.shape[-2:])
@@ -108,24 +103,11 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         rows, columns = (side // config.patch_size // 2 for side in x.shape[-2:])
         tokens = tokens.unflatten(1, (rows, columns, 2, 2)).transpose(2, 3).flatten(1, 4)
         return tokens, tokens
-    inputs: dict[str, Any] = {"pixel_values": x}
-    if not name.startswith(_ALWAYS):
-        inputs["interpolate_pos_encoding"] = True
-    if name == "ViTMAEModel":  # keeps the order of the patches
-        inputs["noise"] = torch.arange(x[0, 0].numel() // config.patch_size**2, dtype=x.dtype).expand(len(x), -1)
-    if name.startswith("Siglip2"):
-        patch = config.patch_size
-        rows, columns = x.shape[-2] // patch, x.shape[-1] // patch
-        patches = x.unflatten(3, (columns, patch)).unflatten(2, (rows, patch)).permute(0, 2, 4, 3, 5, 1)
-        inputs["pixel_values"] = patches.reshape(len(x), rows * columns, -1)
-        inputs["pixel_attention_mask"] = torch.ones(len(x), rows * columns, dtype=torch.long)
-        inputs["spatial_shapes"] = torch.tensor([[rows, columns]] * len(x))
     if name.startswith("Pixtral"):  # all images in one row
-        inputs["image_sizes"] = [tuple(x.shape[-2:])] * len(x)
-    output = model(**inputs)
-    if name.startswith("Pixtral"):
+        output = model(x, image_sizes=[tuple(x.shape[-2:])] * len(x))
         return output.last_hidden_state.unflatten(1, (len(x), -1))[0], None
+    output = model(x.transpose(1, 2)) if x.ndim == 5 else call(model, x)
     if name.startswith("Sam"):
         return output.last_hidden_state.flatten(2).mT, None
-    names = [key for key in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if key in output]
-    return output[names[0]], output.get("last_hidden_state")
+    key = next(key for key in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if key in output)
+    return output[key], output.get("last_hidden_state")
