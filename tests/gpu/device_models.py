@@ -90,8 +90,8 @@ def logits_and_gradients(model: Any, images: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     logits = model(images)
     logits.float().square().mean().backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"logits": logits.detach(), **found}
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **gradients}
 
 
 def assert_close_in_norm(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:

@@ -26,26 +26,26 @@ def test_a_run_stopped_and_resumed_on_the_device_ends_bit_for_bit_as_one_that_wa
     if precision == "mixed":
         precision = "16-mixed" if device.type == "cuda" else "bf16-mixed"
     recipe = recipe_on(device, precision=precision)
-    whole = train(recipe, tmp_path / "whole", progress=False)
+    complete = train(recipe, tmp_path / "whole", progress=False)
     run = stopped(recipe, tmp_path / "stopped", step=1)  # within the first epoch
     assert not run.finished and run.last is not None and run.last.name == "step-000000002.ckpt"
     train(recipe, run.folder, resume=True, progress=False)
-    assert_same_end(run, whole)
-    assert all(math.isfinite(float(row["train_loss"])) for row in rows(whole))
+    assert_same_end(run, complete)
+    assert all(math.isfinite(float(row["train_loss"])) for row in rows(complete))
     if precision == "16-mixed":
-        scalers = [read_checkpoint(one.last)["MixedPrecision"] for one in (run, whole)]
+        scalers = [read_checkpoint(part.last)["MixedPrecision"] for part in (run, complete)]
         assert scalers[0] == scalers[1] and scalers[0]["scale"] > 0
 
 
 def test_a_run_on_the_device_has_the_losses_of_the_cpu(device, tmp_path):
     """Without random numbers in the model, which differ between devices."""
-    accelerators = ("cpu", "gpu" if device.type == "cuda" else "auto")
-    runs = [
-        train(short(joining="lape", optimizer="sgd", lr=0.05, accelerator=one), tmp_path / one, progress=False)
-        for one in accelerators
+    recipes = [
+        short(joining="lape", optimizer="sgd", lr=0.05, accelerator=accelerator)
+        for accelerator in ("cpu", "gpu" if device.type == "cuda" else "auto")
     ]
-    ours, theirs = ([float(row["train_loss"]) for row in rows(run)] for run in runs)
-    assert len(ours) == 2 and ours == pytest.approx(theirs, rel=1e-4)
+    runs = [train(recipe, tmp_path / recipe.accelerator, progress=False) for recipe in recipes]
+    ours, expected = ([float(row["train_loss"]) for row in rows(run)] for run in runs)
+    assert len(ours) == 2 and ours == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_run_of_the_device_is_opened_and_evaluated_on_the_cpu(device, tmp_path):

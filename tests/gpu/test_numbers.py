@@ -20,10 +20,10 @@ def test_outputs_and_gradients_in_float32_equal_those_of_the_cpu(device, case):
         expected = logits_and_gradients(model_of(case).double(), images.double())
     else:
         expected = logits_and_gradients(model_of(case), images)
-    found = logits_and_gradients(model.to(device), images.to(device))
-    assert {value.device for value in found.values()} == {device}
-    assert {value.dtype for value in found.values()} == {torch.float32}
-    assert_close_in_norm(found, expected, 1e-4)
+    tensors = logits_and_gradients(model.to(device), images.to(device))
+    assert {value.device for value in tensors.values()} == {device}
+    assert {value.dtype for value in tensors.values()} == {torch.float32}
+    assert_close_in_norm(tensors, expected, 1e-4)
 
 
 #: The bounds in units of a dtype's eps: errors of some ten roundings, each at most half of it, add up; gradients have
@@ -38,15 +38,15 @@ def test_autocast_differs_from_float32_by_rounding_alone(device, case, dtype):
     images = images_for(model).to(device)
     expected = logits_and_gradients(model, images)
     with torch.autocast(device.type, dtype):
-        found = logits_and_gradients(model, images)
-    assert found.keys() == expected.keys()
+        rounded = logits_and_gradients(model, images)
+    assert rounded.keys() == expected.keys()
     parts = {"logits": [], "gradients": []}
-    for name, value in found.items():
+    for name, value in rounded.items():
         assert value.isfinite().all(), f"{name} must be finite in {dtype}"
         parts["logits" if name == "logits" else "gradients"].append((value.float(), expected[name]))
     for part, pairs in parts.items():
-        ours, theirs = (torch.cat([value.flatten() for value in values]) for values in zip(*pairs, strict=True))
-        error, bound = float((ours - theirs).norm() / theirs.norm()), FACTORS[part] * torch.finfo(dtype).eps
+        ours, reference = (torch.cat([value.flatten() for value in values]) for values in zip(*pairs, strict=True))
+        error, bound = float((ours - reference).norm() / reference.norm()), FACTORS[part] * torch.finfo(dtype).eps
         assert error <= bound, f"{part} must differ by at most {bound:.1e} of their norm in {dtype}, got {error:.1e}"
 
 

@@ -79,8 +79,8 @@ def test_a_model_of_timm_on_the_device_is_converted_and_a_position_is_attached_t
 def test_position_is_removed_from_a_model_on_the_device(device, method):
     model, moved = on_both((PLAIN, "sinusoidal_2d", "default"), device)
     images = images_for(model, batch=12)
-    ours, theirs = (graticule.debias(part, x, method) for part, x in ((model, images), (moved, images.to(device))))
-    assert_same_outputs(ours, images, theirs, device, 1e-3, lambda debiased, x: debiased.forward_features(x))
+    ours, on_device = (graticule.debias(part, x, method) for part, x in ((model, images), (moved, images.to(device))))
+    assert_same_outputs(ours, images, on_device, device, 1e-3, lambda debiased, x: debiased.forward_features(x))
 
 
 # Measures
@@ -121,10 +121,10 @@ def test_a_measure_on_the_device_is_that_of_the_cpu(device, name):
     case, measure = MEASURES[name]
     model, moved = on_both(case, device)
     images = images_for(model, batch=6)
-    ours, theirs = measure(model, images), measure(moved, images.to(device))
-    assert ours and len(ours) == len(theirs) and devices_of(moved) == {device}
-    for expected, found in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    ours, measured = measure(model, images), measure(moved, images.to(device))
+    assert ours and len(ours) == len(measured) and devices_of(moved) == {device}
+    for expected, values in zip(ours, measured, strict=True):
+        np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("on", ["cpu", "device"])
@@ -135,9 +135,9 @@ def test_an_audit_on_the_device_is_that_of_the_cpu(device, on):
     size = tuple(images.shape[2:])
     ours = analysis.audit(model, {size: images}, labels=labels, timed=False)
     moved_labels = labels.to(device) if on == "device" else labels
-    theirs = analysis.audit(moved, {size: images.to(device)}, labels=moved_labels, timed=False)
-    assert ours.accuracy == theirs.accuracy and ours.unavailable == theirs.unavailable
-    for first, second in zip(ours.effects, theirs.effects, strict=True):
+    on_device = analysis.audit(moved, {size: images.to(device)}, labels=moved_labels, timed=False)
+    assert ours.accuracy == on_device.accuracy and ours.unavailable == on_device.unavailable
+    for first, second in zip(ours.effects, on_device.effects, strict=True):
         assert first.name == second.name
         np.testing.assert_allclose(second.change, first.change, rtol=1e-3, atol=1e-3)
 

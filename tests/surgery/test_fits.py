@@ -128,9 +128,9 @@ def test_logits_that_depend_on_the_displacement_alone_become_a_bias(x):
     table = torch.zeros(1, 15, DIM, dtype=torch.float64)
     table[0, :, :4] = torch.stack([dx.cos(), -dx.cos(), dx.sin(), -dx.sin()], -1)  # of mean 0 and constant norm
     model.position.encodings[0].pos_embed.copy_(table)
-    one = torch.eye(DIM, dtype=torch.float64)
+    identity = torch.eye(DIM, dtype=torch.float64)
     model.blocks[0].norm1.weight.fill_(1.0)
-    model.blocks[0].attn.qkv.weight.copy_(torch.cat([one, one, one]))
+    model.blocks[0].attn.qkv.weight.copy_(torch.cat([identity, identity, identity]))
     change_position(model, "relative_bias", images=x)
     assert kept(model) == pytest.approx([1.0], abs=1e-9)
     bias = model.position(model.grid)[0].bias[0]
@@ -172,9 +172,9 @@ def test_the_parameters_of_a_norm_are_at_the_minimum(norm):
 
 @torch.no_grad()
 def test_queries_and_keys_get_the_mean_contribution_of_the_table(model, x):
-    found = [one.mean for one in table_contributions(model, x)]
+    means = [contribution.mean for contribution in table_contributions(model, x)]
     change_position(model, "learnable", "queries_keys", images=x)
-    mean = torch.stack(found).mean(0)
+    mean = torch.stack(means).mean(0)
     torch.testing.assert_close(model.position.encodings[0].pos_embed[0], mean)
 
 
@@ -204,9 +204,9 @@ def test_a_contribution_is_the_difference_that_the_table_makes_to_the_norm(model
 @torch.no_grad()
 def test_blocks_with_norms_before_their_branches_are_measured_in_every_family():
     for family, measured in {"ViT, DeiT": True, "CeiT": True, "ViT-Lite": False}.items():
-        one = build(family, "learnable").eval()
-        found = table_contributions(one, torch.randn(2, one.in_chans, *one.img_size))
-        assert [contribution is not None for contribution in found] == [measured] * one.depths[0], family
+        model = build(family, "learnable").eval()
+        contributions = table_contributions(model, torch.randn(2, model.in_chans, *model.img_size))
+        assert [contribution is not None for contribution in contributions] == [measured] * model.depths[0], family
     for block, pre_norm in (("post_norm", False), ("parallel", False), ("pre_norm", True)):
         assert is_pre_norm(tiny(block_layer=block).blocks[0]) == pre_norm
     assert not is_pre_norm(nn.Linear(1, 1))
@@ -219,7 +219,7 @@ def test_the_fitted_norms_keep_more_than_fresh_ones(model, x):
     fresh.load_state_dict({**fresh.state_dict(), **model.state_dict()})
     change_position(model, "learnable", "lape", images=x)
     assert all(share.kept > 0 for share in model.certificate.shares)
-    errors = [(each.forward_features(x) - before).norm() for each in (model, fresh)]
+    errors = [(part.forward_features(x) - before).norm() for part in (model, fresh)]
     assert errors[0] < errors[1]
 
 
@@ -231,10 +231,10 @@ def test_the_report_states_fits_shares_and_drift(model, x):
     report = change_position(model, "learnable", "lape(layers=2)", images=x).certificate
     text = str(report)
     assert "Learnable, Default -> Learnable, Lape: fitted" in text and "table after the norm" in text
-    found = json.loads(report.to_json())
-    assert [row["layer"] for row in found["shares"]] == [row["layer"] for row in found["drift"]] == [0, 1, 2]
-    assert found["shares"][2] == {"layer": 2, "term": "table", "kept": 0.0}  # it is not joined
-    assert found["drift"][0]["error"] > 0 and 0.5 < found["drift"][0]["cosine"] < 1
+    record = json.loads(report.to_json())
+    assert [row["layer"] for row in record["shares"]] == [row["layer"] for row in record["drift"]] == [0, 1, 2]
+    assert record["shares"][2] == {"layer": 2, "term": "table", "kept": 0.0}  # it is not joined
+    assert record["drift"][0]["error"] > 0 and 0.5 < record["drift"][0]["cosine"] < 1
 
 
 @torch.no_grad()
@@ -272,11 +272,11 @@ def test_positions_of_windows_are_fitted_beside_those_of_all_tokens():
 
 @torch.no_grad()
 def test_a_model_of_timm_is_converted_with_a_certificate(x):
-    theirs = draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40)})).double().eval()
-    model = graticule.convert(theirs, joining="lape", images=x)
+    stock = draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40)})).double().eval()
+    model = graticule.convert(stock, joining="lape", images=x)
     assert len(model.certificate.drift) == 3 and all(share.kept > 0 for share in model.certificate.shares)
     with pytest.raises(ValueError, match="`images` must be left out where the position of the model stays"):
-        graticule.convert(theirs, images=x)
+        graticule.convert(stock, images=x)
 
 
 def test_the_code_of_the_guide_runs(capsys):
@@ -365,9 +365,9 @@ def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(mode
 def test_a_model_in_training_mode_is_fitted_as_in_evaluation_mode_and_stays_in_it(x):
     models = [draw(tiny(img_size=(24, 40), drop_rate=0.5, proj_drop_rate=0.5)).double() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    for one, mode in zip(models, (True, False), strict=True):
-        change_position(one.train(mode), "learnable", "lape", images=x)
-        assert one.training is mode
+    for part, mode in zip(models, (True, False), strict=True):
+        change_position(part.train(mode), "learnable", "lape", images=x)
+        assert part.training is mode
     for name, value in models[0].state_dict().items():
         assert torch.equal(value, models[1].state_dict()[name])
 

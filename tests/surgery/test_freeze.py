@@ -50,7 +50,7 @@ def test_the_blocks_of_a_pyramid_are_counted_from_its_end():
 
 def test_the_neck_and_the_decoder_of_a_dense_model_are_its_head():
     model = graticule.create_segmenter(vit(), 3, decoder="fpn")
-    inside = {name for name, one in model.named_parameters() if any(one is p for p in model.backbone.parameters())}
+    inside = {f"backbone.{name}" for name, _ in model.backbone.named_parameters()}
     assert trained(freeze(model)) == of(model, "") - inside and inside
 
 
@@ -80,9 +80,9 @@ def test_a_quantized_model_is_neither_frozen_converted_nor_given_another_positio
     stock = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
     model = vit() if library == "graticule" else timm.create_model("vit_tiny_patch16_224", **stock)
     model.blocks[0].mlp.fc1 = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
-    ours = (freeze, lambda one: graticule.surgery.change_position(one, "factorized"))
-    theirs = (graticule.convert, lambda one: graticule.attach(one, "learnable"))
-    for refused in ours if library == "graticule" else theirs:
+    ours = (freeze, lambda quantized: graticule.surgery.change_position(quantized, "factorized"))
+    stock_functions = (graticule.convert, lambda quantized: graticule.attach(quantized, "learnable"))
+    for refused in ours if library == "graticule" else stock_functions:
         with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear\)"):
             refused(model)
 

@@ -239,8 +239,8 @@ def test_a_detector_is_refused_and_its_backbone_with_its_pyramid_is_not(tmp_path
     assert exported.error < 1e-5
     x = images(batch=1)
     with torch.no_grad():
-        for found, expected in zip(load(tmp_path / "model.pt2").module()(x), features(x).values(), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        for actual, expected in zip(load(tmp_path / "model.pt2").module()(x), features(x).values(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     # the coarsest map has more than one cell, whose axis would be fixed
     assert Exportable.of(features).least == max(features.strides) // features.divisor + 1
 
@@ -262,9 +262,9 @@ def test_an_attached_position_is_exported_with_its_host(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_table_with_registers_is_right_at_every_size_where_the_file_of_torch_is_wrong(tmp_path):
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 112, "patch_size": 8}
-    theirs = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**small)).eval()
-    torch.nn.init.normal_(theirs.embeddings.position_embeddings)
-    converted = graticule.convert(theirs)
+    stock = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**small)).eval()
+    torch.nn.init.normal_(stock.embeddings.position_embeddings)
+    converted = graticule.convert(stock)
     converted.reset_classifier(0, "")  # all tokens
     graticule.export(converted, tmp_path / "ours.onnx", dynamic=list(EVERY))
     sides = {2 + axis: torch.export.Dim(name, min=2, max=64) * 8 for axis, name in enumerate(("rows", "columns"))}
@@ -272,7 +272,7 @@ def test_a_table_with_registers_is_right_at_every_size_where_the_file_of_torch_i
     class Tokens(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.model = theirs
+            self.model = stock
 
         def forward(self, x):
             return self.model(x).last_hidden_state
@@ -286,9 +286,9 @@ def test_a_table_with_registers_is_right_at_every_size_where_the_file_of_torch_i
     def difference(session, height, width):
         x = torch.randn(1, 3, height, width)
         with torch.no_grad():
-            expected = theirs(x).last_hidden_state
-        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        return (torch.from_numpy(found) - expected).abs().max()
+            expected = stock(x).last_hidden_state
+        (tokens,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        return (torch.from_numpy(tokens) - expected).abs().max()
 
     for size in ((64, 80), (80, 64), (112, 112), (160, 96), (224, 168)):
         assert difference(ours, *size) < 1e-5, size

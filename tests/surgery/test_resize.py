@@ -67,8 +67,8 @@ def test_a_resized_model_has_the_outputs_of_the_forward_pass_at_that_size(models
         assert model.img_size == size and model.grid == grid
         if not model.grid.windows:  # windows may be larger on a larger grid
             assert_same(model(x), expected)
-            for found, value in zip(positions(model, grid), before, strict=True):
-                assert_same(found, value)
+            for tensor, value in zip(positions(model, grid), before, strict=True):
+                assert_same(tensor, value)
 
 
 def test_at_its_own_size_a_model_is_unchanged(models):
@@ -78,7 +78,7 @@ def test_at_its_own_size_a_model_is_unchanged(models):
         assert resize(model, model.img_size) is model
         if model.img_size[0] == model.img_size[1]:
             resize(model, model.img_size[0])
-        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        assert all(parameter is other for parameter, other in zip(model.parameters(), parameters, strict=True))
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
@@ -87,10 +87,10 @@ def test_the_table_of_a_resized_model_is_the_resampled_one():
     table = model.position.encodings[0].pos_embed[0].detach().clone()
     for resampler in ("bicubic", "bilinear(antialias=False)", "area"):
         resized = resize(copy.deepcopy(model), (40, 24), resampler)
-        found = resized.position.encodings[0].pos_embed[0]
+        rows = resized.position.encodings[0].pos_embed[0]
         expected = build_resampler(resampler)(table[1:].T.unflatten(1, (4, 4)), (5, 3)).flatten(1).T
-        assert torch.equal(found[0], table[0])  # the class token has no position on the grid
-        assert_same(found[1:], expected)
+        assert torch.equal(rows[0], table[0])  # the class token has no position on the grid
+        assert_same(rows[1:], expected)
         assert str(resized.position.encodings[0].resampler) == resampler
     assert str(model.position.encodings[0].resampler) == "bicubic"
 
@@ -144,9 +144,9 @@ def test_up_and_down_again_changes_a_table_by_no_more_than_stated():
         change = torch.kron(down @ up, down @ up) - torch.eye(196, dtype=torch.float64)
         assert torch.linalg.matrix_norm(change, 2) <= of_any and torch.linalg.matrix_norm(change @ slow, 2) <= of_slow
         resized = resize(resize(copy.deepcopy(model), side * 8, resampler), 112)
-        found = resized.position.encodings[0].pos_embed[0, 1:]
+        after = resized.position.encodings[0].pos_embed[0, 1:]
         assert torch.equal(resized.position.encodings[0].pos_embed[0, 0], model.position.encodings[0].pos_embed[0, 0])
-        relative = (found - before).norm(dim=0) / before.norm(dim=0)
+        relative = (after - before).norm(dim=0) / before.norm(dim=0)
         assert (relative[:12] <= of_slow).all() and (relative[12:] <= of_any).all(), resampler
 
 
@@ -312,10 +312,10 @@ def test_images_whose_channels_are_equal_have_the_same_tokens(library, channels)
 
 def test_the_configuration_of_transformers_is_adapted(tmp_path):
     model = _dinov2().eval()
-    kept = {name: value for name, value in model.state_dict().items() if "layer" in name}
+    layers = {name: value for name, value in model.state_dict().items() if "layer" in name}
     resize(model, 48, patch_size=8, channels=1)
     assert (model.config.image_size, model.config.patch_size, model.config.num_channels) == (48, 8, 1)
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in kept.items())
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in layers.items())
     model.save_pretrained(tmp_path)
     x = torch.randn(1, 1, 48, 48)
     assert torch.equal(output(type(model).from_pretrained(tmp_path), x), output(model, x))

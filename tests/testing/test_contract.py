@@ -49,6 +49,7 @@ def test_every_family_passes_the_contract(family):
     check_backbone(name, compiled=False, img_size=size, **kwargs)  # tests/backbones/test_compile.py compiles them
 
 
+@pytest.mark.slow
 def test_a_small_backbone_passes_the_contract_compiled():
     check_backbone("vit_nano_patch4_28", depth=1, img_size=(12, 20))
 
@@ -242,8 +243,8 @@ def test_a_subset_of_other_outputs_is_found(monkeypatch):
 
 def test_a_new_field_is_tested_with_the_first_encoding_that_gives_it(monkeypatch):
     for field in ("bias", "map_after"):
-        given = layers(methods._giving(field))
-        assert any(getattr(one, field) is not None for one in given)
+        positions = layers(methods._giving(field))
+        assert any(getattr(position, field) is not None for position in positions)
     monkeypatch.setattr(methods, "ENCODINGS", {})
     with pytest.raises(AssertionError, match="must have only fields that an encoding gives to layers, not `bias`"):
         methods._giving("bias")

@@ -47,9 +47,9 @@ def rotated(
         turned = torch.cat([-second, first], -1)
     else:
         turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
-    found = x.clone()
-    found[..., prefix:, :] = (x * 1.0)[..., prefix:, :] * table.cos() + turned[..., prefix:, :] * table.sin()
-    return found
+    outputs = x.clone()
+    outputs[..., prefix:, :] = (x * 1.0)[..., prefix:, :] * table.cos() + turned[..., prefix:, :] * table.sin()
+    return outputs
 
 
 def code(rotate=rotated, prefix=0, expected="rope(preset='dinov3')", grids=GRIDS, **options):
@@ -58,11 +58,11 @@ def code(rotate=rotated, prefix=0, expected="rope(preset='dinov3')", grids=GRIDS
 
 
 def failures(position):
-    return {one.check: one.detail for one in inspect_code(position) if one.outcome == "failed"}
+    return {finding.check: finding.detail for finding in inspect_code(position) if finding.outcome == "failed"}
 
 
 def outcomes(position):
-    return {one.check: (one.outcome, one.detail) for one in inspect_code(position)}
+    return {finding.check: (finding.outcome, finding.detail) for finding in inspect_code(position)}
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
@@ -83,8 +83,8 @@ def test_correct_rotations_pass_in_any_convention(at, layout, order, prefix):
     ],
 )
 def test_declared_conventions_are_compared(options, expected):
-    found = outcomes(code(prefix=1, expected=expected, **options))
-    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set()
+    findings = outcomes(code(prefix=1, expected=expected, **options))
+    assert {name for name, (outcome, _) in findings.items() if outcome != "passed"} == set()
 
 
 def test_coordinates_are_named():
@@ -96,16 +96,16 @@ def test_coordinates_are_named():
         assert name in outcomes(code(expected=None, at=at))["coordinates"][1]
 
 
-def by_first_size(x, grid, kept={}, **options):  # noqa: B006
+def by_first_size(x, grid, grids={}, **options):  # noqa: B006
     """Keep the coordinates of the first grid with as many patches."""
-    return rotated(x, kept.setdefault(math.prod(grid), grid), **options)
+    return rotated(x, grids.setdefault(math.prod(grid), grid), **options)
 
 
 def opposite(x, grid, prefix):
     """Rotate odd and even samples in opposite directions, as queries and keys that are rotated by different code."""
-    found = rotated(x, grid, prefix=prefix)
-    found[1::2] = rotated(x[1::2], grid, prefix=prefix, sign=-1)
-    return found
+    outputs = rotated(x, grid, prefix=prefix)
+    outputs[1::2] = rotated(x[1::2], grid, prefix=prefix, sign=-1)
+    return outputs
 
 
 def rounded(x, grid, prefix):
@@ -167,8 +167,8 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("rotate", "options", "law", "message"), MUTANTS)
 def test_a_planted_fault_of_a_rotation_fails_the_right_law(rotate, options, law, message):
-    found = failures(code(rotate, **options))
-    assert message in found.get(law, ""), found
+    failed = failures(code(rotate, **options))
+    assert message in failed.get(law, ""), failed
 
 
 def test_rotated_tokens_before_the_patches_fail():
@@ -187,24 +187,24 @@ def bias(grid, prefix=0, sign=1, order="yx", columns=False, shifted=False):
     height, width = grid
     rank = torch.arange(height * width) + (1 if shifted else 0)
     y, x = (rank % height, rank // height) if columns else (rank // width, rank % width)
-    dy, dx = (sign * (each[:, None] - each) + 11 for each in (y, x))
+    dy, dx = (sign * (places[:, None] - places) + 11 for places in (y, x))
     dy, dx = (dy, dx) if order == "yx" else (dx, dy)
-    found = torch.empty(2, prefix + len(rank), prefix + len(rank), dtype=torch.float64)
-    found[:, prefix:, prefix:] = TABLE[:, (dy * 23 + dx).clamp(max=528)]
-    found[:, :prefix, prefix:], found[:, prefix:, :prefix], found[:, :prefix, :prefix] = (
+    values = torch.empty(2, prefix + len(rank), prefix + len(rank), dtype=torch.float64)
+    values[:, prefix:, prefix:] = TABLE[:, (dy * 23 + dx).clamp(max=528)]
+    values[:, :prefix, prefix:], values[:, prefix:, :prefix], values[:, :prefix, :prefix] = (
         TABLE[:, at][:, None, None] for at in (529, 530, 531)
     )
-    return found
+    return values
 
 
 def log_spaced(grid, side=None):
     """Minus the distance of log-spaced coordinates that are relative to the size, as those of Swin V2."""
     y, x = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
-    each = [
+    distances = [
         torch.log1p(8 * (at[:, None] - at).abs().double() / ((side or n) - 1))
         for at, n in ((y.flatten(), grid[0]), (x.flatten(), grid[1]))
     ]
-    return -(each[0] + each[1])
+    return -(distances[0] + distances[1])
 
 
 def alibi(grid):
@@ -216,31 +216,31 @@ def alibi(grid):
 @pytest.mark.parametrize("prefix", [0, 1])
 def test_correct_biases_pass(prefix):
     position = BiasCode(lambda grid: bias(grid, prefix), prefix, BiasCode(lambda grid: bias(grid, prefix), prefix))
-    found = outcomes(position)
-    assert {found[law][0] for law in ("axes", "shift", "repetition", "coordinates", "expected")} == {"passed"}
-    assert found["transposition"][0] == "not applicable"
-    assert found["prefix"][0] == ("passed" if prefix else "not applicable")
+    findings = outcomes(position)
+    assert {findings[law][0] for law in ("axes", "shift", "repetition", "coordinates", "expected")} == {"passed"}
+    assert findings["transposition"][0] == "not applicable"
+    assert findings["prefix"][0] == ("passed" if prefix else "not applicable")
 
 
 def test_computed_biases_pass():
     for compute, coordinates in ((alibi, "counted in patches"), (log_spaced, "from the first patch to the last")):
-        found = outcomes(BiasCode(compute))
-        assert {found[law][0] for law in ("axes", "shift", "transposition", "repetition")} == {"passed"}
-        assert coordinates in found["coordinates"][1]
+        findings = outcomes(BiasCode(compute))
+        assert {findings[law][0] for law in ("axes", "shift", "transposition", "repetition")} == {"passed"}
+        assert coordinates in findings["coordinates"][1]
 
 
 def moved(grid):
     """Count the class token as the first patch."""
-    found = bias(grid, 1)
-    found[:, 1:, 1:] = bias(grid, 1, shifted=True)[:, 1:, 1:]
-    return found
+    values = bias(grid, 1)
+    values[:, 1:, 1:] = bias(grid, 1, shifted=True)[:, 1:, 1:]
+    return values
 
 
 def as_patch(grid):
     """Give the class token the displacements of a patch."""
-    found = bias(grid, 1)
-    found[:, :1, 1:] = bias(grid)[:, :1]
-    return found
+    values = bias(grid, 1)
+    values[:, :1, 1:] = bias(grid)[:, :1]
+    return values
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def as_patch(grid):
     ],
 )
 def test_a_planted_fault_of_a_bias_fails_the_right_law(compute, prefix, law, message):
-    found = failures(BiasCode(compute, prefix, BiasCode(lambda grid: bias(grid, prefix), prefix)))
-    assert message in found.get(law, ""), found
+    failed = failures(BiasCode(compute, prefix, BiasCode(lambda grid: bias(grid, prefix), prefix)))
+    assert message in failed.get(law, ""), failed
 
 
 def test_the_command_checks_position_code_in_a_file(tmp_path, capsys):
@@ -276,11 +276,11 @@ def test_the_command_checks_position_code_in_a_file(tmp_path, capsys):
     )
     status, written, _ = run_command(capsys, "check", f"{file}:bias", "--json")
     assert status == 1
-    assert [one["check"] for one in json.loads(written)["findings"]] == list(BiasCode.laws)
+    assert [finding["check"] for finding in json.loads(written)["findings"]] == list(BiasCode.laws)
     status, written, _ = run_command(capsys, "check", f"{file}:rotation")
     assert status == 1 and "expected       failed" in written
-    status, _, said = run_command(capsys, "check", f"{file}:bias", "--skip", "axes")
-    assert status == 1 and "must be left out for position code, got one of them" in said
+    status, _, error = run_command(capsys, "check", f"{file}:bias", "--skip", "axes")
+    assert status == 1 and "must be left out for position code, got one of them" in error
 
 
 def of_timm(x, grid, prefix, **options):
@@ -295,9 +295,9 @@ def test_rotations_of_timm_pass_and_are_ours():
         ({"temperature": 10_000.0}, "rope(base=10000)", "counted in patches"),
         ({"temperature": 10_000.0, "ref_feat_shape": (16, 16)}, "rope(preset='eva02')", "half-open"),
     ):
-        found = outcomes(code(of_timm, prefix=1, expected=encoding, **options))
-        assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set(), found
-        assert kind in found["coordinates"][1]
+        findings = outcomes(code(of_timm, prefix=1, expected=encoding, **options))
+        assert {name for name, (outcome, _) in findings.items() if outcome != "passed"} == set(), findings
+        assert kind in findings["coordinates"][1]
 
 
 def test_biases_of_timm_pass():
@@ -306,10 +306,10 @@ def test_biases_of_timm_pass():
     for table in (windows.relative_position_bias_table, beit.relative_position_bias_table):
         torch.nn.init.normal_(table)
     for compute, prefix in ((windows._get_rel_pos_bias, 0), (beit._get_rel_pos_bias, 1)):
-        found = outcomes(BiasCode(lambda _, compute=compute: compute(), prefix, grids=((4, 6),)))
-        assert {found[law][0] for law in ("axes", "shift", "repetition")} == {"passed"}
-        assert found["prefix"][0] == ("passed" if prefix else "not applicable")
-        assert "failed" not in {outcome for outcome, _ in found.values()}
+        findings = outcomes(BiasCode(lambda _, compute=compute: compute(), prefix, grids=((4, 6),)))
+        assert {findings[law][0] for law in ("axes", "shift", "repetition")} == {"passed"}
+        assert findings["prefix"][0] == ("passed" if prefix else "not applicable")
+        assert "failed" not in {outcome for outcome, _ in findings.values()}
 
 
 def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
@@ -322,8 +322,8 @@ def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
         cos, sin = rope(torch.zeros(1, 3, 4 * grid[0], 4 * grid[1]))
         return dinov3.apply_rotary_pos_emb(x, x, cos.to(x.dtype), sin.to(x.dtype))[0]
 
-    found = outcomes(code(rotate, prefix=1))
-    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set(), found
+    findings = outcomes(code(rotate, prefix=1))
+    assert {name for name, (outcome, _) in findings.items() if outcome != "passed"} == set(), findings
 
     def films(x, grid, prefix):
         rank = torch.arange(grid[0] * grid[1])

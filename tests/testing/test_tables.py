@@ -24,8 +24,8 @@ def code(compute, native=(4, 4), prefix=1, resampler=None):
     return TableCode(lambda grid: compute(table, native, grid, prefix), table, native, prefix, resampler)
 
 
-def failures(compute, **given):
-    return [one.check for one in inspect_code(code(compute, **given)) if one.outcome == "failed"]
+def failures(compute, **options):
+    return [finding.check for finding in inspect_code(code(compute, **options)) if finding.outcome == "failed"]
 
 
 @pytest.mark.parametrize("native", [(4, 4), (4, 6), (3, 12)])
@@ -41,7 +41,7 @@ def test_correct_code_with_weights_of_float32_passes(dtype):
     torch.manual_seed(0)
     table = torch.randn(256, 6, dtype=dtype)
     position = TableCode(lambda grid: resampled(table.float(), (16, 16), grid, 0).to(dtype), table, (16, 16))
-    assert [one for one in inspect_code(position) if one.outcome == "failed"] == []
+    assert [finding for finding in inspect_code(position) if finding.outcome == "failed"] == []
 
 
 def test_the_table_has_its_values_again_afterwards():
@@ -64,10 +64,10 @@ def swapped(table, native, grid, prefix):
 
 def by_columns(table, native, grid, prefix):
     """Return the rows of patches by columns, at other grids only."""
-    found = resampled(table, native, grid, prefix)
+    rows = resampled(table, native, grid, prefix)
     if grid == native:
-        return found
-    return torch.cat([found[:prefix], found[prefix:].unflatten(0, grid).transpose(0, 1).flatten(0, 1)])
+        return rows
+    return torch.cat([rows[:prefix], rows[prefix:].unflatten(0, grid).transpose(0, 1).flatten(0, 1)])
 
 
 def with_prefix(table, native, grid, prefix):
@@ -104,16 +104,16 @@ def from_corners(table, native, grid, prefix):
 
 def cached(by):
     """Return code that keeps the first positions of each key, as of each number of rows or each height."""
-    kept = {}
+    tables = {}
 
     def compute(table, native, grid, prefix):
-        return kept.setdefault(by(grid), resampled(table, native, grid, prefix))
+        return tables.setdefault(by(grid), resampled(table, native, grid, prefix))
 
     return compute
 
 
 @pytest.mark.parametrize(
-    ("compute", "given", "law"),
+    ("compute", "options", "law"),
     [
         (as_square, {"native": (4, 6)}, "native"),
         (as_square, {"native": (3, 12)}, "native"),
@@ -129,12 +129,12 @@ def cached(by):
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
-def test_a_planted_fault_is_found(compute, given, law):
-    assert law in failures(compute, **given)
+def test_a_planted_fault_is_found(compute, options, law):
+    assert law in failures(compute, **options)
 
 
-def found_of(compute, **given):
-    return {one.check: (one.outcome, one.detail) for one in inspect_code(code(compute, **given))}
+def found_of(compute, **options):
+    return {finding.check: (finding.outcome, finding.detail) for finding in inspect_code(code(compute, **options))}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def found_of(compute, **given):
     ids=str,
 )
 def test_the_resampling_is_named_and_compared_with_the_declared_one(options, name):
-    def compute(*given):
-        return resampled(*given, **options)
+    def compute(*args):
+        return resampled(*args, **options)
 
     assert found_of(compute)["resampling"] == ("passed", name)
     assert found_of(compute, resampler=name)["resampling"] == ("passed", name)

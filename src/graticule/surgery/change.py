@@ -47,10 +47,7 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
     (`Contribution`), over the images; for a bias, with the logits that the old table added (`table_logits`). Biases and
     logits are compared without the mean over the keys of each query, to which a softmax is invariant.
 
-    Args:
-        before: the state of the stage with the old position.
-        after: the new positions of its layers.
-        first: index of the first layer of the stage.
+    `after` has the new positions of the layers of the stage; `first` is the index of the first one.
     """
     shares = []
     table = before.positions[0].added_to_stream if before.positions else None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from graticule.backbones.base import Backbone
 from graticule.encodings.liere import LieRe
 from graticule.layers.tokenizers import on_axes
 from graticule.position.places import by
@@ -176,12 +177,6 @@ class ProgramComparison:
     error: float
 
 
-def random_images(channels: int, batch: int, size: Size) -> Tensor:
-    """Return images (B, C, height, width), the same for each call."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(batch, channels, *size, generator=generator)
-
-
 def difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest difference of outputs, relative to the largest number of each; infinite for other shapes."""
     if [output.shape for output in outputs] != [output.shape for output in expected]:
@@ -263,7 +258,7 @@ def export(
     if path.is_dir():
         raise ValueError(f"`path` must be a file, got {str(path)!r}, which is a folder.")
     size = subject.size if img_size is None else on_axes(img_size, len(subject.size))
-    count = subject.feature_count
+    count = len(model.feature_info) if isinstance(model, Backbone) else 0
     if wrong := [index for index in features if not 0 <= index < count]:
         rule = f"from 0 to {count - 1}" if count else f"left out with {type(model).__name__}, which is not a backbone"
         raise ValueError(f"`features` must be {rule}, got {wrong[0]}.")
@@ -277,7 +272,7 @@ def export(
     traced, reference = trace(program, sizes), Program(subject.at(sizes, folded=False), features)
     batches = []
     for batch, size in sizes.checked():  # before translating, which takes longer
-        images = random_images(subject.channels, batch, size)
+        images = torch.randn(batch, subject.channels, *size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = reference(images)
         checked_error(difference(_run_traced(traced, images, sizes), expected), path, size)

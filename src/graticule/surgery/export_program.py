@@ -136,11 +136,6 @@ class Exportable:
             windows.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(self.size))))
         return windows
 
-    @property
-    def feature_count(self) -> int:
-        """Return the number of blocks or stages whose maps can also be outputs."""
-        return len(self.model.feature_info) if isinstance(self.model, Backbone) else 0
-
     def plain(self) -> Exportable:
         """Return a copy for inference on the CPU in float32, not folded, with only PyTorch's operators."""
         model = unfold(copy.deepcopy(self.model)).cpu().float().eval()
@@ -239,12 +234,7 @@ class Sizes:
 
 
 class Program(nn.Module):
-    """Module with the outputs of an exported model: the logits, then the maps of chosen blocks; or all maps.
-
-    Args:
-        subject: a model in evaluation mode.
-        features: indices of blocks, or of stages if there are several.
-    """
+    """Module with the outputs of an exported model: the logits, then the maps of blocks or stages; or all maps."""
 
     def __init__(self, subject: Exportable, features: Sequence[int] = ()) -> None:
         super().__init__()

@@ -50,13 +50,8 @@ def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
     The encoding is built for three axes, with the parameters of the image; a table is repeated along the depth. Each of
     the slices of a patch has an equal part of its weights.
 
-    Args:
-        model: a backbone that `check_inflation` accepts.
-        volume: in pixels, the first side in slices.
-        patch: the same for a patch, whose height and width are those of the model.
-
-    Raises:
-        ValueError: if the encoding does not give a volume of one slice the position of the image.
+    `check_inflation` must accept the model; `volume` and `patch` are in pixels, their first sides in slices. Refuses an
+    encoding that does not give a volume of one slice the position of the image.
     """
     check_inflation(model, volume, patch)
     embedding = _embedding(model)

@@ -5,7 +5,7 @@ For example::
     def test_my_encoding():
         graticule.testing.check_encoding("my_encoding(hidden=8)")
 
-Each function raises an AssertionError that names the law which does not hold.
+Each function raises an AssertionError that names the laws which do not hold.
 """
 
 import lazy_loader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -67,7 +68,7 @@ def check_encoding(
             same result is computed. All other options must have an effect.
 
     Raises:
-        AssertionError: naming the law that does not hold.
+        AssertionError: naming every law that does not hold.
     """
     options = partial(_check_options, ENCODINGS, encoding, lambda specs: _builder(specs, joining)(), without_effect)
     _check_method(encoding, joining, compiled, options)
@@ -103,7 +104,7 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
         kwargs: arguments of the model, such as smaller sizes.
 
     Raises:
-        AssertionError: naming the law that does not hold.
+        AssertionError: naming every law that does not hold.
     """
 
     def build(**more: Any) -> Any:
@@ -411,32 +412,29 @@ def _check_options(
             tried = []
             for value in _other_values(option.kind, spec.options.get(name, option.default)):
                 changed = (*specs[:index], Spec(spec.name, {**spec.options, name: value}), *specs[index + 1 :])
+                expected = expected or [*_traits(partial(build, specs))]
                 try:
-                    traits = _traits(partial(build, changed))
+                    if any(map(operator.ne, _traits(partial(build, changed)), expected)):
+                        break
                 except ValueError:
                     continue  # no valid value of this option in such a small model
-                expected = expected or _traits(partial(build, specs))
-                if traits != expected:
-                    break
                 tried.append(value)
             else:
                 values = " and ".join(map(repr, tried))
                 assert not tried, f"the option `{name}` of {spec} must have an effect, {values} give the same"
 
 
-def _traits(build: _Build) -> list[Any]:
-    """Return everything that an option may change, in a comparable form."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = build()
-        values: list[Any] = [(name, p.requires_grad, p.tolist()) for name, p in model.position.named_parameters()]
-        _draw(model).eval()
-        for grid in _GRIDS:
-            try:
-                values.append(run(model, _images(model, grid, 1)).tolist())
-            except ValueError:
-                values.append(None)
-    return values
+def _traits(build: _Build) -> Iterator[Any]:
+    """Yield everything that an option may change, in a comparable form."""
+    torch.manual_seed(0)
+    model = build()
+    yield [(name, p.requires_grad, p.tolist()) for name, p in model.position.named_parameters()]
+    _draw(model).eval()
+    for grid in _GRIDS:
+        try:
+            yield run(model, _images(model, grid, 1)).tolist()
+        except ValueError:
+            yield None
 
 
 def _other_values(kind: object, value: object) -> Iterator[Any]:

@@ -113,11 +113,7 @@ class ModelUnderTest:
         return color[None, :, None, None].expand(2, -1, *self.image).contiguous()
 
     def at(self, grid: Size) -> ModelUnderTest:
-        """Return the model for another grid of patches: by `set_input_size` if it has it, else unchanged.
-
-        Raises:
-            NotApplicable: if the model refuses it.
-        """
+        """Return the model for another grid that it takes: by `set_input_size` if it has it, else unchanged."""
         image = self.pixels(grid)
         if image == self.image:
             return self
@@ -157,11 +153,7 @@ class ModelUnderTest:
             return self
 
     def at_first(self, *grids: Size, factors: Sequence[int] = (1, 2, 4, 8)) -> list[ModelUnderTest]:
-        """Return the model at all of `grids`, multiplied by the first of `factors` for which it takes them.
-
-        Raises:
-            NotApplicable: if there is none.
-        """
+        """Return the model at all of `grids`, multiplied by the first of `factors` for which it takes them."""
         reasons = []
         for factor in factors:
             try:
@@ -185,10 +177,7 @@ class ModelUnderTest:
     def rows(self, at: int | None = None, earlier: int = 0) -> Tensor:
         """Return the row of each patch in the recorded input `at` (default: the tokens), (H * W,), row by row.
 
-        It is found from the content: each patch is changed separately.
-
-        Raises:
-            NotApplicable: if it cannot be found.
+        It is found from the content, if it can be: each patch is changed separately.
         """
         try:
             base = self.seen(earlier)
@@ -228,14 +217,7 @@ class ModelUnderTest:
         return rows[(with_one[:, rows].long() << digits[:, None]).sum(0).argsort()]
 
     def _changes(self, at: int, patches: Tensor, earlier: int = 0) -> Tensor:
-        """Return the change of each row of the input `at` if the pixels of some patches change.
-
-        Args:
-            patches: a mask of the changed patches of each image, (B, N).
-
-        Returns:
-            (B, rows).
-        """
+        """Return the change of each row of the input `at`, (B, rows), if the pixels of `patches`, (B, N), change."""
         h, w = self.patch
         images = self.constant()[:1].repeat(max(len(patches), 2), 1, 1, 1)
         change = torch.linspace(-1, 2, h * w, dtype=torch.float64).view(h, w).tile(self.grid)

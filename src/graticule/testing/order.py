@@ -108,15 +108,10 @@ def every_relative(subject: ModelUnderTest) -> list[Relative]:
 
 
 def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> Relative:
-    """Return the attention between patches that differ only in their relative position.
+    """Return the attention, after `earlier` others, between patches that differ only in their relative position.
 
-    Args:
-        level: value of the constant image.
-        earlier: number of attentions before the inspected one.
-
-    Raises:
-        NotApplicable: if the model has no relative position information, or it cannot be separated from absolute
-            position.
+    It is not applicable without relative position information that can be separated from absolute position. `level` is
+    the value of the constant image.
     """
     bare = subject.without_tables
     rows = bare.rows(earlier=earlier)
@@ -156,14 +151,9 @@ def roughness(values: Tensor, grid: Size) -> float:
 
 
 def resampled_reading(measured: Tensor, old: Size, new: Size) -> tuple[str, float]:
-    """Infer the order in which a table of the (y, x) of each patch was resampled.
+    """Infer the order in which a table of the (y, x) of each patch was resampled, from the result, (N', 2).
 
-    Args:
-        measured: the (y, x) of each patch of the new grid, (N', 2).
-        old, new: (H, W).
-
-    Returns:
-        The nearest reading, and the largest distance from it, in patches of the old grid.
+    Returns the nearest reading, and the largest distance from the right one, in patches of the old grid.
     """
     table = Grid(*old).coordinates().double()
 

@@ -141,11 +141,7 @@ def _grid(encoding: str, sides: Sequence[int]) -> Grid:
 
 
 def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") -> Position:
-    """Build a position in float64 with random parameters, always the same.
-
-    Raises:
-        ValueError: if the encoding is exempt from `law`.
-    """
+    """Build a position in float64 with random parameters, always the same; refuse an encoding that `law` exempts."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback, which takes longer
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # so that formulas are not rounded to float32

@@ -88,13 +88,10 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
 def record_contributions(
     layers: Sequence[tuple[Tensor, nn.Module, nn.Module] | None], run: Callable[[], object], batch_axis: int = 0
 ) -> list[Contribution | None]:
-    """Measure the contributions of tables to layers while `run` calls the model.
+    """Measure the contributions of tables to layers while `run` calls the model, once or several times.
 
-    Args:
-        layers: of each layer the table in the residual stream, (N, D), the norm of its input, and its attention; None
-            if there is no table.
-        run: calls the model, once or several times.
-        batch_axis: axis of the images in the input of the norms, 0 for (B, N, D) and 1 for (N, B, D).
+    Of each layer with a table in the residual stream, (N, D), `layers` has the table, the norm of its input, (B, N, D)
+    or with `batch_axis=1` (N, B, D), and its attention.
     """
     sums = [None if layer is None else _Sums(layer[0], layer[2], batch_axis) for layer in layers]
     pairs = [(layer[1], total) for layer, total in zip(layers, sums, strict=True) if layer and total]
