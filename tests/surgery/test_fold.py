@@ -453,7 +453,7 @@ def test_each_size_is_folded_once_and_the_last_ones_are_kept(folded, cases, monk
         made.clear()
         folded(cases[1][index][0])
         assert sorted(set(made)) == calls, (index, made)
-        assert len(folded.position._kept) <= 2
+        assert len(folded.position._folded) <= 2
 
 
 def test_windows_of_another_size_are_another_grid():
@@ -516,7 +516,7 @@ def test_an_attached_position_is_folded_for_every_size(cases):
     fold(model, sizes=3)
     for (x, _), value in zip(cases[1], expected, strict=True):
         assert_same(model(x), value)
-    assert len(model.graticule.position._kept) == 3
+    assert len(model.graticule.position._folded) == 3
 
 
 def test_sizes_that_make_no_sense_are_refused():
