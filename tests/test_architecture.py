@@ -158,9 +158,9 @@ OPTIONAL = {
     *("PIL", "bokeh", "filelock", "jinja2", "lightning", "matplotlib", "mlxtend", "pycocotools", "tensorboard", "tqdm"),
     *("dask", "datasets", "distributed", "onnx", "onnxruntime", "onnxscript", "torchao", "transformers"),
 }
-#: What is left, by room: these numbers may only fall.
+#: What is left, by room: these numbers may only fall. The share of position that a layer `kept` is a public name.
 VAGUE_LEFT = """
-dense 1, lab 4, registry 24, surgery 14, system 2, testing 124
+surgery 3
 """
 LATE_LEFT = """
 . 1, external 3, lab 1, lab/commands 5, lab/data 1, lab/gym 1, lab/recipes 2, lab/studies 20, lab/tasks 5,

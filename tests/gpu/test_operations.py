@@ -85,34 +85,30 @@ def test_position_is_removed_from_a_model_on_the_device(device, method):
 
 # Measures
 
-#: Measure -> the model that it measures, and its arrays.
+
+def share(model, images):
+    shares = analysis.position_share(model, images)
+    return [shares.total.value, shares.decay.value]
+
+
+def translation(model, images):
+    errors = analysis.translation_error(model, images)
+    return [errors.all_patches, errors.prefix]
+
+
+def attention(model, images):
+    return [maps.weights for maps in analysis.attention_maps(model, images)]
+
+
+#: The model that is measured, and a function that returns the arrays of a measure.
 MEASURES = {
-    **{
-        f"share of position, {case[0]}, {case[1]}": (
-            case,
-            lambda model, images: [
-                getattr(analysis.position_share(model, images), name).value for name in ("total", "decay")
-            ],
-        )
-        for case in (TABLE, ROTATION, PYRAMID, GATED)
-    },
+    **{f"share of position, {case[0]}, {case[1]}": (case, share) for case in (TABLE, ROTATION, PYRAMID, GATED)},
     "biases": (TABLE, lambda model, images: [analysis.bias_maps(model).bias]),
     "rotations": (ROTATION, lambda model, images: [analysis.rotary_similarity(model).similarity]),
     "correlations": (TABLE, lambda model, images: [analysis.position_correlations(model).similarity]),
-    **{
-        f"attention, {case[1]}": (
-            case,
-            lambda model, images: [maps.weights for maps in analysis.attention_maps(model, images)],
-        )
-        for case in (TABLE, ROTATION)
-    },
+    **{f"attention, {case[1]}": (case, attention) for case in (TABLE, ROTATION)},
     "mixing": (GATED, lambda model, images: [maps.weights for maps in analysis.mixing_maps(model)]),
-    "translation": (
-        TABLE,
-        lambda model, images: [
-            getattr(analysis.translation_error(model, images), name) for name in ("all_patches", "prefix")
-        ],
-    ),
+    "translation": (TABLE, translation),
 }
 
 

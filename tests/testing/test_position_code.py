@@ -1,4 +1,4 @@
-"""Laws of code that rotates queries or computes a bias: correct code passes, and planted faults fail the right law."""
+"""Laws of code that rotates queries, computes a bias or resamples a table: planted faults fail the right law."""
 
 import json
 import math
@@ -9,9 +9,10 @@ import torch
 from timm.layers import RotaryEmbeddingCat, apply_rot_embed_cat
 from timm.models.beit import Attention
 from timm.models.swin_transformer import WindowAttention
+from torch.nn.functional import interpolate
 
 from commands import run_command
-from graticule.testing import BiasCode, RotationCode, inspect_code
+from graticule.testing import BiasCode, RotationCode, TableCode, inspect_code
 from graticule.testing.pairs import GRIDS
 
 
@@ -345,3 +346,148 @@ def test_coordinates_of_the_largest_grid_so_far_fail():
         return rotated(x, grid, at=lambda n: torch.arange(n).double() / largest[-1], prefix=prefix)
 
     assert "6 x 6 patches must have the same after other grids" in failures(code(rotate))["repetition"]
+
+
+# Code that resamples a table
+
+
+def resampled(table, native, grid, prefix, mode="bicubic", **options):
+    """Resample the rows of patches from one grid to another, and keep the rows before."""
+    image = table[prefix:].reshape(1, *native, -1).permute(0, 3, 1, 2)
+    if grid != native:
+        image = interpolate(image, grid, mode=mode, **options)
+    return torch.cat([table[:prefix], image.permute(0, 2, 3, 1).flatten(0, 2)])
+
+
+def table_code(compute, native=(4, 4), prefix=1, resampler=None):
+    """Return position code of a random table, whose function gets (table, native, grid, prefix)."""
+    torch.manual_seed(0)
+    table = torch.randn(prefix + native[0] * native[1], 6, dtype=torch.float64)
+    return TableCode(lambda grid: compute(table, native, grid, prefix), table, native, prefix, resampler)
+
+
+@pytest.mark.parametrize("native", [(4, 4), (4, 6), (3, 12)])
+@pytest.mark.parametrize("options", [{}, {"antialias": True}, {"align_corners": True}, {"mode": "bilinear"}], ids=str)
+def test_correct_code_passes(native, options):
+    for prefix in (0, 1):
+        code_of_table = table_code(lambda *args: resampled(*args, **options), native, prefix)
+        assert failures(code_of_table) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_correct_code_with_weights_of_float32_passes(dtype):
+    """Rounding moves a ramp of 0 to 15 by more than 1e-5."""
+    torch.manual_seed(0)
+    table = torch.randn(256, 6, dtype=dtype)
+    position = TableCode(lambda grid: resampled(table.float(), (16, 16), grid, 0).to(dtype), table, (16, 16))
+    assert failures(position) == {}
+
+
+def test_the_table_has_its_values_again_afterwards():
+    position = table_code(resampled)
+    before = position.table.clone()
+    inspect_code(position)
+    assert torch.equal(position.table, before)
+
+
+def as_square(table, native, grid, prefix):
+    """Read a table of any shape as a square one: transformers' `num_positions**0.5`."""
+    side = math.isqrt(len(table) - prefix)
+    return resampled(table, (side, side), grid, prefix)
+
+
+def swapped(table, native, grid, prefix):
+    """Resample to (width, height)."""
+    return resampled(table, native, grid[::-1], prefix)
+
+
+def by_columns(table, native, grid, prefix):
+    """Return the rows of patches by columns, at other grids only."""
+    rows = resampled(table, native, grid, prefix)
+    if grid == native:
+        return rows
+    return torch.cat([rows[:prefix], rows[prefix:].unflatten(0, grid).transpose(0, 1).flatten(0, 1)])
+
+
+def with_prefix(table, native, grid, prefix):
+    """Resample the row of the class token with the others, by one axis."""
+    if grid == native:
+        return table
+    return interpolate(table.T[None], prefix + grid[0] * grid[1], mode="linear")[0].T
+
+
+def by_number(table, native, grid, prefix):
+    """Return the table itself for each grid of as many patches."""
+    return table if grid[0] * grid[1] == native[0] * native[1] else resampled(table, native, grid, prefix)
+
+
+def not_normalized(table, native, grid, prefix):
+    """Weights of resampling whose sum is not 1."""
+    return resampled(table, native, grid, prefix) * (1.0 if grid == native else 1.01)
+
+
+def aligned_on_one_axis(table, native, grid, prefix):
+    """Aligned corners for rows alone."""
+    rows = resampled(table, native, (grid[0], native[1]), prefix, "bilinear", align_corners=True)
+    return resampled(rows, (grid[0], native[1]), grid, prefix, "bilinear")
+
+
+def from_corners(table, native, grid, prefix):
+    """Sample at the corners of patches instead of their middles."""
+    if grid == native:
+        return table
+    finer = resampled(table, native, (2 * grid[0], 2 * grid[1]), prefix)
+    rows = finer[prefix:].unflatten(0, (2 * grid[0], 2 * grid[1]))[::2, ::2]
+    return torch.cat([finer[:prefix], rows.flatten(0, 1)])
+
+
+def cached(by):
+    """Return code that keeps the first positions of each key, as of each number of rows or each height."""
+    tables = {}
+
+    def compute(table, native, grid, prefix):
+        return tables.setdefault(by(grid), resampled(table, native, grid, prefix))
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("compute", "options", "law"),
+    [
+        (as_square, {"native": (4, 6)}, "native"),
+        (as_square, {"native": (3, 12)}, "native"),
+        (swapped, {}, "separation"),
+        (by_columns, {}, "separation"),
+        (with_prefix, {}, "prefix"),
+        (by_number, {}, "axes"),
+        (not_normalized, {}, "constant"),
+        (aligned_on_one_axis, {}, "transposition"),
+        (from_corners, {}, "reflection"),
+        (cached(math.prod), {}, "axes"),
+        (cached(tuple), {}, "separation"),  # the table has other values by then
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_planted_fault_is_found(compute, options, law):
+    assert law in failures(table_code(compute, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "bicubic(antialias=False, align_corners=False)"),
+        ({"antialias": True}, "bicubic(antialias=True, align_corners=False)"),
+        ({"mode": "bilinear", "align_corners": True}, "bilinear(antialias=False, align_corners=True)"),
+        ({"mode": "area"}, "area"),
+    ],
+    ids=str,
+)
+def test_the_resampling_is_named_and_compared_with_the_declared_one(options, name):
+    def compute(*args):
+        return resampled(*args, **options)
+
+    assert outcomes(table_code(compute))["resampling"] == ("passed", name)
+    assert outcomes(table_code(compute, resampler=name))["resampling"] == ("passed", name)
+    other = "bilinear" if name != "bilinear" else "bicubic"
+    message = f"the table must be resampled by {other}, got {name}"
+    assert outcomes(table_code(compute, resampler=other))["resampling"] == ("failed", message)
