@@ -146,66 +146,55 @@ def test_a_missing_plugin_is_refused(tmp_path, capsys):
     assert code == 1 and "`--plugin` must be followed by" in err
 
 
-def test_a_corrected_plugin_can_be_loaded_again(tmp_path):
+@pytest.fixture
+def write_encoding(monkeypatch):
+    """Return a function that writes a plugin with a class, registered as an encoding, and more code; then forget it."""
+    monkeypatch.setattr(plugins, "_registered", {})
+    monkeypatch.setattr(ENCODINGS, "data", dict(ENCODINGS))
+
+    def write(file, name, cls, more=""):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(
+            "import graticule\nfrom graticule.position.position import NoEncoding\n"
+            f"@graticule.register_encoding('{name}')\nclass {cls}(NoEncoding):\n    pass\n{more}\n"
+        )
+        return file
+
+    return write
+
+
+def test_a_corrected_plugin_can_be_loaded_again(tmp_path, write_encoding):
     """In a notebook a file is corrected and imported again: its names are not refused as taken."""
-    file = tmp_path / "again.py"
-    body = (
-        "import graticule\nfrom graticule.position.position import NoEncoding\n"
-        "@graticule.register_encoding('again')\nclass Again(NoEncoding):\n    version = {}\n"
-    )
-    try:
-        for version in (1, 2):
-            file.write_text(body.format(version))
-            assert graticule.load_plugin(file).Again.version == version
-            assert ENCODINGS["again"].version == version
-        assert plugins.missing_plugins({"again.py": plugins._hash(file), "other.py": "0"}) == (["other.py"], [])
-        assert plugins.missing_plugins({"again.py": "0"}) == ([], ["again.py"])
-    finally:
-        del ENCODINGS.data["again"]
+    for version in (1, 2):
+        file = write_encoding(tmp_path / "again.py", "again", "Again", f"Again.version = {version}")
+        assert graticule.load_plugin(file).Again.version == version
+        assert ENCODINGS["again"].version == version
+    assert plugins.missing_plugins({"again.py": plugins._hash(file), "other.py": "0"}) == (["other.py"], [])
+    assert plugins.missing_plugins({"again.py": "0"}) == ([], ["again.py"])
 
 
-def test_a_plugin_that_raised_can_be_corrected_and_its_classes_renamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(plugins, "_registered", {})
-    file = tmp_path / "corrected.py"
-    body = (
-        "import graticule\nfrom graticule.position.position import NoEncoding\n"
-        "@graticule.register_encoding('corrected')\nclass {}(NoEncoding):\n    pass\n{}\n"
-    )
-    try:
-        file.write_text(body.format("First", "1 / 0"))
-        with pytest.raises(ValueError, match="division by zero, in line 6"):
-            graticule.load_plugin(file)
-        for name in ("First", "Second"):
-            file.write_text(body.format(name, ""))
-            assert getattr(graticule.load_plugin(file), name) is ENCODINGS["corrected"]
-        file.write_text(body.format("Third", body.format("Fourth", "")))
-        with pytest.raises(ValueError, match="`name` must be new, got 'corrected', which is the encoding Third of"):
-            graticule.load_plugin(file)
-    finally:
-        ENCODINGS.data.pop("corrected", None)
+def test_a_plugin_that_raised_can_be_corrected_and_its_classes_renamed(tmp_path, write_encoding):
+    file = write_encoding(tmp_path / "corrected.py", "corrected", "First", "1 / 0")
+    with pytest.raises(ValueError, match="division by zero, in line 6"):
+        graticule.load_plugin(file)
+    for cls in ("First", "Second"):
+        write_encoding(file, "corrected", cls)
+        assert getattr(graticule.load_plugin(file), cls) is ENCODINGS["corrected"]
+    fourth = write_encoding(file, "corrected", "Fourth").read_text()
+    write_encoding(file, "corrected", "Third", fourth)
+    with pytest.raises(ValueError, match="`name` must be new, got 'corrected', which is the encoding Third of"):
+        graticule.load_plugin(file)
 
 
-def test_plugins_of_one_name_in_two_folders_are_distinguished(tmp_path, monkeypatch):
-    monkeypatch.setattr(plugins, "_registered", {})
-    body = (
-        "import graticule\nfrom graticule.position.position import NoEncoding\n"
-        "@graticule.register_encoding('of_{0}')\nclass Own(NoEncoding):\n    home = '{0}'\n"
-    )
-    try:
-        classes = []
-        for folder in ("left", "right"):
-            (tmp_path / folder).mkdir()
-            (file := tmp_path / folder / "methods.py").write_text(body.format(folder))
-            classes.append(graticule.load_plugin(file).Own)
-        digests = [plugins._hash(tmp_path / folder / "methods.py") for folder in ("left", "right")]
-        both = {"left/methods.py": digests[0], "right/methods.py": digests[1]}
-        assert plugins.plugins_of(classes) == both and plugins.missing_plugins(both) == ([], [])
-        assert [plugins.plugins_of([one]) for one in classes] == [{"methods.py": digest} for digest in digests]
-        assert plugins.missing_plugins({"methods.py": digests[0]}) == ([], [])  # the later one does not hide it
-        assert plugins.missing_plugins({"other/methods.py": "0", "": "0"}) == (["other/methods.py", ""], [])
-    finally:
-        for folder in ("left", "right"):
-            ENCODINGS.data.pop(f"of_{folder}", None)
+def test_plugins_of_one_name_in_two_folders_are_distinguished(tmp_path, write_encoding):
+    files = [write_encoding(tmp_path / name / "methods.py", f"of_{name}", "Own") for name in ("left", "right")]
+    classes = [graticule.load_plugin(file).Own for file in files]
+    digests = [plugins._hash(file) for file in files]
+    both = {"left/methods.py": digests[0], "right/methods.py": digests[1]}
+    assert plugins.plugins_of(classes) == both and plugins.missing_plugins(both) == ([], [])
+    assert [plugins.plugins_of([cls]) for cls in classes] == [{"methods.py": digest} for digest in digests]
+    assert plugins.missing_plugins({"methods.py": digests[0]}) == ([], [])  # the later one does not hide it
+    assert plugins.missing_plugins({"other/methods.py": "0", "": "0"}) == (["other/methods.py", ""], [])
 
 
 def test_an_installed_entry_point_is_loaded_only_by_name(monkeypatch):

@@ -17,7 +17,7 @@ from graticule.surgery.attached import AttachedPosition, Hook
 
 #: Names of the projections to queries, keys and values in public models, such as q_proj, query, to_q and wq.
 _PROJECTION = re.compile(r"(?:to_|w)?([qkv])(?:(?<=q)uery|(?<=k)ey|(?<=v)alue)?(?:_proj)?")
-#: Names of the number of heads in public models.
+#: Names of the number of heads in public models, attributes of the attention or of a part of it.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 
 Example = Tensor | Mapping[str, Any]
@@ -271,7 +271,8 @@ def _find_access(tracer: PositionTracer, calls: Mapping[str, ModuleCall], block:
         hooks["query_scale"] = (Hook(scaled, AttachedPosition.scale_queries, False, (3 if fused else 1,)),)
     else:
         reasons["query_scale"] = f"{kind} gives no access to its queries between projection and logits"
-    num_heads = _num_heads(module)
+    values = (getattr(part, name, None) for part in module.modules() for name in _HEADS)
+    num_heads = next((heads for heads in values if isinstance(heads, int) and not isinstance(heads, bool)), None)
     mask, reasons["bias"] = _mask(module, multihead)
     if mask and num_heads:
         index = list(inspect.signature(module.forward).parameters).index(mask)
@@ -292,9 +293,3 @@ def _mask(module: nn.Module, multihead: bool) -> tuple[str | None, str]:
             return "attention_mask", "the number of heads was not found"
         return None, f"attention {how!r} of {kind} adds nothing to its logits; load the model with 'sdpa' or 'eager'"
     return None, f"{kind} has no argument `attn_mask` that is added to its logits"
-
-
-def _num_heads(module: nn.Module) -> int | None:
-    """Return the number of heads, an attribute of the attention or of a part of it with one of the usual names."""
-    values = (getattr(part, name, None) for part in module.modules() for name in _HEADS)
-    return next((heads for heads in values if isinstance(heads, int) and not isinstance(heads, bool)), None)

@@ -230,7 +230,12 @@ class AttachedPosition(PublishedNames):
         if layer == 0:
             if not self.dynamic:
                 self._set(self.grid)
-            self._check(tokens)
+            call, count = getattr(self._thread, "now", None), tokens.shape[0 if self.sequence_first else 1]
+            if call is not None and count != call.grid.tokens:
+                raise ValueError(
+                    f"the attached position is for {call.grid.tokens} tokens, {self.grid.prefix} before the patches, "
+                    f"got {count}: no tokens must be dropped or added between the patches and the first block."
+                )
         x = self._batch_first(self._layer(layer).enter_block(self._batch_first(tokens)))
         values = {name: x if value is tokens else value for name, value in kwargs.items()}
         return tuple(x if value is tokens else value for value in args), values
@@ -326,16 +331,6 @@ class AttachedPosition(PublishedNames):
             )
         layers: list[LayerPosition] = call.layers
         return layers[layer]
-
-    def _check(self, tokens: Tensor) -> None:
-        """Check that the tokens (B, N, D) or (N, B, D) are those of the grid."""
-        count = tokens.shape[0 if self.sequence_first else 1]
-        call = getattr(self._thread, "now", None)
-        if call is not None and count != call.grid.tokens:
-            raise ValueError(
-                f"the attached position is for {call.grid.tokens} tokens, {self.grid.prefix} before the patches, got "
-                f"{count}: no tokens must be dropped or added between the patches and the first block."
-            )
 
     def _rows(self, table: Tensor) -> Tensor:
         """Return a table (N, D) in the shape in which it is added to tokens."""
