@@ -26,7 +26,7 @@ from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, evaluating, image_channels
 from graticule.external.structure import find_structure
 from graticule.external.traced_model import TracedModel, view_of
-from graticule.external.view import ModelView, Pass, Unavailable
+from graticule.external.view import Edit, ModelView, Pass, Unavailable
 from graticule.position.grid import Grid
 from graticule.position.places import by
 
@@ -107,6 +107,8 @@ def _wait(device: torch.device) -> None:
 #: Maximum numbers of images for attention weights, which are large and differ little between images, and for
 #: translation.
 _ATTENTION, _TRANSLATION = 16, 32
+#: Name of the run of the unchanged model.
+_ITSELF = "the model"
 #: Images per batch -> rounds in which forward passes are timed.
 _TURNS = {1: 15, 8: 7}
 
@@ -205,27 +207,26 @@ def audit(
     shares = LayerShares(view)
     content, sums = _probe_sums(view, sized, batches, folds, unavailable, bar, shares)
     spreads = [layer.spread() for layer in sums]
-    edits = {
+    erasers = {
         "probe's directions removed": [layer.eraser() for layer in sums],
         "control's directions removed": [layer.eraser(control=True) for layer in sums],
     }
-    comparisons = {name: FeatureComparison(name, spreads) for name in (*changed, *edits)}
-    at_sizes = {other: FeatureComparison(by(other), spreads) for other in others}
+    runs: dict[str, tuple[Size, ModelView, Edit | None]] = {
+        _ITSELF: (size, view, None),
+        **{name: (size, other_view, None) for name, other_view in changed.items()},
+        **{name: (size, view, partial(_erase, layers)) for name, layers in erasers.items()},
+        **{by(other): (other, other_view, None) for other, other_view in others.items()},
+    }
+    comparisons = {name: FeatureComparison(name, spreads) for name in runs}
     further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
     for batch in batches:
-        part = sized[batch]
-        known = None if labels is None else labels[batch]
-        before = bar.run("the model", view, part)
-        for name, other_view in changed.items():
-            comparisons[name].add(before, bar.run(name, other_view, part), known)
-        for name, erasers in edits.items():
-            after = bar.run(name, view, part, lambda layer, x, grid, erasers=erasers: _erased(erasers[layer], x, grid))
-            comparisons[name].add(before, after, known)
-        for other, other_view in others.items():
-            resized = images[other][batch]
-            after = bar.run(by(other), other_view, resized)
-            at_sizes[other].add(before, after, known)
-            further_shares[other].add(resized, after.layers)
+        before: Pass | None = None
+        for name, (at, other_view, edit) in runs.items():
+            after = bar.run(name, other_view, images[at][batch], edit)
+            before = before or after
+            comparisons[name].add(before, after, None if labels is None else labels[batch])
+            if at != size:
+                further_shares[at].add(images[at][batch], after.layers)
 
     def attempt(name: str, passes: int, work: Callable[[], T]) -> T | None:
         return bar.step(name, passes, lambda: _attempt(name, unavailable, work))
@@ -238,8 +239,9 @@ def audit(
         bar.bar.close()
     share = shares.share()
     share.others.update({other: further_shares[other].share() for other in others})
-    effects = [comparison.effect() for comparison in comparisons.values()]
-    correct = effects[-1].right_before
+    effects = {name: comparison.effect() for name, comparison in comparisons.items()}
+    unchanged, sizes = effects.pop(_ITSELF), {other: effects.pop(by(other)) for other in others}
+    correct = unchanged.right
     return Audit(
         img_size=size,
         images=len(sized),
@@ -250,9 +252,9 @@ def audit(
         share=share,
         probe_content=None if content is None else content.probe(),
         probes=[layer.probe() for layer in sums],
-        effects=effects,
-        sizes={other: comparison.effect() for other, comparison in at_sizes.items()},
-        neighbors=correct is not None and effects[-1].same is None,
+        effects=list(effects.values()),
+        sizes=sizes,
+        neighbors=correct is not None and unchanged.same is None,
         accuracy=None if correct is None else (100 * float(correct.mean()), 100 * float(standard_error(correct))),
         times=times or [],
         translation=translation,
@@ -319,9 +321,9 @@ def _probe_sums(
     return content, sums
 
 
-def _erased(eraser: Eraser, tokens: Tensor, grid: Grid) -> Tensor:
+def _erase(erasers: Sequence[Eraser], layer: int, tokens: Tensor, grid: Grid) -> Tensor:
     prefix, patches = grid.split(tokens)
-    return torch.cat([prefix, eraser(patches)], 1)
+    return torch.cat([prefix, erasers[layer](patches)], 1)
 
 
 def _attempt(name: str, unavailable: dict[str, str], work: Callable[[], T]) -> T | None:
