@@ -195,7 +195,6 @@ def audit(
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(sized)}.")
     check_images(sized, films=True)
     others: dict[Size, ModelView] = {other: view.resized_to(other) for other in images if other != size}
-    grids = view.grids(size)
     unavailable: dict[str, str] = {}
     changed = _changed_views(view, unavailable)
     timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
@@ -203,7 +202,6 @@ def audit(
     passes = 2 + len(changed) + 2  # the model twice, the changed views, and the two edits
     bar = AuditBar(passes * len(sized) + further, {other: len(sized) for other in others}, size, progress)
     batches = [slice(start, start + batch_size) for start in range(0, len(sized), batch_size)]
-
     shares = LayerShares(view)
     content, sums = _probe_sums(view, sized, batches, folds, unavailable, bar, shares)
     spreads = [layer.spread() for layer in sums]
@@ -245,7 +243,7 @@ def audit(
     return Audit(
         img_size=size,
         images=len(sized),
-        grids=tuple(grids),
+        grids=tuple(view.grids(size)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         position=_position_parameters(model),
         unknown=view.unknown_parameters if isinstance(view, TracedModel) else [],
