@@ -29,10 +29,10 @@ def assert_equal(ours, original, *size, tolerance=1e-9):
             torch.testing.assert_close(ours.forward_features(x), tokens, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("name", "config", "given"), MODELS, ids=IDS)
-def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, config, given):
+@pytest.mark.parametrize(("name", "config", "options"), MODELS, ids=IDS)
+def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, config, options):
     with whole_float64():
-        original = draw(build(name, config, given))
+        original = draw(build(name, config, options))
         ours = graticule.convert(original)
         for size in SIZES.get(name, [(32, 32), (48, 32), (32, 64)]):
             assert_equal(ours, original, *size)

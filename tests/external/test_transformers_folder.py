@@ -64,7 +64,7 @@ def test_preprocessing_is_that_of_the_folder(saved):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "entries",
     [
         PREPROCESSOR,
         {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
@@ -80,11 +80,11 @@ def test_preprocessing_is_that_of_the_folder(saved):
     ],
     ids=str,
 )
-def test_images_are_prepared_as_by_the_image_processor(saved, tmp_path, given):
+def test_images_are_prepared_as_by_the_image_processor(saved, tmp_path, entries):
     folder = shutil.copytree(saved[1], tmp_path / "model")
-    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    (folder / "preprocessor_config.json").write_text(json.dumps(entries))
     opened = open_model(str(folder))
-    size = opened.size if given.get("size") != {"height": 32, "width": 48} else (32, 48)
+    size = opened.size if entries.get("size") != {"height": 32, "width": 48} else (32, 48)
     ours = evaluation_transform(opened.info, size, opened.augmentation)
     original = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     for shape in ((160, 64), (64, 160), (96, 96)):
@@ -159,13 +159,13 @@ def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name,
     with torch.no_grad():
         assert torch.equal(call(opened, x)[0], call(original, x)[0])
     assert timm.data.resolve_model_data_config(opened)["mean"] == (0.5, 0.4, 0.3)
-    for given in (
+    for command in (
         ("audit", source, "--images", pictures, "--output", tmp_path),
         ("explore", source, "--images", pictures / "0.png", "--output", tmp_path, "--no-open"),
         ("check", source, "--skip", "export", "crop", "caches"),
     ):
         with pytest.warns(UserWarning, match="does not convert"):
-            status, _, error_text = run_command(capsys, *given)
+            status, _, error_text = run_command(capsys, *command)
         assert status == 0, error_text
     assert json.loads((tmp_path / "audit.json").read_text())["effects"] and (tmp_path / "explorer.html").is_file()
     with pytest.warns(UserWarning, match="does not convert"):
@@ -236,7 +236,7 @@ def test_an_index_names_only_files_in_its_folder(sharded, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "entries",
     [
         {"image_processor_type": "SamImageProcessor"},
         {"image_processor_type": "NoSuchProcessor"},
@@ -246,8 +246,8 @@ def test_an_index_names_only_files_in_its_folder(sharded, tmp_path):
     ],
     ids=str,
 )
-def test_preprocessing_that_cannot_be_read_is_a_warning(saved, tmp_path, given):
+def test_preprocessing_that_cannot_be_read_is_a_warning(saved, tmp_path, entries):
     folder = shutil.copytree(saved[1], tmp_path / "model")
-    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    (folder / "preprocessor_config.json").write_text(json.dumps(entries))
     with pytest.warns(UserWarning, match="the preprocessing of .*preprocessor_config.json is not known"):
         graticule.load(folder)

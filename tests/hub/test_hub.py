@@ -178,7 +178,7 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         attempts, connect = [], socket.create_connection
         monkeypatch.setattr(
-            "socket.create_connection", lambda *given, **how: attempts.append(how) or connect(*given, **how)
+            "socket.create_connection", lambda *place, **how: attempts.append(how) or connect(*place, **how)
         )
         with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*accepts no connection within 3 s"):
             graticule.from_pretrained("me/tiny", cache_dir=tmp_path)

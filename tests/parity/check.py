@@ -61,7 +61,7 @@ class Port(NamedTuple):
     backbone: our class.
     position: returns encoding and joining from the arguments of a case, and removes their arguments.
     names: their name of an argument -> ours; the others have the same name.
-    given: further arguments of ours.
+    options: further arguments of ours.
     fixed: arguments of theirs that can have only this value.
     layout: converts the weights to a layout that our model loads.
     """
@@ -69,7 +69,7 @@ class Port(NamedTuple):
     backbone: Any
     position: Callable[[Arguments], tuple[str, str]]
     names: Mapping[str, str] = {}
-    given: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     fixed: Mapping[str, Any] = {}
     layout: Callable[[Tensors, Arguments], Tensors] = lambda weights, kwargs: weights
 
@@ -144,25 +144,26 @@ COMPACT = {
     **{"n_conv_layers": "conv_layers", "padding": "conv_padding", "n_input_channels": "in_chans"},
     **{"dropout": "proj_drop_rate", "attention_dropout": "attn_drop_rate", "stochastic_depth": "drop_path_rate"},
 }
+TOKEN = {"global_pool": "token"}
 COMPACTS = {
-    "ViTLite": {"global_pool": "token"},
+    "ViTLite": TOKEN,
     "CVT": {"global_pool": "seq"},
     "CCT": {"global_pool": "seq", "tokenizer": "convolutions"},
 }
 VIT, PVT = backbones.VisionTransformer, backbones.PyramidVisionTransformer
 #: Some arguments of Microsoft's code change no number.
 UNUSED = {"qk_scale": None, "use_checkpoint": False, "fused_window_process": False}
-SWIN = Port(backbones.SwinTransformer, swin, given={"shift": "microsoft"}, fixed=UNUSED)
+SWIN = Port(backbones.SwinTransformer, swin, options={"shift": "microsoft"}, fixed=UNUSED)
 ROPE_VIT = {"block_layers": "RoPE_Layer_scale_init_Block", "Attention_block": "RoPEAttention"}
 IMAGE_TO_TOKENS = {"hybrid_backbone": "Image2Tokens()"}
 PORTS: dict[tuple[str, str], Port] = {
     ("Ingrid725/LaPE", "VisionTransformer"): Port(VIT, lape),
     ("Ingrid725/LaPE", "DistilledVisionTransformer"): Port(backbones.DistilledVisionTransformer, lape),
-    ("whai362/PVT", PVT.__name__): Port(PVT, always("learnable(resampler='bilinear')"), given={"global_pool": "token"}),
-    ("Meituan-AutoML/Twins", "CPVTV2"): Port(PVT, always("peg"), given={"global_pool": "avg"}),
+    ("whai362/PVT", PVT.__name__): Port(PVT, always("learnable(resampler='bilinear')"), options=TOKEN),
+    ("Meituan-AutoML/Twins", "CPVTV2"): Port(PVT, always("peg"), options={"global_pool": "avg"}),
     **{
-        ("SHI-Labs/Compact-Transformers", name): Port(backbones.CompactTransformer, compact, COMPACT, given)
-        for name, given in COMPACTS.items()
+        ("SHI-Labs/Compact-Transformers", name): Port(backbones.CompactTransformer, compact, COMPACT, options)
+        for name, options in COMPACTS.items()
     },
     ("yitu-opensource/T2T-ViT", "T2T_ViT"): Port(backbones.T2tVisionTransformer, always("sinusoidal_1d")),
     ("coeusguo/ceit", "CeIT"): Port(backbones.CeitTransformer, always("learnable"), fixed=IMAGE_TO_TOKENS),
@@ -170,7 +171,7 @@ PORTS: dict[tuple[str, str], Port] = {
     ("microsoft/Swin-Transformer", "SwinTransformer"): SWIN,
     ("naver-ai/rope-vit", "RoPESwinTransformer"): SWIN._replace(layout=rope_swin),
     ("naver-ai/rope-vit", "deit rope_vit_models"): Port(
-        VIT, rotary, given={"init_values": 1e-4}, fixed=ROPE_VIT, layout=rope_vit
+        VIT, rotary, options={"init_values": 1e-4}, fixed=ROPE_VIT, layout=rope_vit
     ),
 }
 
@@ -193,7 +194,7 @@ def build(case: Arguments, weights: Tensors) -> nn.Module:
             raise UnknownClassError(f"`{name}` can only be {value}, got {case['kwargs'][name]}")
     encoding, joining = port.position(kwargs)
     position = partial(build_position, encoding=encoding, joining=joining)
-    model = port.backbone(position, **port.given, **{port.names.get(name, name): kwargs[name] for name in kwargs})
+    model = port.backbone(position, **port.options, **{port.names.get(name, name): kwargs[name] for name in kwargs})
     model.double().eval().load_state_dict(port.layout(weights, case["kwargs"]), strict=True)
     return model
 
