@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
@@ -163,7 +164,7 @@ class GridModule(Checked, nn.Module):
 
     def at_grid(self, name: str, grid: Grid) -> Tensor:
         """Return the parameter `name`, resampled for `grid`."""
-        value: Tensor = self.get_parameter(name)
+        value: Tensor = attrgetter(name)(self)  # not `get_parameter`: within `functional_call` it is any tensor
         return value if grid.has_shape(self.grid.shape) else self.resample(name, value, self.grid, grid)
 
     @torch.no_grad()

@@ -280,7 +280,7 @@ def test_the_model_of_gmlps_recipe_is_that_of_table_3_with_and_without_ggqpe():
         model = model_of(dataclasses.replace(recipe, encoding=encoding))
         count = sum(p.numel() for p in model.parameters()) / 1e6
         assert count == pytest.approx(POSMLP["components_table3"][row]["params"], abs=0.05)
-        assert {type(one) for one in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
+        assert {type(mixing) for mixing in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
 
 
 def test_every_recipe_can_be_written_and_read():

@@ -44,8 +44,8 @@ def source(tmp_path_factory):
 
 
 def adapted(source, folder, **options):
-    given = {"encoding": "factorized", "epochs": 3, "batch_size": 7, "warmup_steps": 0, "img_size": (32, 32)}
-    values = {"model": str(source), "data_root": folder, "accelerator": "cpu", **given, **options}
+    usual = {"encoding": "factorized", "epochs": 3, "batch_size": 7, "warmup_steps": 0, "img_size": (32, 32)}
+    values = {"model": str(source), "data_root": folder, "accelerator": "cpu", **usual, **options}
     return dataclasses.replace(load_recipe("adapt"), **values)
 
 
@@ -64,15 +64,15 @@ def test_a_killed_adaptation_ends_with_the_same_weights_bit_for_bit_in_every_sta
 
 def test_it_wins_features_back(run):
     scores = [float(row["val_cosine"]) for row in rows(run)]
-    found = json.loads((run.folder / "certificate.json").read_text())
-    fitted, after = (found["drift"][name][-1]["cosine"] for name in ("fitted", "adapted"))
+    certificate = json.loads((run.folder / "certificate.json").read_text())
+    fitted, after = (certificate["drift"][name][-1]["cosine"] for name in ("fitted", "adapted"))
     assert scores == sorted(scores) and after > fitted + 0.01
-    assert found["fits"][0]["fitted"] and found["before"] == {"encoding": "learnable", "joining": "default"}
+    assert certificate["fits"][0]["fitted"] and certificate["before"] == {"encoding": "learnable", "joining": "default"}
     assert (run.folder / "curve.png").stat().st_size > 1000
 
 
 def test_the_adapted_model_is_published_with_the_head_of_the_original(run, source):
-    before, after = (graticule.from_pretrained(one) for one in (source, run.folder / "published"))
+    before, after = (graticule.from_pretrained(path) for path in (source, run.folder / "published"))
     assert after.created["arguments"]["encoding"] == "factorized" and after.img_size == (32, 32)
     assert torch.equal(before.head.weight, after.head.weight)
     assert not torch.equal(before.blocks[3].mlp.fc1.weight, after.blocks[3].mlp.fc1.weight)
@@ -156,14 +156,14 @@ def build():
 
 def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
     (tmp_path / "quantized.py").write_text(QUANTIZED)
-    alike, one = tmp_path / "alike", tmp_path / "one"
-    for place, count in ((alike, 4), (one, 1)):
+    alike, single = tmp_path / "alike", tmp_path / "one"
+    for place, count in ((alike, 4), (single, 1)):
         place.mkdir()
         for index in range(count):
             Image.new("RGB", (32, 32), (9, 9, 9)).save(place / f"{index}.png")
     for options, message in (
         ({"data_root": alike}, "must have different pictures, got 3 that are all alike"),
-        ({"data_root": one}, "must have two pictures or more, got 1"),
+        ({"data_root": single}, "must have two pictures or more, got 1"),
         ({"encoding": None}, "`encoding` or `joining` must be given"),
         ({"model": "vit_tiny_patch16_224"}, "`model` must be a trained model, such as timm:NAME"),
         ({"model": f"{tmp_path / 'quantized.py'}:build"}, "must have weights in floating point, got a quantized one"),

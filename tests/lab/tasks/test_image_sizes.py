@@ -28,14 +28,14 @@ def model(encoding, **kwargs):
     return graticule.create_model("vit_nano_patch4_28", encoding=encoding, **small).eval()
 
 
-def scores(one, data, *sizes, mode="crop"):
-    return evaluate(one, data, sizes, progress=False, mode=mode, measure_cost=False)
+def scores(model, data, *sizes, mode="crop"):
+    return evaluate(model, data, sizes, progress=False, mode=mode, measure_cost=False)
 
 
 def test_a_crop_of_the_size_of_training_is_the_image(data):
     for encoding in ("learnable", "rope", "irpe"):
-        one = model(encoding)
-        assert scores(one, data, FULL) == scores(one, data, FULL, mode="zoom")
+        backbone = model(encoding)
+        assert scores(backbone, data, FULL) == scores(backbone, data, FULL, mode="zoom")
 
 
 def test_the_middle_begins_at_a_whole_patch():
@@ -46,41 +46,41 @@ def test_the_middle_begins_at_a_whole_patch():
 def test_tokens_of_a_crop_before_the_first_layer_are_those_of_the_whole_image(data):
     images = torch.randn(2, 1, *FULL)
     for encoding in ("learnable", "sinusoidal_2d"):
-        one = model(encoding, global_pool="avg", class_token=False)
+        backbone = model(encoding, global_pool="avg", class_token=False)
         entering = []
-        one.blocks[0].register_forward_pre_hook(lambda _, args, seen=entering: seen.append(args[0]))
+        backbone.blocks[0].register_forward_pre_hook(lambda _, args, seen=entering: seen.append(args[0]))
         with torch.no_grad():
-            one(images)
-            OnMiddle(one, (12, 20), FULL)(images)
-        whole, part = entering
-        torch.testing.assert_close(part.unflatten(1, (3, 5)), whole.unflatten(1, (7, 7))[:, 2:5, 1:6])
+            backbone(images)
+            OnMiddle(backbone, (12, 20), FULL)(images)
+        full, part = entering
+        torch.testing.assert_close(part.unflatten(1, (3, 5)), full.unflatten(1, (7, 7))[:, 2:5, 1:6])
 
 
 def test_a_crop_without_position_is_the_image_of_its_size(data):
-    one = model("none")
-    (told,) = scores(one, data, (20, 20))
+    backbone = model("none")
+    (told,) = scores(backbone, data, (20, 20))
     with torch.no_grad():
         batches = data.eval_dataloader(FULL)
-        right = [(one(images[..., 4:24, 4:24]).argmax(1) == labels).double() for images, labels in batches]
+        right = [(backbone(images[..., 4:24, 4:24]).argmax(1) == labels).double() for images, labels in batches]
     assert told.top1 == pytest.approx(100 * float(torch.cat(right).mean()))
 
 
 def test_an_encoding_that_cannot_encode_a_crop_is_not_told_and_the_others_are(data):
-    found = {
+    told = {
         name: scores(model(name), data, (20, 16))[0].placed for name in ("none", "learnable", "rope", "shaw", "peg")
     }
     lape = model("relative_bias", joining="lape")  # the norm of a whole row differs from that of a part
-    found["relative_bias, lape"] = scores(lape, data, (20, 16))[0].placed
-    assert {name for name, placed in found.items() if not placed} == {"peg", "relative_bias, lape"}
+    told["relative_bias, lape"] = scores(lape, data, (20, 16))[0].placed
+    assert {name for name, placed in told.items() if not placed} == {"peg", "relative_bias, lape"}
     assert scores(model("rope"), data, FULL)[0].placed is None
 
 
 def test_the_model_is_unchanged_and_crops_after_folding_are_the_same(data):
-    one = model("learnable")
-    before = {name: value.clone() for name, value in one.state_dict().items()}
-    small, whole = scores(one, data, (20, 20), FULL)
-    assert scores(one, data, FULL, (20, 20)) == [whole, small]
-    assert all(torch.equal(value, before[name]) for name, value in one.state_dict().items())
+    backbone = model("learnable")
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    small, full = scores(backbone, data, (20, 20), FULL)
+    assert scores(backbone, data, FULL, (20, 20)) == [full, small]
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
 @pytest.fixture(scope="module")

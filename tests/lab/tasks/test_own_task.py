@@ -78,8 +78,8 @@ def test_it_is_evaluated_at_other_sizes_of_its_images(run, methods, tmp_path, ca
     assert larger["score"] == pytest.approx(float(error), rel=1e-5)
     assert "nearest sizes are 28 and 32" in refused(capsys, "evaluate", run.folder, "--sizes", 30)
     assert "`lengths` must be left out with the task slant" in refused(capsys, "evaluate", run.folder, "--lengths", 32)
-    said = refused(capsys, "compare", "slant_digits", "--choices", "lr=1", "lr=2", "--sizes", 32)
-    assert "`sizes` must be left out with the task slant" in said
+    error = refused(capsys, "compare", "slant_digits", "--choices", "lr=1", "lr=2", "--sizes", 32)
+    assert "`sizes` must be left out with the task slant" in error
 
 
 def test_invalid_registrations_are_refused(methods):

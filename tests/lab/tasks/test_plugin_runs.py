@@ -113,7 +113,7 @@ def test_a_comparison_takes_it_and_mixes_no_versions_of_it(run, tmp_path, capsys
 
 
 def test_scores_of_a_gym_or_study_are_of_one_version_of_a_plugin(monkeypatch):
-    own = [
+    with_plugin = [
         graticule.Recipe(encoding="learnable(resampler='nearest')"),
         graticule.Recipe(joining="decayed"),
         GymRecipe(encoding="rope + distance"),
@@ -122,11 +122,11 @@ def test_scores_of_a_gym_or_study_are_of_one_version_of_a_plugin(monkeypatch):
     others = [graticule.Recipe(encoding="rope"), GymRecipe(encoding="rope")]
 
     def hashes(recipes):
-        return [one.hash if isinstance(one, GymRecipe) else recipe_hash(one) for one in recipes]
+        return [recipe.hash if isinstance(recipe, GymRecipe) else recipe_hash(recipe) for recipe in recipes]
 
-    before = hashes(own), hashes(others)
+    before = hashes(with_plugin), hashes(others)
     monkeypatch.setattr(plugins, "_registered", {FILE: "0" * 64})
-    assert all(a != b for a, b in zip(before[0], hashes(own), strict=True)) and hashes(others) == before[1]
+    assert all(a != b for a, b in zip(before[0], hashes(with_plugin), strict=True)) and hashes(others) == before[1]
 
 
 def test_a_recipe_imports_modules_beside_it(tmp_path, capsys):

@@ -22,8 +22,8 @@ def test_broken_tasks_fail_the_contract(recipe, my_methods, monkeypatch):
     loss, validate = my_methods.Slant.loss, my_methods.Slant.validate
     faults = [
         ("loss", lambda task, model, batch, epoch: model(batch[0])[:, 0], r"`loss` must be one number, got .* \(8,\)"),
-        ("loss", lambda *given: loss(*given).detach(), "`loss` must have a gradient"),
-        ("loss", lambda *given: loss(*given) * float("nan"), "`loss` must be finite"),
+        ("loss", lambda *arguments: loss(*arguments).detach(), "`loss` must have a gradient"),
+        ("loss", lambda *arguments: loss(*arguments) * float("nan"), "`loss` must be finite"),
         (
             "loss",
             lambda task, model, batch, epoch: model.patch_embed(batch[0]).square().mean(),
@@ -31,11 +31,15 @@ def test_broken_tasks_fail_the_contract(recipe, my_methods, monkeypatch):
         ),
         (
             "validate",
-            lambda *given: {name: value[:, None] for name, value in validate(*given).items()},
+            lambda *arguments: {name: value[:, None] for name, value in validate(*arguments).items()},
             "one value per example",
         ),
-        ("validate", lambda *given: {"loss": validate(*given)["loss"]}, "`validate` must return 'mae', .* got loss"),
-        ("validate", lambda *given: {}, "`validate` must return a value of each example, got none"),
+        (
+            "validate",
+            lambda *arguments: {"loss": validate(*arguments)["loss"]},
+            "`validate` must return 'mae', .* got loss",
+        ),
+        ("validate", lambda *arguments: {}, "`validate` must return a value of each example, got none"),
         ("describe", lambda task, data: {"mean": torch.zeros(3)}, "`describe` must return plain values"),
     ]
     for method, wrong, law in faults:
@@ -49,7 +53,7 @@ def test_state_that_a_resumed_run_has_lost_is_found(recipe, my_methods, monkeypa
 
     def counting(task, model, batch, epoch):
         steps.append(task)
-        return loss(task, model, batch, epoch) * sum(one is task for one in steps)
+        return loss(task, model, batch, epoch) * sum(step is task for step in steps)
 
     monkeypatch.setattr(my_methods.Slant, "loss", counting)
     with pytest.raises(AssertionError, match="a run that is resumed must end with the same weights, bit for bit"):

@@ -107,10 +107,10 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
 
 def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_path):
     recipe = TextRecipe(**RICH)
-    whole = train(recipe, tmp_path / "whole", progress=False)
+    uninterrupted = train(recipe, tmp_path / "whole", progress=False)
     run = stopped(recipe, tmp_path / "run", step=4)
     assert not run.finished
-    assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
+    assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), uninterrupted)
 
 
 # The recipe and the run folder
@@ -136,9 +136,11 @@ def test_a_run_starts_from_one_of_another_length_and_encoding(tmp_path, capsys, 
     first = copied(run, tmp_path / "first")
     options = {"start_from": first.folder, "context": 32, "joining": "default"}
     second = train(short(limit_train=25, lr=1e-9, min_lr=0.0, **options), tmp_path / "second", progress=False)
-    ours, theirs = load_file(second.weights), load_file(first.weights)
-    torch.testing.assert_close(ours["blocks.0.attn.qkv.weight"], theirs["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
-    torch.testing.assert_close(ours["embed.weight"], theirs["embed.weight"], atol=1e-6, rtol=0)
+    started, source = load_file(second.weights), load_file(first.weights)
+    torch.testing.assert_close(
+        started["blocks.0.attn.qkv.weight"], source["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(started["embed.weight"], source["embed.weight"], atol=1e-6, rtol=0)
     assert "16 -> 32" in capsys.readouterr().out
 
 

@@ -35,7 +35,7 @@ STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "expected"),
     [
         ({"keep": 1}, [3, 9]),
         ({"keep": 2}, [3, 6, 9]),
@@ -44,13 +44,13 @@ STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
         ({"keep": 9, "checkpoint_steps": 2}, [2, 3, 4, 6, 8, 9]),
     ],
 )
-def test_exactly_the_last_ones_and_the_best_are_kept(tmp_path, options, kept):
+def test_exactly_the_last_ones_and_the_best_are_kept(tmp_path, options, expected):
     run = train(short(epochs=3, **STILL, **options), tmp_path / "run", progress=False)
-    assert steps(run) == kept
+    assert steps(run) == expected
     assert run.last.name == "step-000000009.ckpt" and run.best.name == "step-000000003.ckpt"
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         "best.json",
-        *[f"step-{step:09d}.ckpt" for step in kept],
+        *[f"step-{step:09d}.ckpt" for step in expected],
     ]
 
 

@@ -14,7 +14,7 @@ DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Run:
+def uninterrupted(tmp_path_factory) -> Run:
     return train(short(**RICH), tmp_path_factory.mktemp("whole") / "run", progress=False)
 
 
@@ -36,8 +36,8 @@ def logged(run: Run) -> list[str]:
 # The log
 
 
-def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(whole):
-    lines = logged(whole)
+def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(uninterrupted):
+    lines = logged(uninterrupted)
     assert lines[0] == "starts on 1 device, cpu" and len(lines) == 3
     for number, line in enumerate(lines[1:], start=1):
         assert re.fullmatch(
@@ -60,8 +60,8 @@ def test_the_log_has_the_reason_of_a_stop_and_the_step_of_a_resume(resumed):
 # The history
 
 
-def test_the_history_has_a_row_an_epoch_of_numbers(whole):
-    with whole.metrics_file.open(newline="") as file:
+def test_the_history_has_a_row_an_epoch_of_numbers(uninterrupted):
+    with uninterrupted.metrics_file.open(newline="") as file:
         history = list(csv.DictReader(file))
     assert list(history[0]) == ["epoch", "train_loss", "val_loss", "val_top1", "lr", "seconds"]
     assert [row["epoch"] for row in history] == ["1", "2"]
@@ -69,18 +69,18 @@ def test_the_history_has_a_row_an_epoch_of_numbers(whole):
         assert 0 < float(row["train_loss"]) < 10 and 0 <= float(row["val_top1"]) <= 100 and float(row["seconds"]) > 0
 
 
-def test_an_epoch_that_was_resumed_in_its_middle_has_the_loss_of_a_whole_one(whole, resumed):
-    assert rows(resumed) == rows(whole)
+def test_an_epoch_that_was_resumed_in_its_middle_has_the_loss_of_a_whole_one(uninterrupted, resumed):
+    assert rows(resumed) == rows(uninterrupted)
 
 
-def test_tensorboard_has_the_same_numbers(whole):
+def test_tensorboard_has_the_same_numbers(uninterrupted):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    read = EventAccumulator(str(whole.folder / "tensorboard"))
+    read = EventAccumulator(str(uninterrupted.folder / "tensorboard"))
     read.Reload()
     for name in ("train_loss", "val_loss", "val_top1", "lr"):
         values = [event.value for event in read.Scalars(name)]
-        assert values == pytest.approx([float(row[name]) for row in rows(whole)], rel=1e-6)
+        assert values == pytest.approx([float(row[name]) for row in rows(uninterrupted)], rel=1e-6)
 
 
 # The bar
@@ -135,5 +135,5 @@ def test_after_a_resume_the_bar_continues_where_it_was_and_ends_at_its_end(tmp_p
     (drawn,) = bars
     steps = [n for n, _, _ in drawn]
     assert steps[0] >= stop + 1 and steps == sorted(steps) and steps[-1] == 6 == drawn[-1][1]
-    rates = [float(text[1].replace(",", "")) for _, _, shown in drawn if (text := re.search(r"img/s=([-\d,]+)", shown))]
+    rates = [float(text[1].replace(",", "")) for _, _, line in drawn if (text := re.search(r"img/s=([-\d,]+)", line))]
     assert all(rate > 0 for rate in rates)

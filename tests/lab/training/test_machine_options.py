@@ -31,7 +31,7 @@ EACH = Augmentation(erasing=0.3)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Run:
+def uninterrupted(tmp_path_factory) -> Run:
     return train(short(augmentation=EACH), tmp_path_factory.mktemp("whole") / "run", progress=False)
 
 
@@ -61,26 +61,26 @@ def resumed(capsys, run, options="") -> tuple[int, str]:
     "options",
     ["--workers 1", "--eval-batch-size 7", "--keep 3", "--checkpoint-steps 1 --keep 2", "--grad-checkpointing"],
 )
-def test_a_run_resumed_with_other_machine_options_has_the_same_end(tmp_path, capsys, within, whole, options):
+def test_a_run_resumed_with_other_machine_options_has_the_same_end(tmp_path, capsys, within, uninterrupted, options):
     run = copied(within, tmp_path / "run")
     assert resumed(capsys, run, options)[0] == 0
     if "eval" in options:  # the validation loss is summed in a different order
-        assert_same(*(read_checkpoint(ended.last)["state_dict"] for ended in (run, whole)))
+        assert_same(*(read_checkpoint(ended.last)["state_dict"] for ended in (run, uninterrupted)))
     else:
-        assert_same_end(run, whole)
+        assert_same_end(run, uninterrupted)
     assert run.recipe() == within.recipe()  # as it was started
 
 
-def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, capsys, between, within, whole):
+def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, capsys, between, within, uninterrupted):
     run = copied(between, tmp_path / "between")
     assert resumed(capsys, run, "--accumulate 2")[0] == 0
-    weights, expected = (read_checkpoint(ended.last)["state_dict"] for ended in (run, whole))
+    weights, expected = (read_checkpoint(ended.last)["state_dict"] for ended in (run, uninterrupted))
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-3)  # Adam enlarges what is near 0
     run = copied(within, tmp_path / "within")
     code, errors = resumed(capsys, run, "--accumulate 2")
     assert code == 1 and "`accumulate` must be 1 until the end of the epoch, got 2" in errors
     assert resumed(capsys, run)[0] == 0
-    assert_same_end(run, whole)
+    assert_same_end(run, uninterrupted)
 
 
 @in_turn(
@@ -170,7 +170,7 @@ def kill_a_loader(number: int = signal.SIGKILL) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # PyTorch's handler looks for it, too
 
 
-def test_a_killed_loader_is_reported_and_the_run_resumes(tmp_path, capsys, monkeypatch, whole):
+def test_a_killed_loader_is_reported_and_the_run_resumes(tmp_path, capsys, monkeypatch, uninterrupted):
     # PyTorch installs its handler for ended processes only once, and Lightning removes it after the first training
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
@@ -184,30 +184,30 @@ def test_a_killed_loader_is_reported_and_the_run_resumes(tmp_path, capsys, monke
         code, errors = resumed(capsys, run)
     assert code == 1 and errors.splitlines()[-1].startswith("graticule: error: a process that loads images died")
     assert resumed(capsys, run)[0] == 0
-    assert_same_end(run, whole)
+    assert_same_end(run, uninterrupted)
 
 
-def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, whole):
+def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, uninterrupted):
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 3, lambda: [kill_a_loader(signal.SIGTERM), kill_a_loader(signal.SIGUSR1)])
         train(recipe, run.folder, progress=False)
-    assert_same_end(run, whole)
+    assert_same_end(run, uninterrupted)
     assert not multiprocessing.active_children()
 
 
 # Computation
 
 
-def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, whole):
+def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, uninterrupted):
     run = train(short(augmentation=EACH, grad_checkpointing=True), tmp_path / "run", progress=False)
-    assert_same_end(run, whole)
+    assert_same_end(run, uninterrupted)
     options = {"drop_path_rate": 0.3, "ema_decay": 0.8}
     again = train(short(grad_checkpointing=True, **options), tmp_path / "again", progress=False)
     assert_same_end(again, train(short(**options), tmp_path / "once", progress=False))
 
 
-def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_path, monkeypatch, whole):
+def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_path, monkeypatch, uninterrupted):
     inner, compiled = nn.Module.compile, []
 
     def compile(module: nn.Module) -> None:
@@ -218,7 +218,7 @@ def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_
     run = stopped(short(augmentation=EACH, compile=True), tmp_path / "run", step=3)
     train(run.recipe(), run.folder, resume=True, progress=False)
     assert len(compiled) == 2
-    weights, expected = (read_checkpoint(ended.last)["state_dict"] for ended in (run, whole))
+    weights, expected = (read_checkpoint(ended.last)["state_dict"] for ended in (run, uninterrupted))
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-3)
     assert_same(run.model(checkpoint="last").state_dict(), {n.removeprefix("model."): v for n, v in weights.items()})
 

@@ -29,8 +29,8 @@ def resume_and_die(run: Run, step: int) -> None:
 
 
 def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp_path):
-    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    assert main(["train", *TYPED.split(), "--output", str(whole.folder)]) == 0
+    uninterrupted, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    assert main(["train", *TYPED.split(), "--output", str(uninterrupted.folder)]) == 0
 
     for step, last in ((4, None), (13, "step-000000010.ckpt")):  # before the first checkpoint, and after it
         process = forked(resume_and_die, killed, step)
@@ -49,8 +49,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
     assert not killed.finished
 
     assert main(["train", "--resume", str(killed.folder)]) == 0
-    assert_same_end(killed, whole)
-    assert len(rows(whole)) == 3
+    assert_same_end(killed, uninterrupted)
+    assert len(rows(uninterrupted)) == 3
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
@@ -77,8 +77,8 @@ def test_a_run_folder_is_not_trained_over(plain_run):
 
 def test_a_run_can_be_repeated_from_its_folder(tmp_path, lape_run):
     again = train(Run.open(lape_run.folder).recipe(), tmp_path / "again", progress=False)
-    ours, theirs = load_file(lape_run.weights), load_file(again.weights)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    weights, repeated = load_file(lape_run.weights), load_file(again.weights)
+    assert all(torch.equal(weights[name], repeated[name]) for name in weights)
 
 
 def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path, plain_run):
@@ -92,10 +92,10 @@ def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path, pla
 
 def test_a_run_with_images_of_several_sizes_resumes_bit_for_bit(tmp_path):
     recipe = short(train_sizes=("28", "20x36", "36"), model_kwargs=("depth=1",))
-    whole = train(recipe, tmp_path / "whole", progress=False)
+    uninterrupted = train(recipe, tmp_path / "whole", progress=False)
     resumed = stopped(recipe, tmp_path / "resumed", step=4)
     train(recipe, resumed.folder, resume=True, progress=False)
-    assert_same_end(resumed, whole)
+    assert_same_end(resumed, uninterrupted)
     with pytest.raises(ValueError, match="`img_size` must be a positive multiple of the patch size, got height 30"):
         train(short(train_sizes=("30",)), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "recipe.json").exists()

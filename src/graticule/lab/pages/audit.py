@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,10 +10,21 @@ import numpy as np
 from graticule.analysis.attention import AttentionSummary
 from graticule.analysis.audit import Audit
 from graticule.analysis.effect import Effect
+from graticule.analysis.position_maps import StageMaps
 from graticule.analysis.share import PositionShare
 from graticule.lab.figures.layers import attention_plot, effect_plot, probe_plot, share_plot, translation_plot
-from graticule.lab.pages.report import Report, add_position
+from graticule.lab.figures.position_sheets import position_sheets
+from graticule.lab.pages.report import Report
 from graticule.position.places import axis_names, by
+
+#: Maximum number of layers in a sheet of biases.
+_SHEET_LAYERS = 6
+#: Kind of sheet -> what it shows.
+_SHOWN = {
+    "correlations": "Position correlations: the cosine of two positions as each layer sees them (LaPE, Eq. 12)",
+    "rotary": "Similarity of two positions under the rotation of queries and keys alone, mean over heads",
+    "bias": "The bias that each head adds to its attention logits",
+}
 
 
 def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
@@ -48,7 +60,7 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         _attention(report, audit.attention)
     if audit.maps:
         report.heading("Position maps")
-        add_position(report, audit.maps, title)
+        _add_position(report, audit.maps, title)
     if audit.unavailable:
         report.heading("Not measured")
         report.table(("analysis", "reason"), sorted(audit.unavailable.items()))
@@ -254,3 +266,33 @@ def _with_error(value: float, error: float) -> str:
 
 def _signed(pair: tuple[float, float]) -> str:
     return f"{pair[0]:+.1f} ± {pair[1]:.1f}"
+
+
+def _add_position(report: Report, stages: Sequence[StageMaps], title: str) -> None:
+    """Add the sheets of all maps of a model to a report."""
+    shorter, notes = zip(*map(_shortened, stages), strict=True)
+    for sheet in position_sheets(shorter, title):
+        about = _SHOWN[sheet.kind]
+        note = notes[sheet.stage].get(sheet.kind, "")
+        report.figure(sheet.figure, f"{about}{sheet.of}{note}", f"{about.partition(':')[0]}{sheet.of}")
+
+
+def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
+    """Return maps with one rotation, if all layers that rotate have the same, and with the biases of a few layers.
+
+    The second result are notes about that, by the kind of sheet.
+    """
+    rotary, biases, notes = stage.rotary, stage.biases, {}
+    if rotary is not None:
+        rotating = [index for index, source in enumerate(rotary.sources) if source is not None]
+        first = rotary.similarity[rotating[0]]
+        if len(rotating) > 1 and all(np.array_equal(rotary.similarity[index], first) for index in rotating):
+            source = rotary.sources[rotating[0]]
+            notes["rotary"] = "; the same in all layers that rotate"
+            rotary = dataclasses.replace(rotary, similarity=first[None], sources=(source,))
+    if biases is not None and len(biases.layers) > _SHEET_LAYERS:
+        notes["bias"] = f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
+        chosen = np.linspace(0, len(biases.layers) - 1, _SHEET_LAYERS).round().astype(int)
+        layers = tuple(biases.layers[index] for index in chosen)
+        biases = dataclasses.replace(biases, layers=layers, bias=biases.bias[chosen])
+    return dataclasses.replace(stage, rotary=rotary, biases=biases), notes

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from graticule.analysis.position_maps import StageMaps
-from graticule.lab.figures.position_sheets import position_sheets
 from graticule.lab.figures.save import png
 from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot
 from graticule.lab.figures.style import spread
@@ -106,54 +102,6 @@ class Report:
     def write(self, path: str | Path) -> Path:
         """Write the page to `path`, completely or not at all; returns the path."""
         return write_bytes(path, self.html().encode("utf-8"))
-
-
-#: Maximum number of layers in a sheet of biases.
-_SHEET_LAYERS = 6
-
-
-#: Kind of sheet -> what it shows.
-_SHOWN = {
-    "correlations": "Position correlations: the cosine of two positions as each layer sees them (LaPE, Eq. 12)",
-    "rotary": "Similarity of two positions under the rotation of queries and keys alone, mean over heads",
-    "bias": "The bias that each head adds to its attention logits",
-}
-
-
-def add_position(report: Report, stages: Sequence[StageMaps], title: str) -> None:
-    """Add the sheets of all maps of a model to a report.
-
-    Args:
-        report: the page.
-        stages: the maps of each stage, as `position_maps` returns them.
-        title: subject of the sheets, such as the name of the model.
-    """
-    shorter, notes = zip(*map(_shortened, stages), strict=True)
-    for sheet in position_sheets(shorter, title):
-        about = _SHOWN[sheet.kind]
-        note = notes[sheet.stage].get(sheet.kind, "")
-        report.figure(sheet.figure, f"{about}{sheet.of}{note}", f"{about.partition(':')[0]}{sheet.of}")
-
-
-def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
-    """Return maps with one rotation, if all layers that rotate have the same, and with the biases of a few layers.
-
-    The second result are notes about that, by the kind of sheet.
-    """
-    rotary, biases, notes = stage.rotary, stage.biases, {}
-    if rotary is not None:
-        rotating = [index for index, source in enumerate(rotary.sources) if source is not None]
-        first = rotary.similarity[rotating[0]]
-        if len(rotating) > 1 and all(np.array_equal(rotary.similarity[index], first) for index in rotating):
-            source = rotary.sources[rotating[0]]
-            notes["rotary"] = "; the same in all layers that rotate"
-            rotary = dataclasses.replace(rotary, similarity=first[None], sources=(source,))
-    if biases is not None and len(biases.layers) > _SHEET_LAYERS:
-        notes["bias"] = f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
-        chosen = spread(len(biases.layers), _SHEET_LAYERS)
-        layers = tuple(biases.layers[index] for index in chosen)
-        biases = dataclasses.replace(biases, layers=layers, bias=biases.bias[chosen])
-    return dataclasses.replace(stage, rotary=rotary, biases=biases), notes
 
 
 def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None) -> Report:

@@ -33,7 +33,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import Count, Finite, Flag, Side, Whole
-from graticule.surgery.change import Certificate, Drift, change_position, drift_of, features
+from graticule.surgery.change import Certificate, change_position, drift_of, features
 from graticule.surgery.resize import resize
 from graticule.system.files import read_json, write_json
 
@@ -121,11 +121,10 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     examples = "images"
     unit = "img/s"
     inputs = "images without labels"
-    files = ("certificate.json", "curve.png")
 
     _data: DataModule | None = None
     _certificate: Mapping[str, Any] | None = None
-    _stages: dict[Stage, set[int]]
+    _stages: dict[Stage, set[nn.Parameter]]
     _stage: Stage | None = None
 
     @cached_property
@@ -214,15 +213,15 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
             "before": words,
             "after": {"encoding": encoding, "joining": recipe.joining},
             **json.loads(certificate.to_json()),
-            "drift": {"fitted": [layer._asdict() for layer in self._drift(changed, data)]},
+            "drift": {"fitted": self._drift(changed, data)},
         }
         return transfer(model, changed.state_dict())
 
-    def _drift(self, model: Backbone, data: DataModule) -> tuple[Drift, ...]:
-        """Compare the tokens of held-out pictures with those of the original."""
+    @torch.no_grad()
+    def _drift(self, model: Backbone, data: DataModule) -> list[dict[str, Any]]:
+        """Compare the tokens of held-out pictures with those of the original, per layer."""
         images = data.spread_images("test", self.size, _PICTURES)
-        with torch.no_grad():
-            return drift_of(features(self.original.cpu(), images), features(model, images))
+        return [layer._asdict() for layer in drift_of(features(self.original.cpu(), images), features(model, images))]
 
     def save(self, data: DataModule, folder: Path) -> None:
         """Write the certificate of the fit."""
@@ -231,11 +230,9 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
         """Move the original to the device, and freeze what no stage trains."""
         self.original.to(device)
-        trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        self._stages = {}
-        for stage in self.recipe.stages:
-            if parameters := {id(parameter) for parameter in stage_parameters(model, stage)} & trainable:
-                self._stages[stage] = parameters
+        trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
+        stages = {stage: trainable.intersection(stage_parameters(model, stage)) for stage in self.recipe.stages}
+        self._stages = {stage: parameters for stage, parameters in stages.items() if parameters}
         if not self._stages:
             raise ValueError(f"`stages` must train something, got {' '.join(self.recipe.stages)}.")
         _train_only(model, set.union(*self._stages.values()))  # the optimizer is built with these
@@ -288,7 +285,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         model: Any = run.model()
         path = run.folder / "certificate.json"
         certificate = read_json(path)
-        certificate["drift"]["adapted"] = [layer._asdict() for layer in self._drift(model, data)]
+        certificate["drift"]["adapted"] = self._drift(model, data)
         write_json(path, certificate)
         with run.metrics_file.open(newline="") as file:
             points = [(float(row["epoch"]), float(row[self.metric.column]), None) for row in csv.DictReader(file)]
@@ -301,21 +298,19 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         return f"the adapted model: {folder}/published, for graticule.load, timm and the commands"
 
 
-def _train_only(model: nn.Module, trained: set[int]) -> None:
+def _train_only(model: nn.Module, trained: set[nn.Parameter]) -> None:
     for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in trained)
+        parameter.requires_grad_(parameter in trained)
 
 
 def stage_parameters(model: Any, stage: Stage) -> Iterator[Any]:
     """Yield the parameters that a stage trains; the classifier is in none."""
     classifier = model.get_classifier()
-    classifiers = nn.ModuleList(classifier if isinstance(classifier, tuple) else (classifier,))
-    heads = {id(parameter) for parameter in classifiers.parameters()}
-    position = {id(parameter) for parameter in model.position.parameters()}
+    heads = {*nn.ModuleList(classifier if isinstance(classifier, tuple) else (classifier,)).parameters()}
+    position = {*model.position.parameters()}
     for name, module in model.named_modules():
         attention = isinstance(module, nn.LayerNorm) or ".attn" in name or name.startswith("attn")
         for parameter in module.parameters(recurse=False):
-            if id(parameter) in heads:
-                continue
-            if stage == "all" or id(parameter) in position or (stage == "attention" and attention):
+            trained = stage == "all" or parameter in position or (stage == "attention" and attention)
+            if trained and parameter not in heads:
                 yield parameter

@@ -30,7 +30,7 @@ def kind(request):
 
 
 @pytest.fixture
-def whole(kind, request):
+def rich(kind, request):
     """Return the run with all random options."""
     return request.getfixturevalue("detection_run" if kind is detector else "segmentation_run")
 
@@ -41,12 +41,12 @@ def die_at(recipe, folder, step):
     train(recipe, folder, progress=False)
 
 
-def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights_bit_for_bit(kind, whole, tmp_path):
+def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights_bit_for_bit(kind, rich, tmp_path):
     recipe = kind(**RICH)
     process = forked(die_at, recipe, tmp_path / "run", 3)
     process.join(600)
     assert process.exitcode == -signal.SIGKILL
-    assert_same_end(train(recipe, tmp_path / "run", resume=True, progress=False), whole)
+    assert_same_end(train(recipe, tmp_path / "run", resume=True, progress=False), rich)
 
 
 def test_two_processes_make_the_steps_and_the_scores_of_one(kind, tmp_path):
@@ -54,9 +54,7 @@ def test_two_processes_make_the_steps_and_the_scores_of_one(kind, tmp_path):
     recipe = kind(**PLAIN, devices=2)
     two_processes(lambda: train(recipe, tmp_path / "both", progress=False))
     both = Run(tmp_path / "both")
-    ours, theirs = load_file(both.weights), load_file(alone.weights)
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(load_file(both.weights), load_file(alone.weights), rtol=0, atol=1e-9)
     key = f"best_{recipe.metric.key}"
     assert both.result()[key] == pytest.approx(alone.result()[key], abs=1e-4)
 
@@ -98,7 +96,7 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
 
 
 @in_turn(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"schedule": "step"}, "`decay_epochs` must be given with the schedule step"),
         ({"decay_epochs": (1,)}, "`decay_epochs` must be given with the schedule step and no other"),
@@ -115,8 +113,8 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
         ({"dataset": "digits"}, "`dataset` must have boxes, got 'digits', which has one class per image"),
     ],
 )
-def test_invalid_values_are_refused_before_any_work(options, said, tmp_path):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_values_are_refused_before_any_work(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         train(detector(**options), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -125,23 +123,23 @@ def test_the_hardest_pixels_are_those_of_the_highest_loss():
     logits = torch.randn(2, 3, 4, 5)
     classes = torch.randint(0, 3, (2, 4, 5))
     classes[0, 0] = 255
-    each = pixel_losses(logits, classes)
-    assert not each[0, 0].any() and (each[1] > 0).all()
+    losses = pixel_losses(logits, classes)
+    assert not losses[0, 0].any() and (losses[1] > 0).all()
     model = nn.Identity()
-    batch = [list(logits), [{"classes": one} for one in classes]]
-    whole, half = (task_of(segmenter(hardest=share)).loss(model, batch, 0) for share in (1.0, 0.5))
-    assert whole == pytest.approx(float(each.mean()))
-    top = each.flatten(1).sort(descending=True).values[:, :10]
+    batch = [list(logits), [{"classes": target} for target in classes]]
+    all_pixels, half = (task_of(segmenter(hardest=share)).loss(model, batch, 0) for share in (1.0, 0.5))
+    assert all_pixels == pytest.approx(float(losses.mean()))
+    top = losses.flatten(1).sort(descending=True).values[:, :10]
     assert half == pytest.approx(float(top.mean()))
 
 
-def test_the_backbone_starts_from_a_classifier_and_from_a_dense_run_at_other_sizes(whole, tmp_path):
-    other = segmenter(start_from=whole.folder, img_size=(64, 80), epochs=1, limit_train=4)
+def test_the_backbone_starts_from_a_classifier_and_from_a_dense_run_at_other_sizes(rich, tmp_path):
+    other = segmenter(start_from=rich.folder, img_size=(64, 80), epochs=1, limit_train=4)
     run = train(other, tmp_path / "run", progress=False)
     assert "starts from" in run.log_file.read_text()
     classifier = {
         name.partition("backbone.")[2].removeprefix("backbone."): value
-        for name, value in load_file(whole.weights).items()
+        for name, value in load_file(rich.weights).items()
         if "backbone." in name
     }
     classifier["head.weight"], classifier["head.bias"] = torch.zeros(7, 24), torch.zeros(7)
@@ -149,29 +147,29 @@ def test_the_backbone_starts_from_a_classifier_and_from_a_dense_run_at_other_siz
     started = train(
         segmenter(start_from=tmp_path / "weights.safetensors", lr=1e-9, min_lr=0.0), tmp_path / "two", progress=False
     )
-    found = load_file(started.weights)["features.backbone.blocks.0.mlp.fc1.weight"]
-    torch.testing.assert_close(found, classifier["blocks.0.mlp.fc1.weight"], rtol=0, atol=1e-6)
+    weight = load_file(started.weights)["features.backbone.blocks.0.mlp.fc1.weight"]
+    torch.testing.assert_close(weight, classifier["blocks.0.mlp.fc1.weight"], rtol=0, atol=1e-6)
 
 
-def test_runs_are_evaluated_at_several_sizes_on_the_original_images(kind, whole, tmp_path, capsys):
-    command = ["evaluate", whole.folder, "--sizes", "96", "64x80", "--per-class", "--output", tmp_path]
+def test_runs_are_evaluated_at_several_sizes_on_the_original_images(kind, rich, tmp_path, capsys):
+    command = ["evaluate", rich.folder, "--sizes", "96", "64x80", "--per-class", "--output", tmp_path]
     code, out, err = run_command(capsys, *command)
     assert code == 0, err
     assert "96x96 *" in out and "64x80" in out and (tmp_path / "evaluation.png").exists()
-    score = whole.result()[f"best_{kind().metric.key}"]
+    score = rich.result()[f"best_{kind().metric.key}"]
     assert f"{score:.2f}" in out.splitlines()[2]
-    code, _, err = run_command(capsys, "evaluate", whole.folder, "--sizes", "80x64")
+    code, _, err = run_command(capsys, "evaluate", rich.folder, "--sizes", "80x64")
     assert code == 1 and "`sizes` must be SHORTERxLONGER" in err
 
 
-def test_located_windows_are_evaluated(kind, whole, tmp_path, capsys):
+def test_located_windows_are_evaluated(kind, rich, tmp_path, capsys):
     if kind is detector:
-        code, _, err = run_command(capsys, "evaluate", whole.folder, "--window", "64")
+        code, _, err = run_command(capsys, "evaluate", rich.folder, "--window", "64")
         assert code == 1 and "`window` must be left out with the task detection" in err
         return
-    code, _, err = run_command(capsys, "evaluate", whole.folder, "--sizes", "64", "96", "--output", tmp_path)
+    code, _, err = run_command(capsys, "evaluate", rich.folder, "--sizes", "64", "96", "--output", tmp_path)
     assert code == 0 and (tmp_path / "evaluation.png").exists(), err
-    code, out, err = run_command(capsys, "evaluate", whole.folder, "--window", "64", "--located", "--output", tmp_path)
+    code, out, err = run_command(capsys, "evaluate", rich.folder, "--window", "64", "--located", "--output", tmp_path)
     assert code == 0 and " 96x96 in 64/42, located " in out and "*" not in out.splitlines()[2], err
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
     assert (record["window"], record["stride"], record["located"]) == (64, 42, True)

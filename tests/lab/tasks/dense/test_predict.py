@@ -67,7 +67,7 @@ def test_a_classifier_names_the_five_likeliest_classes(runs, photos, tmp_path, c
     )
     assert code == 0, err
     (entry,) = json.loads((tmp_path / "o" / "classes.json").read_text())
-    shares = [one["probability"] for one in entry["top"]]
+    shares = [likely["probability"] for likely in entry["top"]]
     assert len(shares) == 5 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
     assert f"{entry['top'][0]['class']} {100 * shares[0]:.1f} %" in out
 
@@ -86,8 +86,8 @@ def test_invalid_predictions_are_refused_in_one_line(runs, photos, tmp_path, cap
         ([tmp_path / "no_run", photos[0]], "no_run"),
         ([run], "`IMAGE ...`"),
     ]
-    for arguments, said in cases:
-        assert said in refused(capsys, "predict", *arguments)
+    for arguments, message in cases:
+        assert message in refused(capsys, "predict", *arguments)
 
 
 def test_images_keep_the_numbers_that_are_their_names(tmp_path):
