@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -134,7 +133,10 @@ def evaluate(
     model.to(device)
     data.to(torch.device(device))
     scores = []
-    counts = {size: _multiply_adds(model.eval(), data.info.channels, size) for size in sizes if measure_cost}
+    counts = {}
+    for size in sizes if measure_cost else ():
+        sized = model.eval() if isinstance(model, Backbone) else _at(model.eval(), size)
+        counts[size] = count_multiply_adds(sized, torch.empty(1, data.info.channels, *size))
     loaders = {
         size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
         for size in dict.fromkeys(sizes)
@@ -144,7 +146,7 @@ def evaluate(
             cropped = mode == "crop" and size != data.size
             sized = (OnMiddle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
             top1, top5, loss, count, first = 0, 0, 0.0, 0, None
-            compute, label = partial(_logits, sized), "x".join(map(str, size))
+            compute, label = lambda batch, sized=sized: sized(batch[0]), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
                 labels, first = labels.to(device), images if first is None else first
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
@@ -171,15 +173,6 @@ def evaluate(
 def _at(model: nn.Module, size: Size) -> nn.Module:
     """Return a backbone of this library folded for a size, or a copy of another model for it."""
     return fold(model, size) if isinstance(model, Backbone) else view_of(model).resized_to(size).model
-
-
-def _logits(model: nn.Module, batch: Any) -> Any:
-    return model(batch[0])
-
-
-def _multiply_adds(model: nn.Module, channels: int, size: Size) -> int | None:
-    sized = model if isinstance(model, Backbone) else view_of(model).resized_to(size).model
-    return count_multiply_adds(sized, torch.empty(1, channels, *size))
 
 
 @dataclass
