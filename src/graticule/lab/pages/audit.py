@@ -14,6 +14,7 @@ from graticule.analysis.position_maps import StageMaps
 from graticule.analysis.share import PositionShare
 from graticule.lab.figures.layers import attention_plot, effect_plot, probe_plot, share_plot, translation_plot
 from graticule.lab.figures.position_sheets import position_sheets
+from graticule.lab.figures.style import spread
 from graticule.lab.pages.report import Report
 from graticule.position.places import axis_names, by
 
@@ -292,7 +293,7 @@ def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
             rotary = dataclasses.replace(rotary, similarity=first[None], sources=(source,))
     if biases is not None and len(biases.layers) > _SHEET_LAYERS:
         notes["bias"] = f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
-        chosen = np.linspace(0, len(biases.layers) - 1, _SHEET_LAYERS).round().astype(int)
+        chosen = spread(len(biases.layers), _SHEET_LAYERS)
         layers = tuple(biases.layers[index] for index in chosen)
         biases = dataclasses.replace(biases, layers=layers, bias=biases.bias[chosen])
     return dataclasses.replace(stage, rotary=rotary, biases=biases), notes

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from graticule.lab.figures.save import png
 from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot
-from graticule.lab.figures.style import spread
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.runs import curve, flat_values, read_metrics
 from graticule.lab.training.run import Run
