@@ -17,7 +17,7 @@ graticule/lab: . 740, commands 3140, data 3630, figures 1290, gym 1430, pages 92
   2450, training 2630
 tests: . 2950, analysis 2580, backbones 4700, checkpoints 1070, dense 800, encodings 4370, external 2420, gpu 810, hub
   300, layers 920, parity 1660, position 2580, registry 690, surgery 2110, system 190, testing 1200
-tests/lab: . 50, commands 1690, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 1990, tasks 1850,
+tests/lab: . 50, commands 1690, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 1990, tasks 1860,
   training 1430
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
