@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, read_recipe, summarise
+from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, summarise
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
@@ -215,8 +215,8 @@ def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):
 def test_a_recipe_of_another_version_is_read(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit", "invented_later": 1}}')
-    assert read_recipe(folder / "recipe.json")["invented_later"] == 1
-    assert summarise(folder).epochs == 7 and summarise(folder).state == "no epoch yet"
+    summary = summarise(folder)
+    assert (summary.recipe["invented_later"], summary.epochs, summary.state) == (1, 7, "no epoch yet")
 
 
 def test_hundreds_of_runs_are_summarised_at_once(tmp_path):

@@ -1,8 +1,7 @@
 """Execution of runs: in this process, in local processes, or by the workers of a Dask cluster.
 
 Any `concurrent.futures.Executor` will do. A run is trained wherever its folder can be written; one whose process died
-is submitted again and resumes from its checkpoint. This module does not import PyTorch: a process sets its number of
-threads first.
+is submitted again and resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,9 +20,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+import lightning  # noqa: F401 - adds handlers, whose streams are replaced
+import torch
+
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import Interrupted
+from graticule.lab.training.task import read_recipe
 from graticule.registry.checks import install
+from graticule.registry.plugins import load_plugin, loaded_plugins
 
 Job = TypeVar("Job")
 
@@ -103,10 +110,6 @@ def train_runs(
         RuntimeError: if runs failed in an executor, with their names, after all others are finished.
         Interrupted: if the user stopped it.
     """
-    from graticule.lab.training.run import Run
-    from graticule.lab.training.run_folder import Interrupted
-    from graticule.registry.plugins import loaded_plugins
-
     plugins = loaded_plugins()
     lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
     failures: list[str] = []
@@ -150,8 +153,6 @@ def train_runs(
 
 def _train_here(planned: PlannedRun, runs: Sequence[PlannedRun], progress: bool) -> None:
     """Train a run in this process, after a line about it and the time that all of them need."""
-    from graticule.lab.training.loop import train
-
     if progress:
         done, times = sum(run.run.finished for run in runs), [left for left in seconds_left(runs) if left != 0]
         left = "" if None in times else f", about {format_seconds(sum(filter(None, times)))} left"
@@ -168,11 +169,6 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with _output_in(Path(folder) / OUTPUT):
-        from graticule.lab.training.loop import train
-        from graticule.lab.training.run_folder import Interrupted
-        from graticule.lab.training.task import read_recipe
-        from graticule.registry.plugins import load_plugin
-
         for plugin in plugins:
             load_plugin(plugin)
         try:
@@ -184,8 +180,6 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
 @contextlib.contextmanager
 def _output_in(path: Path) -> Iterator[None]:
     """Append the output of this process to a file, and that of Lightning, whose handlers keep the stream they found."""
-    import lightning  # noqa: F401 - adds the handlers
-
     named = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
     handlers: list[Any] = [
         handler for log in named for handler in log.handlers if isinstance(handler, logging.StreamHandler)
@@ -289,10 +283,8 @@ class LocalProcesses(Executor):
 
 
 def _use_one_thread() -> None:
-    """Limit this process to one thread; called before PyTorch is imported."""
+    """Limit this process, and the libraries that it imports later, to one thread."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    import torch
-
     torch.set_num_threads(1)
 
 

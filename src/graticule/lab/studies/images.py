@@ -6,16 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from scipy import stats
 
 from graticule.lab.studies.tables import csv_of_records, read_records
+from graticule.lab.training.run import Run
 from graticule.system.files import write_text
-
-if TYPE_CHECKING:
-    from graticule.lab.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class Correct:
     @classmethod
     def of_run(cls, choice: str, variant: str, run: Run) -> Correct:
         """Evaluate the last weights of a run of classification."""
-        import torch
-
         data = run.data()
         model = run.model(data, "last").eval()
         with torch.inference_mode():

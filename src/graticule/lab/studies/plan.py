@@ -1,4 +1,4 @@
-"""Plan of runs, of a comparison, a study or an executor: every choice with every seed; it does not import PyTorch."""
+"""Plan of runs, of a comparison, a study or an executor: every choice with every seed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+import torch
 
 from graticule.lab.studies.runs import read_metrics
+from graticule.lab.tasks.language import check_lengths
+from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes
+from graticule.lab.training.module import warmup_of
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from graticule.lab.tasks.parts.image_scores import Mode
-    from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.task import task_of
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,6 @@ def check_choices(
 
     Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
     """
-    import torch
-
-    from graticule.lab.training.module import warmup_of
-    from graticule.lab.training.run import Run
-    from graticule.lab.training.task import task_of
-
     parameters, examples, data_of = {}, set(), {}
     for name, recipe in {planned.choice: planned.recipe for planned in runs}.items():
         task = task_of(recipe)
@@ -125,14 +122,10 @@ def check_choices(
             model = task.build_model(task.describe(data))
         parameters[name] = sum(p.numel() for p in model.parameters())
         if sizes:
-            from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
-
             check_sizes(model, sizes)
             for size in sizes if tuple(modes) == ("crop",) else ():
                 check_crop(size, data.size)
         if lengths:
-            from graticule.lab.tasks.language import check_lengths
-
             check_lengths(task.build_model(task.describe(data)), lengths, data)
         examples.add(getattr(data, "num_test", None))
     for planned in runs:

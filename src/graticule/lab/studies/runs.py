@@ -1,4 +1,4 @@
-"""Progress and results of runs, read from recipe and metrics alone, without PyTorch."""
+"""Progress and results of runs, read from recipe and metrics alone."""
 
 from __future__ import annotations
 
@@ -139,13 +139,8 @@ def summarise(folder: Path) -> Summary:
     return Summary(folder, state, recipe, metrics, metric, max(times) or _changed(run.recipe_file), "; ".join(damage))
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """Read the recipe of a run as plain values, whatever version or plugin wrote it."""
-    return _read_described(path)[0]
-
-
 def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
-    """Read the recipe of a run and, if it is recorded, its metric."""
+    """Read the recipe of a run as plain values, whatever version or plugin wrote it, and its metric, if recorded."""
     try:
         described = read_typed(path, _StudyDescription)
     except ValueError as error:

@@ -137,8 +137,11 @@ def digits(split: Split, root: Path | None = None) -> tuple[ArrayImages, Dataset
         ) from None
     with resources.as_file(source) as path:
         table = _read_table(path)
-    train, test = _stratified_split(table[:, -1])
-    chosen = table[train if split == "train" else test]
+    generator = torch.Generator().manual_seed(_SPLIT_SEED)
+    by_class = list(indices_by_class(table[:, -1]))
+    orders = [torch.randperm(len(of_class), generator=generator).numpy() for of_class in by_class]
+    held_out = np.concatenate([of_class[order[:100]] for of_class, order in zip(by_class, orders, strict=True)])
+    chosen = table[np.sort(held_out) if split == "test" else np.setdiff1d(np.arange(len(table)), held_out)]
     return ArrayImages(chosen[:, :-1].reshape(-1, 28, 28), chosen[:, -1]), DIGITS
 
 
@@ -149,14 +152,3 @@ def _read_table(path: Path) -> NDArray[np.uint8]:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     table.setflags(write=False)
     return table
-
-
-def _stratified_split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Split indices into train and test, with 100 of every class in test."""
-    generator = torch.Generator().manual_seed(_SPLIT_SEED)
-    test = []
-    for of_class in indices_by_class(labels):
-        order = torch.randperm(len(of_class), generator=generator).numpy()
-        test.append(of_class[order[:100]])
-    chosen = np.sort(np.concatenate(test))
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
