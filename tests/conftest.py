@@ -129,9 +129,9 @@ def registered_data():
     from graticule.lab.data.registry import DATASETS, TEXTS
     from graticule.registry import plugins
 
-    kept = [(table, dict(table)) for table in (DATASETS, TEXTS, plugins._registered)]
+    copies = [(table, dict(table)) for table in (DATASETS, TEXTS, plugins._registered)]
     yield
-    for table, before in kept:
+    for table, before in copies:
         table.clear()
         table.update(before)
 
@@ -169,10 +169,10 @@ def forgotten():
         *(timm_registry._model_entrypoints, timm_registry._model_to_module, timm_registry._model_default_cfgs),
         *(timm_registry._model_pretrained_cfgs, timm_registry._model_with_tags),
     ]
-    kept = [(holder, dict(holder)) for holder in (*ours, *timms, sys.modules)]
+    copies = [(holder, dict(holder)) for holder in (*ours, *timms, sys.modules)]
     models = {name: set(of) for name, of in timm_registry._module_to_models.items()}
     yield
-    for holder, before in kept:
+    for holder, before in copies:
         for name in set(holder) - set(before):
             if holder is not sys.modules or name.startswith("graticule_plugin_"):
                 del holder[name]

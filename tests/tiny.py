@@ -32,7 +32,7 @@ THREE = ("ViT, DeiT", "Swin", "PosMLP")
 
 def families(fast: Collection[str], among: Iterable[str] = SMALL) -> Any:
     """Test some families in `make test`, and the others in `make test-slow`."""
-    chosen = [one if one in fast else pytest.param(one, marks=pytest.mark.slow) for one in among]
+    chosen = [family if family in fast else pytest.param(family, marks=pytest.mark.slow) for family in among]
     return pytest.mark.parametrize("family", chosen)
 
 
@@ -64,14 +64,14 @@ def takes(joining: str, encoding: str) -> bool:
 @cache
 def fields(encoding: str, joining: str = "default") -> frozenset[str]:
     """Return the fields of `LayerPosition` that an encoding and a joining give to layers."""
-    given = layers(encoding, joining)
-    return frozenset(name for layer in given for name, value in layer._asdict().items() if value is not None)
+    positions = layers(encoding, joining)
+    return frozenset(name for layer in positions for name, value in layer._asdict().items() if value is not None)
 
 
 def layers(encoding: str, joining: str = "default") -> list[graticule.LayerPosition]:
     """Return the positions of two layers of three heads on a grid of 2 x 2."""
-    given: list[graticule.LayerPosition] = _position(encoding, joining)(graticule.Grid(2, 2))
-    return given
+    positions: list[graticule.LayerPosition] = _position(encoding, joining)(graticule.Grid(2, 2))
+    return positions
 
 
 @cache
@@ -108,7 +108,9 @@ def _sums(most: int = 5) -> list[str]:
     """Return sums of at most `most` encodings that contain every encoding once."""
     sums: list[str] = []
     for encoding in ENCODERS:
-        place = next((i for i, one in enumerate(sums) if one.count("+") < most - 1 and goes_with(one, encoding)), None)
+        place = next(
+            (i for i, other in enumerate(sums) if other.count("+") < most - 1 and goes_with(other, encoding)), None
+        )
         if place is None:
             sums.append(encoding)
         else:
@@ -119,7 +121,7 @@ def _sums(most: int = 5) -> list[str]:
 #: Models that contain every encoding and every joining at least once, for laws of backbones: a law that holds with
 #: several encodings together holds with each; laws of single encodings are tested in tests/testing/test_contract.py.
 COVER = [
-    *[(one, "default") for one in _sums()],
+    *[(encoding, "default") for encoding in _sums()],
     *[("learnable", joining) for joining in JOININGS if joining != "default"],
     ("relative_bias", "lape"),
     ("peg+learnable", "lape"),
@@ -227,8 +229,8 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 def holds(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     """Return whether a model has these tensors, bit for bit; it may have others."""
-    own = model.state_dict()
-    return all(torch.equal(own[name], value) for name, value in state.items())
+    tensors = model.state_dict()
+    return all(torch.equal(tensors[name], value) for name, value in state.items())
 
 
 def count(model: nn.Module) -> int:

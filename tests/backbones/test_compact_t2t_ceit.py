@@ -41,12 +41,12 @@ SIZES = {
     "t2t": [((64, 64), (4, 4)), ((48, 80), (3, 5)), ((96, 32), (6, 2))],
     "ceit": [((32, 32), (2, 2)), ((48, 80), (3, 5)), ((96, 32), (6, 2))],
 }
-sizes = in_turn(("family", "size", "grid"), [(family, *found) for family, every in SIZES.items() for found in every])
+sizes = in_turn(("family", "size", "grid"), [(family, *row) for family, rows in SIZES.items() for row in rows])
 
 
 def build(family, **kwargs):
-    name, given, _ = FAMILIES[family]
-    return graticule.create_model(name, **{**given, **kwargs})
+    name, arguments, _ = FAMILIES[family]
+    return graticule.create_model(name, **{**arguments, **kwargs})
 
 
 def exact(family, **kwargs):
@@ -85,9 +85,9 @@ def mlp(x, module):
 
 def full_size(row):
     name, *classes = row.split(".")
-    given = {"num_classes": int(classes[0].removeprefix("cifar"))} if classes else {}
+    arguments = {"num_classes": int(classes[0].removeprefix("cifar"))} if classes else {}
     with torch.device("meta"):
-        return graticule.create_model(name, **given).eval()
+        return graticule.create_model(name, **arguments).eval()
 
 
 @in_turn("row", ROWS)
@@ -283,8 +283,8 @@ def test_leff_mixes_the_patches_of_a_window_of_three_and_lets_prefix_tokens_pass
         return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
 
     x = rand(2, grid.tokens, 4)
-    found = leff(x, grid)
-    assert torch.equal(found[:, :prefix], x[:, :prefix])
+    actual = leff(x, grid)
+    assert torch.equal(actual[:, :prefix], x[:, :prefix])
     hidden = F.gelu(normed(x[:, prefix:] @ leff.conv1.weight[..., 0, 0].T + leff.conv1.bias, leff.bn1))
     hidden = hidden.unflatten(1, grid.shape)
     for row in range(3):
@@ -296,7 +296,7 @@ def test_leff_mixes_the_patches_of_a_window_of_three_and_lets_prefix_tokens_pass
                         total += hidden[:, row + dy, column + dx] * leff.conv2.weight[:, 0, dy + 1, dx + 1]
             pixel = F.gelu(normed(total, leff.bn2))
             pixel = normed(pixel @ leff.conv3.weight[..., 0, 0].T + leff.conv3.bias, leff.bn3)
-            assert_same(found[:, prefix + row * 5 + column], pixel)
+            assert_same(actual[:, prefix + row * 5 + column], pixel)
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])

@@ -57,7 +57,7 @@ def test_every_class_declares_a_small_model():
 
 
 # CVT has the layers of ViT-Lite; a distilled model and a PEG are compiled above
-@families(THREE, [one for one in SMALL if one not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
+@families(THREE, [family for family in SMALL if family not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
 def test_a_model_of_every_family_is_one_graph_in_bfloat16_at_another_size_that_is_not_square(family):
     nothing_to_join = family in ("CPVT, GAP", "Twins-SVT") or "mixing" in build(family).needs
     model = build(family, joining="default" if nothing_to_join else "lape", **shallow(family)).bfloat16().eval()

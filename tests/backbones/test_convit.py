@@ -18,10 +18,10 @@ GATED = "learnable + gpsa(layers=2)"
 
 def both(side=32, **kwargs):
     """Build timm's model and ours on the same drawn weights, in float64."""
-    theirs = draw(timm.create_model("convit_tiny", embed_dim=8, local_up_to_layer=2, img_size=side, **SIZE, **kwargs))
+    timms = draw(timm.create_model("convit_tiny", embed_dim=8, local_up_to_layer=2, img_size=side, **SIZE, **kwargs))
     ours = graticule.create_model("convit_tiny", embed_dim=24, encoding=GATED, img_size=side, **SIZE, **kwargs)
-    ours.double().eval().load_state_dict(theirs.double().eval().state_dict())
-    return ours, theirs
+    ours.double().eval().load_state_dict(timms.double().eval().state_dict())
+    return ours, timms
 
 
 @pytest.mark.parametrize(
@@ -29,33 +29,33 @@ def both(side=32, **kwargs):
 )
 @torch.no_grad()
 def test_it_is_timms_with_every_weight_drawn(side, kwargs):
-    ours, theirs = both(side, **kwargs)
+    ours, reference = both(side, **kwargs)
     x = images(side, side, dtype=torch.float64)
-    assert_same(ours(x), theirs(x))
-    assert_same(ours.forward_intermediates(x)[0], theirs.forward_features(x))
+    assert_same(ours(x), reference(x))
+    assert_same(ours.forward_intermediates(x)[0], reference.forward_features(x))
     published = published_state_dict(ours)
-    assert published.keys() == theirs.state_dict().keys()
-    assert all(torch.equal(published[name], value) for name, value in theirs.state_dict().items())
+    assert published.keys() == reference.state_dict().keys()
+    assert all(torch.equal(published[name], value) for name, value in reference.state_dict().items())
 
 
 @torch.no_grad()
 def test_a_grid_that_is_not_square_has_timms_formula_with_its_own_coordinates():
-    ours, theirs = both((32, 48))  # timm takes the root of the number of patches for the side
+    ours, reference = both((32, 48))  # timm takes the root of the number of patches for the side
     grid = Grid(4, 6)
     dy, dx = (-grid.offsets().double()).unbind(-1)
     indices = torch.stack([dx, dy, dx**2 + dy**2], -1)[None]
-    for module in theirs.modules():
+    for module in reference.modules():
         if isinstance(module, GPSA):
             module.rel_indices = indices
     x = images(32, 48, dtype=torch.float64)
-    assert_same(ours(x), theirs(x))
+    assert_same(ours(x), reference(x))
 
 
 @torch.no_grad()
 def test_the_class_token_joins_after_the_last_layer_with_gates_and_gets_no_position():
     ours, _ = both()
     tokens, grids = zip(*ours.each_layer(images(dtype=torch.float64)), strict=True)
-    assert [each.shape[1] for each in tokens] == [16, 16, 17, 17]
+    assert [tokens_of_layer.shape[1] for tokens_of_layer in tokens] == [16, 16, 17, 17]
     assert [grid.prefix for grid in grids] == [0, 0, 1, 1]
     assert graticule.create_model("convit_tiny", encoding="rope", embed_dim=24, **SIZE).joins_at == 0
 
@@ -90,7 +90,7 @@ def test_a_bias_of_the_scores_changes_nothing():
     with_bias = draw(Gpsa(Grid(2, 3), 4, bias=True)).double()
     without = Gpsa(Grid(2, 3), 4).double()
     without.load_state_dict({n: v for n, v in with_bias.state_dict().items() if n != "pos_proj.bias"})
-    actual, expected = (each(Grid(2, 3)).positional.weights for each in (with_bias, without))
+    actual, expected = (encoding(Grid(2, 3)).positional.weights for encoding in (with_bias, without))
     assert_same(actual, expected)
 
 
@@ -98,14 +98,14 @@ def test_a_bias_of_the_scores_changes_nothing():
 def test_further_tokens_before_those_of_the_grid_are_left_alone():
     d = torch.float64
     bias, rows, scale = torch.randn(2, 3, 3, dtype=d), torch.randn(3, 4, dtype=d), torch.rand(2, 3, dtype=d)
-    given = LayerPosition(
+    position = LayerPosition(
         added_to_stream=rows,
         bias=bias,
         query_scale=scale,
         map_after=lambda x: 2 * x,
         inputs=lambda x: (x, 2 * x, 3 * x),
     )
-    wide = given.with_prefix(2)
+    wide = position.with_prefix(2)
     assert torch.equal(wide.added_to_stream, torch.cat([torch.zeros(2, 4, dtype=d), rows]))
     assert torch.equal(wide.bias[:, 2:, 2:], bias) and not wide.bias[:, :2].any() and not wide.bias[..., :2].any()
     assert torch.equal(wide.query_scale[:, :2], torch.ones(2, 2, dtype=d))

@@ -54,11 +54,11 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
     assert (convolution.kernel_size, convolution.padding_mode) == ((3, 3), "zeros")
     assert convolution.groups == convolution.out_channels == model.embed_dim
     assert convolution.bias is not None
-    given = model.position(model.grid)
-    assert [position.map_after is not None for position in given] == [True] + [False] * 11
+    positions = model.position(model.grid)
+    assert [position.map_after is not None for position in positions] == [True] + [False] * 11
     assert all(
         position.added_to_stream is position.after_norm is position.bias is position.map_before is None
-        for position in given
+        for position in positions
     )
 
 
@@ -150,6 +150,6 @@ def test_a_peg_beside_a_table_adds_to_what_the_table_says():
 
 def test_pegs_are_published_under_the_names_of_twins_in_their_order():
     published = graticule.published_state_dict(cpvt(encoding="peg(places=[2, -1, 0])"))
-    found = sorted(key for key in published if key.startswith("pos_block"))
-    assert found == [f"pos_block.{i}.proj.0.{leaf}" for i in range(3) for leaf in ("bias", "weight")]
+    names = sorted(key for key in published if key.startswith("pos_block"))
+    assert names == [f"pos_block.{i}.proj.0.{leaf}" for i in range(3) for leaf in ("bias", "weight")]
     assert not any(key.startswith("position.") for key in published)

@@ -118,21 +118,21 @@ def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any
 
 
 @cache
-def held(family: str, encoding: str | None = None, joining: str = "default") -> Any:
+def shared_model(family: str, encoding: str | None = None, joining: str = "default") -> Any:
     """Return the shared model of a case, in float64, which tests must not change."""
     return draw(build(family, encoding, joining)).double().eval()
 
 
 def model_of(family: str, encoding: str | None = None, joining: str = "default") -> Any:
     """Return a new model of a case, which the test may change."""
-    return copy.deepcopy(held(family, encoding, joining))
+    return copy.deepcopy(shared_model(family, encoding, joining))
 
 
 def layers(model: Any) -> int:
     return sum(getattr(model, "depths", ())) or len(model.blocks)
 
 
-def own(family: str, encoding: str | None) -> str | None:
+def uncorrelated(family: str, encoding: str | None) -> str | None:
     """Return the reason that a case has no position correlations, or None."""
     if encoding is None:
         return refusal("position_correlations of its own", family)
@@ -148,7 +148,7 @@ def unmixed(family: str, encoding: str | None) -> str | None:
 @three_families
 @torch.no_grad()
 def test_the_intermediates_are_those_that_the_model_goes_through(family):
-    model = held(family)
+    model = shared_model(family)
     x = images_for(model, wider=2)
     final, maps = model.forward_intermediates(x)
     torch.testing.assert_close(final, model.forward_features(x))
@@ -156,15 +156,9 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family):
     assert len(through) == layers(model) and len(maps) == len(model.feature_info)
     tokens, grid = through[-1]
     torch.testing.assert_close(maps[-1], grid.to_map(tokens))
-    for found, info in zip(maps, model.feature_info, strict=True):
-        assert found.shape[:2] == (2, info["num_chs"]) and found.isfinite().all()
-
-
-@three_families
-@torch.no_grad()
-def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a_dictionary(family):
-    model, x = held(family), images_for(held(family))
-    maps = model.forward_intermediates(x, intermediates_only=True)
+    for features, info in zip(maps, model.feature_info, strict=True):
+        assert features.shape[:2] == (2, info["num_chs"]) and features.isfinite().all()
+    # tokens instead of maps, with prefix tokens beside them, or in a dictionary
     tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
     torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
     paired = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
@@ -173,12 +167,11 @@ def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a
         {"image_intermediates_prefix"} if model.num_prefix_tokens else set()
     )
     torch.testing.assert_close(named["image_intermediates"], maps, rtol=0, atol=0)
-    torch.testing.assert_close(named["image_features"], model.forward_features(x), rtol=0, atol=0)
+    torch.testing.assert_close(named["image_features"], final, rtol=0, atol=0)
     if model.num_prefix_tokens:
         torch.testing.assert_close([m for m, _ in paired], maps, rtol=0, atol=0)
         assert paired[-1][1].shape == (2, model.num_prefix_tokens, model.num_features)
-        last = [tokens for tokens, _ in model.each_layer(x)][-1]
-        torch.testing.assert_close(paired[-1][1], last[:, : model.num_prefix_tokens], rtol=0, atol=0)
+        torch.testing.assert_close(paired[-1][1], through[-1][0][:, : model.num_prefix_tokens], rtol=0, atol=0)
 
 
 @three_families
@@ -193,24 +186,24 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     final, after = model.forward_intermediates(x)
     torch.testing.assert_close(after, first, rtol=0, atol=0)
     channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck is unchanged
-    assert final.shape[-1] == channels and count(model) < count(held(family))
+    assert final.shape[-1] == channels and count(model) < count(shared_model(family))
 
 
 @three_families
 @torch.no_grad()
 def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
-    model = held(family)
+    model = shared_model(family)
     tracer = {"leaf_modules": get_notrace_modules(), "autowrap_functions": get_notrace_functions()}
     names = get_graph_node_names(model, {**tracer, "param_shapes_constant": True})[1]
     block = model.feature_info[-1]["module"]
     wanted = {block: "block", names[-1]: "logits"}
     traced = create_feature_extractor(model, wanted, tracer_kwargs={**tracer, "param_shapes_constant": True})
     for x in (images_for(model), images_for(model, taller=2)):
-        found = traced(x)
-        torch.testing.assert_close(found["logits"], model(x), rtol=0, atol=0)
-        if not any(given.map_after for given in model.position(model.grid)):
+        outputs = traced(x)
+        torch.testing.assert_close(outputs["logits"], model(x), rtol=0, atol=0)
+        if not any(position.map_after for position in model.position(model.grid)):
             last = [tokens for tokens, _ in model.each_layer(x)][-1]
-            torch.testing.assert_close(found["block"], last, rtol=0, atol=0)
+            torch.testing.assert_close(outputs["block"], last, rtol=0, atol=0)
 
 
 @three_families
@@ -222,103 +215,109 @@ def test_timm_makes_a_backbone_of_features(family):
     torch.manual_seed(1)
     model = timm.create_model(f"graticule_{name}", **sizes).double().eval()
     x = images_for(model)
-    (found,) = features(x)
-    assert found.shape[1] == features.feature_info.channels()[0] == model.feature_info[-1]["num_chs"]
-    torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
+    (features_map,) = features(x)
+    assert features_map.shape[1] == features.feature_info.channels()[0] == model.feature_info[-1]["num_chs"]
+    torch.testing.assert_close(features_map, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
 
 
 @every
 def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, encoding, joining):
-    model = held(family, encoding, joining)
-    refused = own(family, encoding)
+    model = shared_model(family, encoding, joining)
+    refused = uncorrelated(family, encoding)
     height, width = model.img_size
     for stage in range(len(getattr(model, "depths", (1,)))):
-        found = result(refused, position_correlations, model, (2 * height, width), stage)
-        if found is None:
+        cosines = result(refused, position_correlations, model, (2 * height, width), stage)
+        if cosines is None:
             continue
-        assert found.similarity.shape == (len(found.sources), found.grid.patches, found.grid.patches)
-        known = found.similarity[[source is not None for source in found.sources]]
+        assert cosines.similarity.shape == (
+            len(cosines.sources),
+            cosines.grid.patches,
+            cosines.grid.patches,
+        )
+        known = cosines.similarity[[source is not None for source in cosines.sources]]
         np.testing.assert_allclose(known, known.transpose(0, 2, 1), atol=1e-12)
         np.testing.assert_allclose(np.diagonal(known, axis1=1, axis2=2), 1.0)
-        assert len(known) == (0 if encoding == "none" else len(found.similarity))
-        read = np.load(found.save(tmp_path / "correlations.npz"))
-        np.testing.assert_array_equal(read["similarity"], found.similarity)
+        assert len(known) == (0 if encoding == "none" else len(cosines.similarity))
+        read = np.load(cosines.save(tmp_path / "correlations.npz"))
+        np.testing.assert_array_equal(read["similarity"], cosines.similarity)
 
 
 @every
 def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, encoding, joining):
-    model = held(family, encoding, joining)
+    model = shared_model(family, encoding, joining)
     x = images_for(model, batch=1, taller=2)
     refused = refusal("attention_maps", family)
-    found = result(refused, attention_maps, model, x)
+    maps = result(refused, attention_maps, model, x)
     without = result(refused, attention_maps, model, x, without_position=True)
-    if found is None:
+    if maps is None:
         return
-    assert [one.layer for one in found] == list(range(layers(model)))
-    for one in found:
-        assert one.weights.shape[2:] == (one.queries.tokens, one.keys.tokens)
-        np.testing.assert_allclose(one.weights.sum(-1), 1.0)
-        assert all(0 <= one.distance(head) <= np.hypot(*one.queries.shape) for head in range(one.num_heads))
-    same = [np.array_equal(a.weights, b.weights) for a, b in zip(found, without, strict=True)]
+    assert [layer.layer for layer in maps] == list(range(layers(model)))
+    for layer in maps:
+        assert layer.weights.shape[2:] == (layer.queries.tokens, layer.keys.tokens)
+        np.testing.assert_allclose(layer.weights.sum(-1), 1.0)
+        assert all(0 <= layer.distance(head) <= np.hypot(*layer.queries.shape) for head in range(layer.num_heads))
+    same = [np.array_equal(a.weights, b.weights) for a, b in zip(maps, without, strict=True)]
     assert all(same) if encoding == "none" else not any(same[1:])
-    with np.load(save_attention(found, tmp_path / "attention.npz")) as saved:
-        np.testing.assert_array_equal(saved["layer0"], found[0].weights)
+    with np.load(save_attention(maps, tmp_path / "attention.npz")) as saved:
+        np.testing.assert_array_equal(saved["layer0"], maps[0].weights)
 
 
 @every
 @torch.no_grad()
 def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, encoding, joining):
-    model = held(family, encoding, joining)
+    model = shared_model(family, encoding, joining)
     positions = iter(model.position(model.grid))
     biased = "_bias" in str(encoding) or (family, encoding) in (("Swin", None), ("Swin V2", None))
     for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
-        given = [next(positions).bias for _ in range(depth)]
-        found = bias_maps(model, stage=stage)
-        assert (found is not None) == biased
-        if found is None:
+        biases = [next(positions).bias for _ in range(depth)]
+        bias_of_layers = bias_maps(model, stage=stage)
+        assert (bias_of_layers is not None) == biased
+        if bias_of_layers is None:
             continue
-        shown = [layer for layer in range(depth) if family != "SAM" or layer in model.global_layers]
-        assert sorted(layer for group in found.layers for layer in group) == shown
-        for group, maps in zip(found.layers, found.bias, strict=True):
+        with_bias = [layer for layer in range(depth) if family != "SAM" or layer in model.global_layers]
+        assert sorted(layer for group in bias_of_layers.layers for layer in group) == with_bias
+        for group, maps in zip(bias_of_layers.layers, bias_of_layers.bias, strict=True):
             for layer in group:
-                patches = given[layer][:, -found.grid.patches :, -found.grid.patches :]
+                patches = biases[layer][:, -bias_of_layers.grid.patches :, -bias_of_layers.grid.patches :]
                 np.testing.assert_array_equal(maps, patches)
 
 
 @every
 def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding, joining):
-    model = held(family, encoding, joining)
-    found = result(unmixed(family, encoding), mixing_maps, model)
-    if found is None:
+    model = shared_model(family, encoding, joining)
+    maps = result(unmixed(family, encoding), mixing_maps, model)
+    if maps is None:
         return
-    assert [one.layer for one in found] == list(range(layers(model)))
-    for one, position in zip(found, model.position(model.grid), strict=True):
-        query = one.query[0] * one.grid.width + one.query[1]
+    assert [layer.layer for layer in maps] == list(range(layers(model)))
+    for layer, position in zip(maps, model.position(model.grid), strict=True):
+        query = layer.query[0] * layer.grid.width + layer.query[1]
         # mixing a one at each position separately shows its weight for the query
-        taken = mix_tokens(torch.eye(one.grid.patches).double()[..., None].expand(-1, -1, one.groups), position.mixing)
-        np.testing.assert_allclose(one.weights.reshape(one.groups, -1).T, taken[:, query].detach(), atol=1e-12)
-    with np.load(save_mixing(found, tmp_path / "mixing.npz")) as saved:
-        np.testing.assert_array_equal(saved["layer0_weights"], found[0].weights)
+        taken = mix_tokens(
+            torch.eye(layer.grid.patches).double()[..., None].expand(-1, -1, layer.groups), position.mixing
+        )
+        np.testing.assert_allclose(layer.weights.reshape(layer.groups, -1).T, taken[:, query].detach(), atol=1e-12)
+    with np.load(save_mixing(maps, tmp_path / "mixing.npz")) as saved:
+        np.testing.assert_array_equal(saved["layer0_weights"], maps[0].weights)
 
 
 @every
 def test_the_translation_error_is_measured_in_every_layer(family, encoding, joining):
-    model = held(family, encoding, joining)
+    model = shared_model(family, encoding, joining)
     x = images_for(model, taller=2, wider=2)
-    found = translation_error(model, x)
-    assert len(found.grids) == layers(model)
-    assert whole_patches(model, (x.shape[-2], x.shape[-1])).shape == found.grids[-1].shape
+    error = translation_error(model, x)
+    assert len(error.grids) == layers(model)
+    assert whole_patches(model, (x.shape[-2], x.shape[-1])).shape == error.grids[-1].shape
     with pytest.raises(ValueError, match="must be a multiple of the coarsest patch"):
         translation_error(model, x[..., 1:])
-    assert np.isfinite(found.all_patches).all() and (found.all_patches >= 0).all()
-    assert np.isfinite(found.logits) and 0 <= found.flips <= 1
-    assert np.isfinite(found.prefix).all() == all(grid.prefix for grid in found.grids)
+    assert np.isfinite(error.all_patches).all() and (error.all_patches >= 0).all()
+    assert np.isfinite(error.logits) and 0 <= error.flips <= 1
+    assert np.isfinite(error.prefix).all() == all(grid.prefix for grid in error.grids)
 
 
 @every
 @torch.no_grad()
 def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, encoding, joining):
-    model = held(family, encoding, joining)
+    model = shared_model(family, encoding, joining)
     x = images_for(model)
     path = tmp_path / "weights.safetensors"
     state = graticule.published_state_dict(model)
@@ -339,7 +338,7 @@ def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, en
 @every
 @torch.no_grad()
 def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_another_size(family, encoding, joining):
-    model = held(family, encoding, joining)
+    model = shared_model(family, encoding, joining)
     x = images_for(model)
     same = build(family, encoding, joining).double().eval()
     taken = graticule.transfer(same, model.state_dict())
@@ -355,7 +354,7 @@ def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_anothe
 
 @every
 def test_every_trainable_parameter_is_in_one_group_of_timms_layer_decay(family, encoding, joining):
-    model = held(family, encoding, joining)
+    model = shared_model(family, encoding, joining)
     groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay())
     grouped = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
@@ -385,9 +384,9 @@ def test_checkpointing_changes_no_gradient(family):
 @three_families
 def test_dropout_is_where_its_argument_says_and_in_training_alone(family):
     rates = ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
-    own = argument_defaults(type(held(family)))
-    assert own.keys() >= set(rates) - {"attn_drop_rate"}
-    for rate in [rate for rate in rates if rate in own]:
+    defaults = argument_defaults(type(shared_model(family)))
+    assert defaults.keys() >= set(rates) - {"attn_drop_rate"}
+    for rate in [rate for rate in rates if rate in defaults]:
         model = draw(build(family, **{rate: 0.5}))
         x = images_for(model, batch=8).float()
         assert not torch.equal(model.train()(x), model(x)), rate
@@ -427,7 +426,7 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
             continue
         change_position(model, encoding, images=x)
         assert model(x).isfinite().all()
-        assert [one.layer for one in model.certificate.drift] == list(range(sum(model.depths)))
+        assert [drift.layer for drift in model.certificate.drift] == list(range(sum(model.depths)))
         others = [{k: v for k, v in state.items() if k[:8] != "position"} for state in (before, model.state_dict())]
         assert_same(*others, atol=0)
 
@@ -448,44 +447,44 @@ def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family
 def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
     model = model_of(family)
     height, width = model.img_size
-    given = {(height, width): images_for(model, 5), (2 * height, width): images_for(model, 5, taller=2)}
-    found = audit(model, given, timed=False)
-    assert len(found.probes) == len(found.grids) == sum(model.depths) and not found.unknown
-    for probe, grid in zip(found.probes, found.grids, strict=True):
+    images = {(height, width): images_for(model, 5), (2 * height, width): images_for(model, 5, taller=2)}
+    report = audit(model, images, timed=False)
+    assert len(report.probes) == len(report.grids) == sum(model.depths) and not report.unknown
+    for probe, grid in zip(report.probes, report.grids, strict=True):
         assert isinstance(probe, Probe) and probe.examples == 5 * grid.patches
         assert probe.r2.shape == (5, 2) and np.isfinite(probe.mean[[side > 1 for side in grid.shape]]).all()
-    effects = {effect.name for effect in found.effects}
-    assert effects >= {"position zeroed", "position shuffled", "probe's directions removed"} - set(found.unavailable)
-    assert set(found.unavailable) - {"position maps"} == UNAVAILABLE.get(family, set()), found.unavailable
-    assert audit_json(found, {})
+    effects = {effect.name for effect in report.effects}
+    assert effects >= {"position zeroed", "position shuffled", "probe's directions removed"} - set(report.unavailable)
+    assert set(report.unavailable) - {"position maps"} == UNAVAILABLE.get(family, set()), report.unavailable
+    assert audit_json(report, {})
 
 
 @three_families
 @torch.no_grad()
 def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(family):
-    assert rotary_similarity(held(family)) is None
+    assert rotary_similarity(shared_model(family)) is None
     if family in WITHOUT_PAIRS:
         return
-    model = held(family, "rope")
+    model = shared_model(family, "rope")
     for stage, depth in enumerate(model.depths):
-        found = rotary_similarity(model, stage=stage)
-        assert len(found.similarity) == depth
-        for source, one in zip(found.sources, found.similarity, strict=True):
+        rotary = rotary_similarity(model, stage=stage)
+        assert len(rotary.similarity) == depth
+        for source, similarity in zip(rotary.sources, rotary.similarity, strict=True):
             if source is None:  # no rotation, or windows in a layer where another one has the whole grid
-                assert np.isnan(one).all()
+                assert np.isnan(similarity).all()
             else:
-                np.testing.assert_allclose(one, one.T, atol=1e-6)
-                np.testing.assert_allclose(np.diagonal(one), 1.0, atol=1e-6)
-        assert any(found.sources)
+                np.testing.assert_allclose(similarity, similarity.T, atol=1e-6)
+                np.testing.assert_allclose(np.diagonal(similarity), 1.0, atol=1e-6)
+        assert any(rotary.sources)
 
 
 @every_family
 @torch.no_grad()
 def test_the_position_code_passes_every_check(family):
     model = draw(build(family, **shallow(family))).eval()
-    found = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
-    assert {one.outcome for one in found} <= {"passed", "not applicable"}
-    assert "batch" in {one.check for one in found if one.outcome == "passed"}
+    findings = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
+    assert {finding.outcome for finding in findings} <= {"passed", "not applicable"}
+    assert "batch" in {finding.check for finding in findings if finding.outcome == "passed"}
 
 
 # Options of every family by name

@@ -26,16 +26,16 @@ def test_a_film_of_one_frame_is_the_image(encoding):
         built(img_size=(8, 12), patch_size=(4, 4), encoding=encoding),
         built(img_size=(1, 8, 12), patch_size=(1, 4, 4), encoding=encoding),
     )
-    own = dict(image.named_parameters())
+    weights = dict(image.named_parameters())
     for name, parameter in film.named_parameters():
         if name.endswith(("_t", "rel_pos_t")):
             parameter.zero_()
-        elif parameter.shape == own[name].shape:
-            parameter.copy_(own[name])
+        elif parameter.shape == weights[name].shape:
+            parameter.copy_(weights[name])
         elif "proj" in name and parameter.ndim == 5:
-            parameter[:, :, parameter.shape[2] // 2] = own[name]  # the others see zeros before and after the frame
+            parameter[:, :, parameter.shape[2] // 2] = weights[name]  # the others see zeros before and after the frame
         else:
-            parameter[:2] = own[name]
+            parameter[:2] = weights[name]
     images = torch.randn(3, 2, 8, 12, dtype=torch.float64)
     torch.testing.assert_close(film(images[:, :, None]), image(images), rtol=0, atol=1e-12)
 
@@ -49,9 +49,9 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
     assert model.grid == Grid(4, 2, 4, prefix=1) and model.patch_embed.num_patches == 32
     torch.testing.assert_close(model(films), logits, rtol=0, atol=1e-12)
     crop = graticule.Crop((4, 2, 4), (1, 0, 1, 2, 2, 3))
-    whole = model.position(model.grid)[0].added_to_stream[1:].unflatten(0, (4, 2, 4))
+    table = model.position(model.grid)[0].added_to_stream[1:].unflatten(0, (4, 2, 4))
     part = model.position(Grid(2, 2, 3, prefix=1, crop=crop))[0].added_to_stream[1:].unflatten(0, (2, 2, 3))
-    assert torch.equal(part, whole[1:3, :, 1:])
+    assert torch.equal(part, table[1:3, :, 1:])
     assert model(films[:, :, 2:6, :, 4:], crop=crop).shape == (2, 5)
 
 
@@ -68,11 +68,11 @@ def test_patches_know_nothing_of_later_frames_with_a_causal_mask(name, encoding)
     model = built(name, img_size=(6, 8, 12), encoding=encoding, patch_size=(1, 4, 4), **kwargs)
     films = torch.randn(2, 2, 6, 8, 12, dtype=torch.float64)
     other = torch.cat([films[:, :, :4], torch.randn(2, 2, 2, 8, 12, dtype=torch.float64)], 2)
-    one, two = (model.forward_intermediates(x, indices=[-1], intermediates_only=True)[0] for x in (films, other))
-    torch.testing.assert_close(two[:, :, :4], one[:, :, :4], rtol=0, atol=1e-12)
-    assert not torch.allclose(two[:, :, 4:], one[:, :, 4:]) and not torch.allclose(model(films), model(other))
+    before, after = (model.forward_intermediates(x, indices=[-1], intermediates_only=True)[0] for x in (films, other))
+    torch.testing.assert_close(after[:, :, :4], before[:, :, :4], rtol=0, atol=1e-12)
+    assert not torch.allclose(after[:, :, 4:], before[:, :, 4:]) and not torch.allclose(model(films), model(other))
     first = model.forward_intermediates(films[:, :, :2], indices=[-1], intermediates_only=True)[0]
-    torch.testing.assert_close(first, one[:, :, :2], rtol=0, atol=1e-12)  # and appended frames change nothing
+    torch.testing.assert_close(first, before[:, :, :2], rtol=0, atol=1e-12)  # and appended frames change nothing
 
 
 @torch.no_grad()

@@ -74,19 +74,19 @@ def test_position_depends_on_the_grid_and_not_on_the_image(encoding, joining):
     assert len(seen) == DEPTH
 
 
-def assert_same_position(ours, theirs):
+def assert_same_position(ours, reference):
     """Compare tensors, functions with their bound arguments, and tuples of them."""
-    assert type(ours) is type(theirs)
+    assert type(ours) is type(reference)
     if isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(ours, reference)
     elif isinstance(ours, tuple | list):
-        for one, other in zip(ours, theirs, strict=True):
-            assert_same_position(one, other)
+        for layer, other in zip(ours, reference, strict=True):
+            assert_same_position(layer, other)
     elif isinstance(ours, functools.partial):
-        assert ours.func == theirs.func and ours.keywords == theirs.keywords
-        assert_same_position(ours.args, theirs.args)
+        assert ours.func == reference.func and ours.keywords == reference.keywords
+        assert_same_position(ours.args, reference.args)
     else:
-        assert ours == theirs
+        assert ours == reference
 
 
 @pytest.mark.parametrize("joining", ["shared", "unshared", "lape", "lape_sharing"])

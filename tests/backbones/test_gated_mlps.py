@@ -58,10 +58,10 @@ def test_sizes_are_those_of_the_papers_table_2(name, parameters, macs):
     ],
 )
 def test_a_block_has_the_parameters_of_appendix_4(encoding, token_mixing):
-    one, two = (full_size("gmlp_s16_224", encoding=encoding, num_blocks=n) for n in (1, 2))
+    first, second = (full_size("gmlp_s16_224", encoding=encoding, num_blocks=n) for n in (1, 2))
     d, gamma = 256, 6
     norms = 2 * d + (0 if encoding == "ggqpe" else 2 * (gamma * d // 2))  # not counted by the paper
-    assert count(two) - count(one) - norms == 1.5 * gamma * d * d + (gamma + 1) * d + token_mixing
+    assert count(second) - count(first) - norms == 1.5 * gamma * d * d + (gamma + 1) * d + token_mixing
 
 
 def test_gmlp_starts_as_timms_does():
@@ -81,7 +81,7 @@ def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
 
 
 @in_turn(
-    ("name", "kwargs", "said"),
+    ("name", "kwargs", "message"),
     [
         ("gmlp_s16_224", {**GMLP, "groups": 5}, "`groups` must divide the 48 channels"),
         ("gmlp_s16_224", {**GMLP, "combine": "mul"}, "`combine`"),
@@ -104,6 +104,6 @@ def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
         ("deit_tiny_patch16_224", {"encoding": "learnable(bias=False)"}, "must not have the option 'bias'"),
     ],
 )
-def test_invalid_arguments_are_refused_before_any_work(name, kwargs, said):
-    with pytest.raises((ValueError, TypeError), match=said):
+def test_invalid_arguments_are_refused_before_any_work(name, kwargs, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         graticule.create_model(name, **kwargs)

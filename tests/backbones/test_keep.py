@@ -30,7 +30,7 @@ def test_other_patches_of_each_image_give_the_same_as_each_image_alone(encoding,
     keep = torch.stack([torch.randperm(16)[:5] for _ in x])
     together = model.forward_features(x, keep=keep)
     assert together.shape == (len(x), 6, DIM)  # with the class token
-    alone = torch.cat([model.forward_features(one[None], keep=index) for one, index in zip(x, keep, strict=True)])
+    alone = torch.cat([model.forward_features(image[None], keep=index) for image, index in zip(x, keep, strict=True)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
 
 
@@ -51,11 +51,11 @@ def test_a_crop_of_a_larger_image_can_be_reduced_too():
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_rope_224"])
 def test_patch_dropout_equals_timm(name):
     size = {"img_size": 56} if "14" in name else {"img_size": 64}
-    theirs = timm.create_model(name, **size, depth=2, patch_drop_rate=0.5, num_classes=5).double().train()
-    ours = graticule.convert(theirs).train()
+    reference = timm.create_model(name, **size, depth=2, patch_drop_rate=0.5, num_classes=5).double().train()
+    ours = graticule.convert(reference).train()
     x = torch.randn(3, 3, *size.values(), *size.values(), dtype=torch.float64)
     outputs = []
-    for model in (theirs, ours):
+    for model in (reference, ours):
         torch.manual_seed(7)
         outputs.append(model(x))
         model.eval()
@@ -65,7 +65,7 @@ def test_patch_dropout_equals_timm(name):
     torch.testing.assert_close(outputs[3], outputs[1], rtol=0, atol=1e-9)
     assert not torch.allclose(outputs[0], outputs[1])
     back = graticule.to_timm(ours)
-    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in back.state_dict().items())
+    assert all(torch.equal(value, reference.state_dict()[key]) for key, value in back.state_dict().items())
 
 
 def test_wrong_subsets_and_whole_grids_are_refused():

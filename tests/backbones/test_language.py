@@ -69,22 +69,15 @@ def test_changing_a_token_changes_no_logit_before_it(encoding, joining):
 
 
 @every
-def test_with_a_cache_the_logits_are_the_same(encoding, joining):
+def test_the_logits_of_a_text_are_those_of_its_beginnings_and_of_its_pieces_with_a_cache(encoding, joining):
     model, tokens = drawn(encoding, joining), texts()
-    cache, found, start = model.new_cache(CONTEXT), [], 0
-    for count_ in (4, 1, 1, 3, 1):
-        found.append(model(tokens[:, start : start + count_], cache))
-        start += count_
-    torch.testing.assert_close(torch.cat(found, 1), model(tokens), rtol=0, atol=1e-10)
-    assert cache.length == CONTEXT
-
-
-@every
-def test_a_short_text_is_the_beginning_of_a_long_one(encoding, joining):
-    model, tokens = drawn(encoding, joining), texts()
-    whole = model(tokens)
+    logits = model(tokens)
     for length in (1, 4, 9):
-        torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-12)
+        torch.testing.assert_close(model(tokens[:, :length]), logits[:, :length], rtol=0, atol=1e-12)
+    cache = model.new_cache(CONTEXT)
+    pieces = [model(piece, cache) for piece in tokens.split((4, 1, 1, 3, 1), 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), logits, rtol=0, atol=1e-10)
+    assert cache.length == CONTEXT
 
 
 @in_turn("encoding", ["liere", "rope_golden_gate"])
@@ -149,18 +142,18 @@ def test_it_folds_into_constants_and_back(encoding, joining):
 def test_it_is_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
     model, tokens = draw(small(encoding, joining, depth=2)).double(), texts()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
-    for one in (model, compiled):
-        logits = one(tokens[:, :-1])
+    for module in (model, compiled):
+        logits = module(tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    theirs = dict(compiled._orig_mod.named_parameters())
+    compiled_parameters = dict(compiled._orig_mod.named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-9, atol=1e-12, msg=name)
+            torch.testing.assert_close(compiled_parameters[name].grad, parameter.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_without_an_encoding_the_mask_alone_tells_the_order():
     model, tokens = drawn("none"), texts()
-    assert all(given == LayerPosition() for given in model.position(model.grid))
+    assert all(position == LayerPosition() for position in model.position(model.grid))
     tokens[:, 0] = (tokens[:, 1] + 1) % WORDS
     swapped = tokens[:, [1, 0, *range(2, CONTEXT)]]
     assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, one token later
@@ -298,29 +291,28 @@ def test_at_temperature_zero_every_token_is_the_likeliest():
 def test_tokens_are_drawn_as_often_as_the_softmax_says():
     logits = torch.randn(5)
     for temperature in (1.0, 0.5):
-        found = draw_token(logits.expand(40_000, -1), temperature, generator=seeded()).bincount(minlength=5) / 40_000
-        torch.testing.assert_close(found, (logits / temperature).softmax(-1), rtol=0, atol=0.01)
+        shares = draw_token(logits.expand(40_000, -1), temperature, generator=seeded()).bincount(minlength=5) / 40_000
+        torch.testing.assert_close(shares, (logits / temperature).softmax(-1), rtol=0, atol=0.01)
 
 
 def test_top_k_draws_among_the_k_likeliest_as_often_as_they_are_likely():
     logits = torch.tensor([0.0, 3.0, 1.0, 2.5, -1.0])
-    found = draw_token(logits.expand(40_000, -1), top_k=2, generator=seeded()).bincount(minlength=5) / 40_000
-    kept = logits[[1, 3]].softmax(-1)
-    torch.testing.assert_close(found, torch.tensor([0, kept[0], 0, kept[1], 0]), rtol=0, atol=0.01)
+    shares = draw_token(logits.expand(40_000, -1), top_k=2, generator=seeded()).bincount(minlength=5) / 40_000
+    likeliest = logits[[1, 3]].softmax(-1)
+    torch.testing.assert_close(shares, torch.tensor([0, likeliest[0], 0, likeliest[1], 0]), rtol=0, atol=0.01)
     assert (draw_token(logits.expand(50, -1), top_k=1) == 1).all()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_it_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards(training):
-    model = writer().train(training)
-    written = graticule.generate(model, texts(4, 3), 3)
-    next(written)
-    assert not model.training
-    assert not torch.is_inference_mode_enabled()
-    written.close()
-    assert model.training == training
-    run(model, texts(4, 3), 3)
-    assert model.training == training
+def test_it_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards():
+    for training in (True, False):
+        model = writer().train(training)
+        written = graticule.generate(model, texts(4, 3), 3)
+        next(written)
+        assert not model.training and not torch.is_inference_mode_enabled()
+        written.close()
+        assert model.training == training
+        run(model, texts(4, 3), 3)
+        assert model.training == training
 
 
 @in_turn("length", [17, 5])

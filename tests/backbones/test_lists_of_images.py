@@ -64,7 +64,7 @@ def test_both_classifiers_of_a_distilled_model_keep_the_order():
 def test_lists_that_cannot_be_computed_are_refused():
     model, unpooled = build().eval(), build(global_pool="", num_classes=0).eval()
     crop = Crop((8, 8), (0, 0, 4, 4))
-    for each, images, crops, message in [
+    for refusing, images, crops, message in [
         (model, [], None, "`x` must have at least one image"),
         (model, IMAGES, [crop], "`crop` one entry per image, got 5 images and 1 crops"),
         (model, [IMAGES[0][None]], None, r"`x` must be a list of images of \(channels, height, width\)"),
@@ -73,4 +73,4 @@ def test_lists_that_cannot_be_computed_are_refused():
         (unpooled, IMAGES, None, "`global_pool` must not be ''"),
     ]:
         with pytest.raises(ValueError, match=message):
-            each(images, crop=crops)
+            refusing(images, crop=crops)

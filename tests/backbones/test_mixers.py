@@ -27,40 +27,40 @@ NAMES = [
 
 def both(name):
     """Build timm's small model and ours on the same drawn weights."""
-    theirs = draw(MlpMixer(**SMALL, **KINDS[name])).eval()
+    reference = draw(MlpMixer(**SMALL, **KINDS[name])).eval()
     ours = graticule.create_model(name, **SMALL).eval()
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
+    ours.load_state_dict(reference.state_dict())
+    return ours, reference
 
 
 @in_turn("name", KINDS)
 @in_turn(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_outputs_are_timms(name, dtype, tolerance):
-    ours, theirs = (model.to(dtype) for model in both(name))
+    ours, reference = (model.to(dtype) for model in both(name))
     x = torch.randn(2, 3, 64, 64, dtype=dtype)
-    expected = theirs(x)
+    expected = reference(x)
     assert expected.std() > 1e-3
     torch.testing.assert_close(ours(x) / expected.std(), expected / expected.std(), rtol=0, atol=tolerance)
-    features, expected = (model.forward_intermediates(x)[1] for model in (ours, theirs))
+    features, expected = (model.forward_intermediates(x)[1] for model in (ours, reference))
     for a, b in zip(features, expected, strict=True):
         torch.testing.assert_close(a / b.std(), b / b.std(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_weights_go_out_under_timms_names(name):
-    ours, theirs = both(name)
+    ours, reference = both(name)
     published = graticule.published_state_dict(ours)
-    assert published.keys() == theirs.state_dict().keys()
-    assert all(torch.equal(published[key], value) for key, value in theirs.state_dict().items())
+    assert published.keys() == reference.state_dict().keys()
+    assert all(torch.equal(published[key], value) for key, value in reference.state_dict().items())
 
 
 def test_full_sizes_have_timms_parameters_and_names():
     for name in NAMES:
         ours = full_size(name)
         with without_memory():
-            theirs = timm.create_model(name)
-        assert count(ours) == count(theirs) == graticule.backbones.MODELS[name].parameters, name
-        shapes = {key: value.shape for key, value in theirs.state_dict().items()}
+            reference = timm.create_model(name)
+        assert count(ours) == count(reference) == graticule.backbones.MODELS[name].parameters, name
+        shapes = {key: value.shape for key, value in reference.state_dict().items()}
         assert {key: v.shape for key, v in graticule.published_state_dict(ours).items()} == shapes, name
 
 
@@ -71,9 +71,9 @@ def test_layer_scales_start_as_in_the_authors_code():
 
 
 def test_weights_of_resmlps_authors_load():
-    ours, theirs = both("resmlp_12_224")
+    ours, reference = both("resmlp_12_224")
     renamed = {}
-    for name, value in theirs.state_dict().items():
+    for name, value in reference.state_dict().items():
         name = name.replace("stem.", "patch_embed.").replace("linear_tokens.", "attn.").replace("mlp_channels.", "mlp.")
         name = name.replace(".ls", ".gamma_")
         renamed[name] = value.flatten() if name.endswith((".alpha", ".beta")) else value
@@ -106,7 +106,7 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
 
 
 @in_turn(
-    ("name", "kwargs", "said"),
+    ("name", "kwargs", "message"),
     [
         ("mixer_s16_224", {"groups": 7}, "`groups` must divide the 512 channels, got 7"),
         ("mixer_s16_224", {"encoding": "learnable"}, "give every layer of Mixer `mixing`"),
@@ -114,8 +114,8 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
         ("mixer_s16_224", {"encoding": "sgu(layers=[1])"}, "give every layer of Mixer `mixing`"),
     ],
 )
-def test_invalid_arguments_are_refused(name, kwargs, said):
-    with pytest.raises(ValueError, match=said), torch.device("meta"):
+def test_invalid_arguments_are_refused(name, kwargs, message):
+    with pytest.raises(ValueError, match=message), torch.device("meta"):
         graticule.create_model(name, **kwargs)
 
 

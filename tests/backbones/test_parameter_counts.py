@@ -66,7 +66,7 @@ def test_a_pyramid_has_the_parameters_of_the_reference(row):
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == FACTS[row]["trainable"]
 
 
-@in_turn("row", [row for row, found in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in found])
+@in_turn("row", [row for row, sizes in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in sizes])
 def test_a_pyramid_has_the_parameters_of_cpvts_table_13(row):
     """Rounded to millions; PVT-Small's 24.5 and 24.1 M are printed as 25."""
     printed = FIGURES["pyramid_table13"][row]["cls"][0]
@@ -91,13 +91,13 @@ def test_le_and_rpe_have_the_positional_parameters_of_cpvts_table_8():
 
 def test_swin_with_peg_has_its_bias_tables_or_not_which_cpvts_table_15_does_not_tell():
     name = "swin_tiny_peg_patch4_window7_224"
-    kept, removed, plain = (full_size(name, **k) for k in ({}, {"encoding": "peg"}, {"encoding": "relative_bias"}))
+    full, removed, plain = (full_size(name, **k) for k in ({}, {"encoding": "peg"}, {"encoding": "relative_bias"}))
     pegs = 10 * (96 + 192 + 384 + 768)
     tables = 13 * 13 * (2 * 3 + 2 * 6 + 6 * 12 + 2 * 24)
-    assert count(kept) - count(plain) == pegs
-    assert count(kept) - count(removed) == tables == 23_322
+    assert count(full) - count(plain) == pegs
+    assert count(full) - count(removed) == tables == 23_322
     assert FIGURES["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][0] == 29
-    assert {round(count(model) / 1e6, 1) for model in (kept, removed, plain)} == {28.3}
+    assert {round(count(model) / 1e6, 1) for model in (full, removed, plain)} == {28.3}
 
 
 def test_convolutional_projections_have_the_parameters_of_cpvts_table_16():
@@ -120,7 +120,7 @@ def test_cpvts_table_12_has_separable_pegs_at_6_and_12_places(size, printed, tol
     assert tuple(millions(name, convolution="separable", places=[*range(places)]) for places in (6, 12)) == printed
     counts = [count(full_size(name, encoding=spec("peg", places=[*range(places)]))) for places in (5, 11)]
     assert tuple(round(n / 1e6, 2) for n in counts) == told
-    assert all(round(n / 1e6, 1) != theirs for n, theirs in zip(counts, printed, strict=True))
+    assert all(round(n / 1e6, 1) != printed_count for n, printed_count in zip(counts, printed, strict=True))
 
 
 def test_the_6_13_millions_of_cpvts_table_5_are_those_of_two_models():
@@ -135,20 +135,20 @@ def test_the_6_13_millions_of_cpvts_table_5_are_those_of_two_models():
 def test_four_separable_layers_have_more_than_the_960_parameters_of_cpvts_section_4_4_on_top_of_a_table():
     """One has: 38,592 (printed as 38,952) - 192 * 14 * 14 = 960."""
     form = {"convolution": "separable", "bias": False}
-    one = count(full_size("cpvt_tiny_patch16_224", encoding=spec("peg", **form)).position)
-    assert one == 192 * 192 + 9 * 192 == 38_592
-    assert one - 192 * 14 * 14 == 960
+    single = count(full_size("cpvt_tiny_patch16_224", encoding=spec("peg", **form)).position)
+    assert single == 192 * 192 + 9 * 192 == 38_592
+    assert single - 192 * 14 * 14 == 960
     four = full_size("cpvt_tiny_patch16_224", encoding=spec("peg", **form, layers=4)).position
     convolutions = sum(count(module) for module in four.modules() if isinstance(module, torch.nn.Conv2d))
-    assert convolutions == 4 * one == 154_368
+    assert convolutions == 4 * single == 154_368
 
 
 def test_no_cpvt_base_of_cpvt_has_the_88_millions_of_its_table_4():
     assert FIGURES["params"]["cpvt_base"] == 88
     forms = [("", {}), ("", {"places": [0, 1, 2, 3, 4]}), ("_gap", {"places": [0, 1, 2, 3, 4]})]
     forms += [("", {"places": [*range(n)], "convolution": "separable"}) for n in (5, 6)]
-    found = [millions(f"cpvt_base{gap}_patch16_224", **form) for gap, form in forms]
-    assert found == [86.4, 86.5, 86.5, 89.4, 90.0]
+    sizes = [millions(f"cpvt_base{gap}_patch16_224", **form) for gap, form in forms]
+    assert sizes == [86.4, 86.5, 86.5, 89.4, 90.0]
 
 
 def test_a_kernel_of_27_before_the_first_block_comes_to_the_5_8_millions_of_cpvts_table_6():

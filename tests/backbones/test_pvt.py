@@ -73,7 +73,7 @@ def test_the_forward_pass_is_the_stages_with_each_ones_position(name):
 
 
 @in_turn(
-    ("kwargs", "said"),
+    ("kwargs", "field"),
     [
         ({"encoding": "relative_bias"}, "layer 0 `bias`"),
         ({"encoding": "learnable+relative_bias"}, "layer 0 `bias`"),
@@ -83,8 +83,8 @@ def test_the_forward_pass_is_the_stages_with_each_ones_position(name):
         ({"encoding": "peg(acts_on='queries_keys')"}, "layer 1 `inputs`"),
     ],
 )
-def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said):
-    message = f"`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives {said}"
+def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, field):
+    message = f"`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives {field}"
     with pytest.raises(ValueError, match=message):
         pvt(depths=[2, 2, 2, 2], **kwargs)
 
@@ -200,20 +200,20 @@ TWINS = [("pvt_small_peg_gap", "twins_pcpvt_small"), ("pvt_medium_peg_gap", "twi
 THIN = {"img_size": 64, "embed_dims": [4, 4, 6, 8], "num_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 1, 1]}
 
 
-@pytest.mark.parametrize(("name", "theirs"), TWINS)
-def test_pvt_with_peg_and_gap_is_timms_twins_parameter_by_parameter(name, theirs):
+@pytest.mark.parametrize(("name", "timms"), TWINS)
+def test_pvt_with_peg_and_gap_is_timms_twins_parameter_by_parameter(name, timms):
     with without_memory():
-        twins = timm.create_model(theirs)
+        twins = timm.create_model(timms)
     published = {key: value.shape for key, value in graticule.published_state_dict(full_size(name)).items()}
     assert published == {key: value.shape for key, value in twins.state_dict().items()}
 
 
-@pytest.mark.parametrize(("name", "theirs"), TWINS)
-def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path):
-    config, published = timm.get_pretrained_cfg(f"graticule_{name}"), timm.get_pretrained_cfg(theirs)
+@pytest.mark.parametrize(("name", "timms"), TWINS)
+def test_pretrained_weights_are_those_that_timms_hub_has(name, timms, tmp_path):
+    config, published = timm.get_pretrained_cfg(f"graticule_{name}"), timm.get_pretrained_cfg(timms)
     for field in ("hf_hub_id", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier"):
         assert getattr(config, field) == getattr(published, field), field
-    twins = draw(timm.create_model(theirs, **THIN)).eval()
+    twins = draw(timm.create_model(timms, **THIN)).eval()
     save_file(twins.state_dict(), tmp_path / "model.safetensors")  # as on the hub
     file = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "model.safetensors")}}
     model = graticule.create_model(name, **THIN, **file).double().eval()
@@ -281,14 +281,14 @@ SVT = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depth
 @pytest.mark.parametrize("size", [(64, 64), (96, 64), (40, 56)])
 @torch.no_grad()
 def test_twins_svt_is_timms_with_every_weight_drawn(size):
-    theirs = draw(Twins(img_size=size, num_classes=5, wss=(3, 3), **SVT)).double().eval()
+    timms = draw(Twins(img_size=size, num_classes=5, wss=(3, 3), **SVT)).double().eval()
     ours = graticule.create_model("twins_svt_small", img_size=size, num_classes=5, window_size=3, **SVT)
-    ours.double().eval().load_state_dict(theirs.state_dict())
+    ours.double().eval().load_state_dict(timms.state_dict())
     x = images(*size, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-10)
+    torch.testing.assert_close(ours(x), timms(x), rtol=0, atol=1e-10)
     published = published_state_dict(ours)
-    assert published.keys() == theirs.state_dict().keys()
-    assert all(torch.equal(published[name], value) for name, value in theirs.state_dict().items())
+    assert published.keys() == timms.state_dict().keys()
+    assert all(torch.equal(published[name], value) for name, value in timms.state_dict().items())
 
 
 def test_twins_svt_keeps_the_contract_with_windows_that_do_not_tile_and_has_no_class_token():

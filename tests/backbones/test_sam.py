@@ -16,10 +16,10 @@ def small(encoding, **kwargs):
 
 def test_log_n_counts_the_tokens_of_a_window_in_layers_of_windows():
     model = small("log_n(reference=8)")
-    given = model.position(model.grid)
+    positions = model.position(model.grid)
     for layer, tokens in enumerate((4, 16, 4)):
         expected = torch.full((tokens,), math.log(tokens) / math.log(8))
-        torch.testing.assert_close(given[layer].query_scale, expected)
+        torch.testing.assert_close(positions[layer].query_scale, expected)
 
 
 def test_a_joining_that_makes_a_bias_of_the_table_is_refused_where_layers_see_windows():

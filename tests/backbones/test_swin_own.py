@@ -81,10 +81,10 @@ def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
     ours = swin(**kwargs)
     assert ours.load_state_dict(timms(**kwargs).state_dict(), strict=True)
     for size in sizes:
-        x, theirs = wide(*size), timms(**{**kwargs, "img_size": size})
-        theirs.load_state_dict(published_state_dict(graticule.resize(copy.deepcopy(ours), size)), strict=True)
-        assert_same(ours(x), theirs(x))
-        assert_same(ours.forward_features(x), theirs.forward_features(x).flatten(1, 2))
+        x, reference = wide(*size), timms(**{**kwargs, "img_size": size})
+        reference.load_state_dict(published_state_dict(graticule.resize(copy.deepcopy(ours), size)), strict=True)
+        assert_same(ours(x), reference(x))
+        assert_same(ours.forward_features(x), reference.forward_features(x).flatten(1, 2))
 
 
 def resampled(table, old, new):
@@ -117,10 +117,10 @@ def test_another_input_size_and_window_make_it_timms_that_is_built_with_them(siz
             assert_same(after[name], resampled(before.pop(name), (4, 4), new))
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
-    theirs = timms(img_size=size or 64, window_size=window or 4)
-    theirs.load_state_dict(after, strict=True)
+    reference = timms(img_size=size or 64, window_size=window or 4)
+    reference.load_state_dict(after, strict=True)
     x = wide(*ours.img_size)
-    assert_same(ours(x), theirs(x))
+    assert_same(ours(x), reference(x))
 
 
 # Options of Microsoft's code and of timm's constructor
@@ -130,12 +130,12 @@ def test_another_input_size_and_window_make_it_timms_that_is_built_with_them(siz
 @torch.no_grad()
 def test_microsofts_rule_shifts_neither_axis_where_one_window_covers_one(size):
     """timm's model, in whose second stage, of 4 x 8 patches, the shift is removed by hand."""
-    theirs, ours, x = timms(img_size=size), swin(img_size=size, shift="microsoft"), wide(*size)
-    ours.load_state_dict(theirs.state_dict(), strict=True)
-    block = theirs.layers[1].blocks[1]
-    assert sorted(block.shift_size) == [0, 2] and not torch.allclose(ours(x), theirs(x))
+    reference, ours, x = timms(img_size=size), swin(img_size=size, shift="microsoft"), wide(*size)
+    ours.load_state_dict(reference.state_dict(), strict=True)
+    block = reference.layers[1].blocks[1]
+    assert sorted(block.shift_size) == [0, 2] and not torch.allclose(ours(x), reference(x))
     block.shift_size, block.attn_mask = (0, 0), None
-    assert_same(ours(x), theirs(x))
+    assert_same(ours(x), reference(x))
 
 
 def test_microsofts_windows_are_squares_of_the_shorter_side():
@@ -238,9 +238,9 @@ def test_tokens_that_were_no_neighbors_before_the_roll_do_not_see_each_other(gri
     assert_same(weights.sum(-1), torch.ones_like(weights[..., 0]))
     offsets = grid.offsets().abs()
     near = (offsets[..., 0] < window[0]) & (offsets[..., 1] < window[1])
-    for found in weights.unflatten(0, (2, -1)):
-        for places, one in zip(groups, found, strict=True):
-            assert torch.equal(one > 0, near[places][:, places].expand_as(one))
+    for of_sample in weights.unflatten(0, (2, -1)):
+        for places, of_window in zip(groups, of_sample, strict=True):
+            assert torch.equal(of_window > 0, near[places][:, places].expand_as(of_window))
 
 
 def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
@@ -255,8 +255,8 @@ def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_sh
     model = swin(img_size=(16, 48), window_size=7)  # grids 4 x 12 and 2 x 6
     stages = enumerate(model.position_grids(model.grid))
     where = [[windows for (windows,) in model.where(stage, at)[:2]] for stage, at in stages]
-    found = [[(windows.window.shape, windows.shift) for windows in stage] for stage in where]
-    assert found == [[((4, 7), (0, 0)), ((4, 7), (0, 3))], [((2, 6), (0, 0)), ((2, 6), (0, 0))]]
+    actual = [[(windows.window.shape, windows.shift) for windows in stage] for stage in where]
+    assert actual == [[((4, 7), (0, 0)), ((4, 7), (0, 3))], [((2, 6), (0, 0)), ((2, 6), (0, 0))]]
     tables = {name: value.shape for name, value in published_state_dict(model).items() if name.endswith("table")}
     assert tables == {
         f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table": shape
@@ -318,8 +318,8 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
                 table = joined  # Eq. 11 continues through the stages
     actual = given_to(model, grids[0])
     assert [table.shape for table in actual] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
-    for one, other in zip(actual, expected, strict=True):
-        assert_same(one, other)
+    for table_of_layer, other in zip(actual, expected, strict=True):
+        assert_same(table_of_layer, other)
 
 
 # With a PEG
@@ -329,9 +329,9 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
 def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_its_weights_are_zero():
     model = swin("relative_bias+peg", **THREE)
     plain = swin("relative_bias", **THREE)
-    given = model.position(model.grid)
-    assert [one.map_after is not None for one in given] == [True, False] * 3
-    assert all(one.bias is not None for one in given)
+    positions = model.position(model.grid)
+    assert [position.map_after is not None for position in positions] == [True, False] * 3
+    assert all(position.bias is not None for position in positions)
     state = published_state_dict(model)
     pegs = [name for name in state if name.startswith("pos_block.")]
     assert len(pegs) == 3 * 2

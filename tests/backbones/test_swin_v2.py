@@ -25,12 +25,12 @@ def coordinates(module):
     return torch.stack(torch.meshgrid(*sides, indexing="ij"), -1)[None]
 
 
-def exact(theirs):
+def exact(reference):
     """Compute the coordinates of timm's model in float64."""
-    for module in theirs.modules():
+    for module in reference.modules():
         if isinstance(module, WindowAttention):
             module.relative_coords_table.copy_(coordinates(module))
-    return theirs
+    return reference
 
 
 @torch.no_grad()
@@ -44,10 +44,10 @@ def drawn(model):
 
 def both(**kwargs):
     # its masks are computed in the forward pass, since the stored ones do not fit a padded map before timm 1.0.31
-    theirs = exact(drawn(TimmSwinV2(**{**SIZE, **kwargs}, strict_img_size=False)).double().eval())
+    reference = exact(drawn(TimmSwinV2(**{**SIZE, **kwargs}, strict_img_size=False)).double().eval())
     ours = graticule.create_model("swinv2_tiny_window8_256", **{**SIZE, **kwargs}).double().eval()
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
+    ours.load_state_dict(reference.state_dict())
+    return ours, reference
 
 
 @pytest.mark.parametrize(
@@ -64,21 +64,21 @@ def both(**kwargs):
 )
 @torch.no_grad()
 def test_it_is_timms_with_every_weight_drawn(kwargs):
-    ours, theirs = both(**kwargs)
+    ours, reference = both(**kwargs)
     x = images(*ours.img_size, dtype=torch.float64)
-    assert_same(ours(x), theirs(x))
+    assert_same(ours(x), reference(x))
     published = published_state_dict(ours)
-    assert published.keys() == theirs.state_dict().keys()
-    assert all(torch.equal(published[name], value) for name, value in theirs.state_dict().items())
+    assert published.keys() == reference.state_dict().keys()
+    assert all(torch.equal(published[name], value) for name, value in reference.state_dict().items())
 
 
 @torch.no_grad()
 def test_at_another_size_it_is_timms_set_to_it_where_that_keeps_the_coordinates():
-    ours, theirs = both(pretrained_window_sizes=(4, 4))
-    theirs.set_input_size(img_size=(96, 64), window_size=6)
+    ours, reference = both(pretrained_window_sizes=(4, 4))
+    reference.set_input_size(img_size=(96, 64), window_size=6)
     ours.set_input_size((96, 64), window_size=6)
     x = images(96, 64, dtype=torch.float64)
-    assert_same(ours(x), exact(theirs)(x))
+    assert_same(ours(x), exact(reference)(x))
 
 
 @pytest.mark.parametrize(("mask", "sign"), [(-100.0, -1.0), (None, 1.0)])
@@ -86,9 +86,9 @@ def test_at_another_size_it_is_timms_set_to_it_where_that_keeps_the_coordinates(
 def test_tokens_attend_across_the_border_of_the_image_with_the_released_masks_alone(mask, sign):
     """Tokens are a on the left and -a on the right, q = -k: logits are -100 on the same side, 100 on the other."""
     attention = CosineWindowAttention(2, 1, qkv_bias=False, mask=mask).double()
-    one = torch.eye(2)
-    attention.qkv.weight.copy_(torch.cat([one, -one, one]))
-    attention.proj.weight.copy_(one)
+    identity = torch.eye(2)
+    attention.qkv.weight.copy_(torch.cat([identity, -identity, identity]))
+    attention.proj.weight.copy_(identity)
     attention.proj.bias.zero_()
     attention.logit_scale.fill_(9.0)  # beyond the limit of ln 100
     grid = Grid(4, 8)
@@ -102,8 +102,8 @@ def test_tokens_attend_across_the_border_of_the_image_with_the_released_masks_al
 
 @torch.no_grad()
 def test_a_file_of_timms_weights_is_loaded_and_transferred(tmp_path):
-    ours, theirs = both()
-    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    ours, reference = both()
+    torch.save(reference.state_dict(), tmp_path / "weights.pth")
     x = images(64, 64, dtype=torch.float64)
     for load in (graticule.load_checkpoint, graticule.transfer):
         fresh = graticule.create_model("swinv2_tiny_window8_256", **SIZE).double().eval()

@@ -50,9 +50,9 @@ def test_the_data_configuration_is_that_of_timms_model_of_the_name(named):
     assert also_in_timm
     for name in also_in_timm:
         ours = resolve_model_data_config(full_size(name))
-        theirs = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+        reference = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
         assert ours["input_size"] == (3, *MODELS[name].img_size), name
-        assert ours == theirs, name
+        assert ours == reference, name
 
 
 def test_fresh_classifiers_of_a_distilled_model():
@@ -77,15 +77,15 @@ def test_pruning_to_a_layer_that_there_is_not_leaves_the_model():
 def test_gradient_checkpointing_draws_the_same_dropout_again():
     model = draw(tiny("learnable", "lape", drop_path_rate=0.5, proj_drop_rate=0.3)).double()
     x = images(dtype=torch.float64, batch=4)
-    kept = []
+    masks = []
     for enable in (False, True):
         model.zero_grad()
         model.set_grad_checkpointing(enable)
         torch.manual_seed(5)
         model(x).square().sum().backward()
-        kept.append({name: gradient.clone() for name, gradient in gradients(model).items()})
-    for name, gradient in kept[0].items():
-        torch.testing.assert_close(kept[1][name], gradient, rtol=1e-12, atol=1e-12, msg=name)
+        masks.append({name: gradient.clone() for name, gradient in gradients(model).items()})
+    for name, gradient in masks[0].items():
+        torch.testing.assert_close(masks[1][name], gradient, rtol=1e-12, atol=1e-12, msg=name)
 
 
 def decaying(model):
@@ -120,22 +120,22 @@ def test_layer_decay_gives_the_norm_of_layer_l_the_rate_of_block_l(joining, opti
     scale = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
     decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
     for layer in range(DEPTH):
-        own = [key for key in scale if key.startswith(f"position.joining.norms.{layer}.")]
-        assert own
-        assert {scale[key] for key in own} == {scale[f"blocks.{layer}.mlp.fc1.weight"]}
-        assert {decay[key] for key in own} == {0}
+        norm_names = [key for key in scale if key.startswith(f"position.joining.norms.{layer}.")]
+        assert norm_names
+        assert {scale[key] for key in norm_names} == {scale[f"blocks.{layer}.mlp.fc1.weight"]}
+        assert {decay[key] for key in norm_names} == {0}
     assert scale["blocks.0.mlp.fc1.weight"] == scale["blocks.1.mlp.fc1.weight"] / 2
     assert scale["position.encodings.0.pos_embed"] == scale["patch_embed.proj.weight"]
 
 
 def test_setting_the_patch_size_resamples_kernel_and_table():
-    model, theirs = tiny().eval(), timm.create_model("deit_tiny_patch16_224", **SIZE).eval()
-    theirs.load_state_dict(graticule.published_state_dict(model))
-    for one in (model, theirs):
-        one.set_input_size(img_size=48, patch_size=16)
+    model, reference = tiny().eval(), timm.create_model("deit_tiny_patch16_224", **SIZE).eval()
+    reference.load_state_dict(graticule.published_state_dict(model))
+    for module in (model, reference):
+        module.set_input_size(img_size=48, patch_size=16)
     assert model.grid.shape == (3, 3)
     x = images(48, 48)
-    torch.testing.assert_close(model(x), theirs(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(x), reference(x), rtol=0, atol=1e-5)
 
 
 def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
@@ -152,14 +152,14 @@ def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
 def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
     page = (Path(__file__).parents[2] / "docs" / "backbones.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python features\n(.*?)```", page, flags=re.DOTALL)
-    shown = {}
-    exec(compile(code, "backbones.md", "exec"), shown)
-    model, images = shown["model"], torch.randn(1, 1, 28, 36)
-    assert shown["found"]["middle"].shape == (2, 50, model.embed_dim)
+    namespace = {}
+    exec(compile(code, "backbones.md", "exec"), namespace)
+    model, images = namespace["model"], torch.randn(1, 1, 28, 36)
+    assert namespace["found"]["middle"].shape == (2, 50, model.embed_dim)
     for x in (images, images[..., :28]):
-        found = shown["features"](x)
+        outputs = namespace["features"](x)
         tokens = [tokens for tokens, _ in model.each_layer(x)]
-        torch.testing.assert_close([found["middle"], found["logits"]], [tokens[2], model(x)], rtol=0, atol=0)
+        torch.testing.assert_close([outputs["middle"], outputs["logits"]], [tokens[2], model(x)], rtol=0, atol=0)
 
 
 # The tables of models by name

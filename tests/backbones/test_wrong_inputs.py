@@ -88,8 +88,8 @@ def test_an_argument_of_a_wrong_kind_is_named(name):
 TEXT = torch.zeros(2, 4, dtype=torch.long)
 
 
-def _lm(**given):
-    sizes = {"vocab_size": 10, "context": 16, "depth": 1, "encoding": "rope_1d", **given}
+def _lm(**arguments):
+    sizes = {"vocab_size": 10, "context": 16, "depth": 1, "encoding": "rope_1d", **arguments}
     return create_language_model("lm_nano", **sizes).eval()
 
 

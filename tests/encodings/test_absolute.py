@@ -128,22 +128,22 @@ def test_a_dim_that_the_formula_cannot_fill_is_refused(kind, dim, rule):
 )
 def test_the_table_is_that_of_lapes_code_but_for_its_float32_angles(case, kind):
     grid = Grid(4, 4, prefix=1)
-    theirs = load_file(GOLDEN / f"{case}.safetensors")["weight.pos_embed"].double().reshape(17, 24)
+    reference = load_file(GOLDEN / f"{case}.safetensors")["weight.pos_embed"].double().reshape(17, 24)
     ours = table_of(kind(grid, 24))
     # The largest difference is 2.3e-7 in one dimension, and 2.9e-8 in two, which is the rounding of the stored values.
     # Their angle, up to 16 radians, is a float32: half a unit in the last place of 8..16 is 2^-21 = 4.8e-7; one more
     # rounding, of a sine, is 2^-25. 1e-6 leaves a factor of two for the rounded frequency.
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours, reference, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape_dim", [(14, 14, 192), (3, 5, 24), (4, 4, 16)])
 def test_timms_two_dimensional_table_has_the_same_channels_in_another_order(shape_dim):
     height, width, dim = shape_dim
     name = f"grid_{height}x{width}_dim_{dim}"
-    theirs = load_file(GOLDEN / "sincos2d_timm_float64.safetensors")[name]
+    reference = load_file(GOLDEN / "sincos2d_timm_float64.safetensors")[name]
     ours = table_of(Sinusoidal2d(Grid(height, width), dim))
     # timm: the sines of y, the sines of x, then the cosines; ours: x then y, sine and cosine interleaved
-    y, x = theirs.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
+    y, x = reference.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
     reordered = torch.stack([x, y], 1).transpose(-2, -1).flatten(1)
     torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-12)
 

@@ -72,8 +72,8 @@ def test_the_laws_of_places_hold_with_options(encoding):
 
 
 def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
-    found = {name: check_places(name) for name in ENCODINGS}
-    without = {law: {name for name in ENCODINGS if law not in found[name]} for law in LAWS}
+    outcomes = {name: check_places(name) for name in ENCODINGS}
+    without = {law: {name for name in ENCODINGS if law not in outcomes[name]} for law in LAWS}
     divided = {"sinusoidal_2d", "rope", "rope_golden_gate", "pope", "mrope", "irpe"}
     convolved = {"peg", "convolutional_projection"}
     assert without["one_frame"] == {*divided, "causal"}
@@ -103,8 +103,8 @@ def test_the_laws_of_places_hold_with_every_joining(encoding, joining):
 @torch.no_grad()
 def test_a_law_that_an_encoding_is_exempt_from_does_not_hold(encoding, monkeypatch):
     position = built(Grid(4, 5, prefix=int(not mixes(encoding))), encoding)
-    given = [one.partition(":")[0] for part in position.modules() for one in getattr(part, "exempt", ())]
-    exempt = {law for laws in given for law in laws.split(", ")}
+    reasons = [reason.partition(":")[0] for part in position.modules() for reason in getattr(part, "exempt", ())]
+    exempt = {law for laws in reasons for law in laws.split(", ")}
     assert exempt <= LAWS.keys()
     for kind in {type(part) for part in position.modules()}:
         if exempt and hasattr(kind, "exempt"):
@@ -122,7 +122,7 @@ def test_a_film_of_one_frame_is_the_image_where_time_has_no_channels_of_an_axis(
     check_layers(built(higher, encoding)(higher), built(lower, image)(lower), lower.tokens, "one frame")
 
 
-@in_turn("encoding", [one for one in (*ENCODINGS, *OPTIONS) if one not in ("none", "log_n")])
+@in_turn("encoding", [name for name in (*ENCODINGS, *OPTIONS) if name not in ("none", "log_n")])
 @torch.no_grad()
 def test_a_position_that_was_moved_to_a_grid_is_one_that_is_built_for_it_with_its_parameters(encoding):
     first, other = (Grid(*shape, prefix=0 if mixes(encoding) else 1) for shape in ((3, 4), (5, 2)))
@@ -141,9 +141,9 @@ def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
     grid = Grid(3, 4, prefix=0 if mixes(encoding) else 1)
     exact = built(grid, encoding).float()
     rounded = copy.deepcopy(exact).bfloat16()
-    for one, two in zip(exact(grid), rounded(grid), strict=True):
+    for first, second in zip(exact(grid), rounded(grid), strict=True):
         for name in ("added_to_stream", "after_norm", "bias", "mixing", "spatial_bias"):
-            value, other = getattr(one, name), getattr(two, name)
+            value, other = getattr(first, name), getattr(second, name)
             if isinstance(value, torch.Tensor):
                 assert value.dtype == torch.float32 and other.dtype == torch.bfloat16, name
                 torch.testing.assert_close(other.float(), value, rtol=2**-6, atol=2**-4)
@@ -155,9 +155,9 @@ def test_points_follow_their_coordinates_and_not_their_order(encoding):
     places = torch.tensor([[0.5, 2.25], [1.75, 0.0], [2.0, 3.0], [0.25, 1.5]], dtype=torch.float64)
     position, index = built(Grid(3, 4), encoding), torch.tensor([2, 0, 3, 1])
     first, second = position(Points(places)), position(Points(places[index]))
-    for one, two in zip(first, second, strict=True):
-        assert one.added_to_stream is None or not torch.allclose(two.added_to_stream, one.added_to_stream)
-    check_layers(second, [reordered(each, Subset(index, 4)) for each in first], 4, "points in another order")
+    for before, after in zip(first, second, strict=True):
+        assert before.added_to_stream is None or not torch.allclose(after.added_to_stream, before.added_to_stream)
+    check_layers(second, [reordered(layer, Subset(index, 4)) for layer in first], 4, "points in another order")
 
 
 @in_turn("encoding", COMPUTED)
@@ -168,20 +168,20 @@ def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
     together = position(Points(places, prefix=1))
     assert values(together[0], 6)
     for sample in range(2):
-        for one, two in zip(together, position(Points(places[sample], prefix=1)), strict=True):
-            actual, alone = values(one, 6), values(two, 6)
+        for first, second in zip(together, position(Points(places[sample], prefix=1)), strict=True):
+            actual, alone = values(first, 6), values(second, 6)
             assert actual.keys() == alone.keys()
             for name, value in alone.items():
-                own = actual[name][sample]
-                expected = value[sample] if value.ndim == actual[name].ndim else value.reshape(own.shape)
-                torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+                of_sample = actual[name][sample]
+                expected = value[sample] if value.ndim == actual[name].ndim else value.reshape(of_sample.shape)
+                torch.testing.assert_close(of_sample, expected, rtol=0, atol=1e-12)
 
 
 def test_the_coordinates_of_points_are_checked_once(monkeypatch):
     points = Points(torch.rand(2, 5, 2))
     monkeypatch.setattr(torch.Tensor, "isfinite", None)
-    assert [one.places.tolist() for one in points.samples] == points.places.tolist()
-    assert {one.prefix for one in points.samples} == {0}
+    assert [sample.places.tolist() for sample in points.samples] == points.places.tolist()
+    assert {sample.prefix for sample in points.samples} == {0}
 
 
 @torch.no_grad()
@@ -189,11 +189,11 @@ def test_attention_takes_points_of_each_sample():
     attention = Attention(DIM, HEADS).double().eval()
     position = built(Grid(3, 4), "fourier + rope_mixed + alibi")
     places, x = torch.rand(2, 5, 2, dtype=torch.float64), torch.randn(2, 5, DIM, dtype=torch.float64)
-    (together, _), each = position(Points(places)), [position(Points(one))[0] for one in places]
-    found = attention(together.enter_block(x), together)
-    for sample, one in enumerate(each):
-        alone = attention(one.enter_block(x[sample : sample + 1]), one)
-        torch.testing.assert_close(found[sample : sample + 1], alone, rtol=0, atol=1e-12)
+    (together, _), separate = position(Points(places)), [position(Points(single))[0] for single in places]
+    outputs = attention(together.enter_block(x), together)
+    for sample, single in enumerate(separate):
+        alone = attention(single.enter_block(x[sample : sample + 1]), single)
+        torch.testing.assert_close(outputs[sample : sample + 1], alone, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
         Points(torch.rand(2, 3, 5, 2))
     with pytest.raises(ValueError, match="`places` must be finite numbers"):
@@ -222,12 +222,12 @@ def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
         pairs = places(fine).view(2, 3, 2, 4, 3).mean(2).flatten(0, 2)
         torch.testing.assert_close(places(coarse)[:, 1], pairs[:, 1], rtol=0, atol=1e-15)
         return
-    for one, two in zip(position(fine), position(coarse), strict=True):
-        for name, value in values(two, coarse.tokens).items():
+    for first, second in zip(position(fine), position(coarse), strict=True):
+        for name, value in values(second, coarse.tokens).items():
             if name == "added_to_stream":
-                torch.testing.assert_close(value, one.added_to_stream[index], rtol=0, atol=1e-12)
-            if isinstance(one.bias, torch.Tensor) and encoding != "fire":  # relative to the largest distance
-                torch.testing.assert_close(value, one.bias[:, index][..., index], rtol=0, atol=1e-12)
+                torch.testing.assert_close(value, first.added_to_stream[index], rtol=0, atol=1e-12)
+            if isinstance(first.bias, torch.Tensor) and encoding != "fire":  # relative to the largest distance
+                torch.testing.assert_close(value, first.bias[:, index][..., index], rtol=0, atol=1e-12)
 
 
 def test_each_encoding_is_built_for_texts_and_films():

@@ -221,9 +221,9 @@ def test_a_bias_and_its_gradients_are_those_of_the_formula_pair_by_pair(name, gr
     inputs = [parameter for parameter in [q, *encoding.parameters()] if parameter.requires_grad]
     weight = torch.randn_like(bias)
     gradients = (
-        torch.autograd.grad((one * weight).sum(), inputs, allow_unused=True, materialize_grads=True)
-        for one in (bias, expected)
-        if one.requires_grad
+        torch.autograd.grad((values * weight).sum(), inputs, allow_unused=True, materialize_grads=True)
+        for values in (bias, expected)
+        if values.requires_grad
     )
     for gradient, other in zip(*[*gradients] or [[], []], strict=True):
         assert gradient.isfinite().all()
@@ -280,13 +280,13 @@ def test_a_bias_has_the_dtype_of_its_parameters(name, dtype):
 def test_a_part_of_a_bias_of_the_queries_is_that_part_of_the_whole_and_of_its_own_queries(name, grid, elsewhere):
     encoding, q = built(name, Grid(2, 3, prefix=grid.prefix) if elsewhere else grid), queries(grid)
     function, last = encoding.layer(grid).bias, grid.tokens
-    whole = function(q)
+    full = function(q)
     for start, stop, keys in ((0, 1, 1), (0, 4, 4), (1, 3, last), (3, 6, 6), (last - 1, last, last)):
         part = function(q[:, :, start:stop], start=start, stop=keys)
-        assert_same(part, whole[:, :, start:stop, :keys], 1e-12)
+        assert_same(part, full[:, :, start:stop, :keys], 1e-12)
     changed = q.clone()
     changed[:, :, grid.prefix + 1] += 1
-    rows = (function(changed) - whole).abs().amax((0, 1, 3)) > 1e-9
+    rows = (function(changed) - full).abs().amax((0, 1, 3)) > 1e-9
     assert rows.nonzero().flatten().tolist() == [grid.prefix + 1]
 
 
@@ -302,8 +302,8 @@ def test_a_bias_of_the_distance_is_zero_at_zero_and_falls_along_a_diagonal(name)
 @in_turn("name", [name for name in BIASES if name not in RESAMPLED and not name.startswith("fire")])
 def test_the_first_tokens_of_a_text_do_not_depend_on_its_length(name):
     encoding, q = built(name, Grid(1, 8)), queries(Grid(1, 8))
-    whole, short = (table(encoding, grid, q[:, :, : grid.tokens]) for grid in (Grid(1, 8), Grid(1, 5)))
-    assert_same(whole[..., :5, :5], short, 1e-12)
+    full, short = (table(encoding, grid, q[:, :, : grid.tokens]) for grid in (Grid(1, 8), Grid(1, 5)))
+    assert_same(full[..., :5, :5], short, 1e-12)
 
 
 @in_turn("name", ["shared_relative_bias", "shared_mlp_bias", "alibi", "bucketed_bias", "sandwich"])
@@ -466,17 +466,11 @@ def test_a_model_gives_irpe_its_scaled_queries():
 # ALiBi's slopes
 
 
-@in_turn("heads", [1, 2, 4, 8, 16, 32])
-def test_for_a_power_of_two_slopes_are_a_geometric_sequence_that_ends_at_one_256th(heads):
-    ratio = 2 ** (-8 / heads)
-    assert default_slopes(heads) == pytest.approx([ratio**h for h in range(1, heads + 1)], rel=1e-12)
-
-
-@in_turn("heads", [3, 5, 6, 7, 9, 12, 20, 24])
-def test_other_numbers_of_heads_follow_the_recursion_of_the_code(heads):
+@in_turn("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32])
+def test_slopes_are_geometric_for_a_power_of_two_and_else_follow_the_recursion_of_the_code(heads):
     below = 1 << (heads.bit_length() - 1)
-    expected = default_slopes(below) + default_slopes(2 * below)[::2][: heads - below]
-    assert default_slopes(heads) == pytest.approx(expected, rel=1e-12)
+    first, second = ([2 ** (-8 * h / count) for h in range(1, count + 1)] for count in (below, 2 * below))
+    assert default_slopes(heads) == pytest.approx([*first, *second[::2][: heads - below]], rel=1e-12)
 
 
 def test_slopes_are_those_of_the_formula_or_given_or_learned_from_it_and_stay_positive():

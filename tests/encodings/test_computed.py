@@ -111,24 +111,24 @@ def drawn(grid=None, count=200, **kwargs):
 
 
 def test_a_global_shift_moves_all_patches_alike_within_its_range():
-    places, found = drawn(shift=0.5, local_shift=None, rescale=None)
-    moved = found - places
+    places, coordinates = drawn(shift=0.5, local_shift=None, rescale=None)
+    moved = coordinates - places
     torch.testing.assert_close(moved, moved[:, :1].expand_as(moved), rtol=0, atol=1e-12)
     assert 0.45 < moved.abs().max() <= 0.5
     assert (moved[:, 0, 0] - moved[:, 0, 1]).abs().max() > 0.5  # independent per axis
 
 
 def test_a_local_shift_moves_each_patch_within_its_cell():
-    places, found = drawn(shift=None, local_shift=0.5, rescale=None)
-    moved = (found - places) * torch.tensor([4, 6]) / 2  # in patches
+    places, coordinates = drawn(shift=None, local_shift=0.5, rescale=None)
+    moved = (coordinates - places) * torch.tensor([4, 6]) / 2  # in patches
     assert 0.49 < moved.abs().max() <= 0.5
     assert moved.std(0).min() > 0.2
     assert (moved[:, 0] - moved[:, 1]).abs().max() > 0.5  # independent per patch
 
 
 def test_a_global_scale_multiplies_all_coordinates_by_one_number_within_its_range():
-    places, found = drawn(shift=None, local_shift=None, rescale=1.4)
-    factor = found / places
+    places, moved = drawn(shift=None, local_shift=None, rescale=1.4)
+    factor = moved / places
     torch.testing.assert_close(factor, factor[:, :1, :1].expand_as(factor), rtol=0, atol=1e-9)
     logs = factor[:, 0, 0].log()
     assert 0.95 * math.log(1.4) < logs.max() <= math.log(1.4) + 1e-6 and logs.min() >= -math.log(1.4) - 1e-6
@@ -166,25 +166,25 @@ def test_a_larger_grid_over_the_same_image_has_the_same_rows_at_the_same_coordin
 @in_turn("aspect", [False, True])
 @in_turn("new", [(4, 4), (6, 9), (3, 2), (5, 4)])
 def test_factorized_tables_are_timms_naflex(aspect, new):
-    theirs = NaFlexEmbeds(
+    reference = NaFlexEmbeds(
         patch_size=4, embed_dim=6, pos_embed="factorized", pos_embed_grid_size=(4, 4), pos_embed_ar_preserving=aspect
     )
     resampler = "crop(mode='bilinear', antialias=False)" if aspect else "bilinear(antialias=False)"
     ours = Factorized(Grid(4, 4), 6, resampler=resampler)
-    ours.load_state_dict({name: value for name, value in theirs.state_dict().items() if "pos_embed" in name})
+    ours.load_state_dict({name: value for name, value in reference.state_dict().items() if "pos_embed" in name})
     zeros = torch.zeros(1, new[0] * new[1], 6)
-    theirs._apply_factorized_pos_embed(zeros, list(new))
+    reference._apply_factorized_pos_embed(zeros, list(new))
     # timm resamples in float32
     torch.testing.assert_close(ours(Grid(*new)), zeros[0].detach(), rtol=0, atol=1e-6)
     tables = [table.float().double() for table in (ours.pos_embed_y, ours.pos_embed_x)]
     longer = [max(new)] * 2 if aspect else new
     y, x = (
-        F.interpolate(table.mT, size=size, mode="linear").mT[0, :kept]
-        for table, size, kept in zip(tables, longer, new, strict=True)
+        F.interpolate(table.mT, size=size, mode="linear").mT[0, :side]
+        for table, size, side in zip(tables, longer, new, strict=True)
     )
     with torch.no_grad():
-        for own, table in zip((ours.pos_embed_y, ours.pos_embed_x), tables, strict=True):
-            own.copy_(table)
+        for parameter, table in zip((ours.pos_embed_y, ours.pos_embed_x), tables, strict=True):
+            parameter.copy_(table)
     torch.testing.assert_close(ours(Grid(*new)), (y[:, None] + x).flatten(0, 1), rtol=0, atol=1e-12)
 
 
@@ -192,11 +192,11 @@ def test_factorized_tables_are_sums_or_products_of_rows_and_columns():
     for product in (False, True):
         encoding = Factorized(Grid(2, 3, prefix=1), 4, product=product)
         y, x = encoding.pos_embed_y[0], encoding.pos_embed_x[0]
-        found = encoding(Grid(2, 3, prefix=1))
-        assert not found[0].any()
+        table = encoding(Grid(2, 3, prefix=1))
+        assert not table[0].any()
         for i in range(2):
             for j in range(3):
-                assert torch.equal(found[1 + 3 * i + j], y[i] * x[j] if product else y[i] + x[j])
+                assert torch.equal(table[1 + 3 * i + j], y[i] * x[j] if product else y[i] + x[j])
 
 
 def test_checkpoints_of_factorized_tables_are_resampled_for_another_grid():

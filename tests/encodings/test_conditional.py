@@ -16,7 +16,8 @@ GRIDS = [Grid(3, 5), Grid(4, 3, prefix=1), Grid(3, 4, prefix=2)]
 
 paddings = in_turn("padding", PADDINGS)
 grids = in_turn("grid", GRIDS)
-forms = in_turn("convolution", ["depthwise", "separable", "dense"])
+CONVOLUTIONS = ("depthwise", "separable", "dense")
+forms = in_turn("convolution", CONVOLUTIONS)
 
 
 @torch.no_grad()
@@ -78,46 +79,37 @@ def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-@in_turn(
-    ("grid", "padding", "convolution", "bias"),
-    [
-        *((grid, "zeros", "depthwise", True) for grid in GRIDS),
-        *((GRIDS[1], padding, "separable", False) for padding in PADDINGS),
-        *((GRIDS[2], "circular", convolution, True) for convolution in ("depthwise", "separable", "dense")),
-    ],
-)
-def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convolution, bias):
-    peg = drawn(Peg(DIM, 3, convolution, padding=padding, bias=bias)).double()
-    x = tokens(grid)
-    assert_near(peg(x, grid), naive(peg, x, grid, padding))
-    other = x.clone()
+#: (grid, padding, convolution, kernel, layers, bias): kernels of one patch to more than the grid, and stacks.
+PEGS = [
+    *((grid, "zeros", "depthwise", 3, 1, True) for grid in GRIDS),
+    *((Grid(4, 3, prefix=1), padding, "separable", 3, 1, False) for padding in PADDINGS),
+    *((Grid(3, 4, prefix=2), "circular", convolution, 3, 1, True) for convolution in CONVOLUTIONS),
+    *((Grid(k + 1, k + 2, prefix=1), padding, "depthwise", k, 1, True) for k in (1, 7) for padding in PADDINGS),
+    *((Grid(2, 3, prefix=1), padding, "depthwise", 27, 1, True) for padding in ("zeros", "replicate")),
+    *((Grid(5, 6, prefix=1), padding, name, 3, 2, True) for padding in PADDINGS for name in CONVOLUTIONS),
+    *((Grid(9, 10), padding, name, 3, 4, True) for padding in PADDINGS for name in ("depthwise", "separable")),
+]
+
+
+@in_turn(("grid", "padding", "convolution", "kernel", "layers", "bias"), PEGS)
+def test_a_peg_and_its_gradients_are_those_of_the_tokens_and_a_convolution_of_their_map(
+    grid, padding, convolution, kernel, layers, bias
+):
+    scale = 1.0 if layers > 1 else 1 / kernel
+    peg = drawn(Peg(DIM, kernel, convolution, layers, padding, bias=bias), scale).double().eval()
+    assert [type(step).__name__ for step in peg.proj].count("ReLU") == (layers if layers > 1 else 0)
+    x = tokens(grid).requires_grad_()
+    actual, by_hand = peg(x, grid), naive(peg, x, grid, padding)
+    assert (actual != x)[:, grid.prefix :].any()
+    assert_near(actual, by_hand, atol=1e-10 if layers > 1 else 1e-11 if kernel > 3 else 1e-12)
+    inputs, weight = [x, *peg.parameters()], tokens(grid)
+    gradients, expected = (torch.autograd.grad((y * weight).sum(), inputs) for y in (actual, by_hand))
+    assert all(gradient.any() for gradient in gradients)
+    for gradient, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-9)
+    other = x.detach().clone()
     other[:, : grid.prefix] = 1e6  # prefix tokens are seen by no patch
-    assert torch.equal(peg(other, grid)[:, grid.prefix :], peg(x, grid)[:, grid.prefix :])
-
-
-@pytest.mark.parametrize(
-    ("kernel", "grid", "padding"),
-    [
-        *((kernel, Grid(kernel + 1, kernel + 2, prefix=1), padding) for kernel in (1, 7) for padding in PADDINGS),
-        *((27, Grid(2, 3, prefix=1), padding) for padding in ("zeros", "replicate")),
-    ],
-    ids=str,
-)
-def test_it_is_so_for_kernels_from_one_patch_to_more_than_the_grid(kernel, grid, padding):
-    peg = drawn(Peg(2, kernel, padding=padding), scale=0.1).double()
-    x = tokens(grid, dim=2)
-    assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
-
-
-@paddings
-@pytest.mark.parametrize(("layers", "grid"), [(2, Grid(5, 6, prefix=1)), (4, Grid(9, 10))], ids=str)
-@pytest.mark.parametrize("convolution", ["depthwise", "separable"])
-def test_around_a_stack_the_tokens_are_added_once(layers, grid, padding, convolution):
-    peg = drawn(Peg(DIM, 3, convolution, layers, padding), scale=1.0).double().eval()
-    x = tokens(grid)
-    assert [type(step).__name__ for step in peg.proj].count("ReLU") == layers
-    assert (peg(x, grid) != x)[:, grid.prefix :].any()
-    assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-10)
+    assert torch.equal(peg(other, grid)[:, grid.prefix :], actual[:, grid.prefix :])
 
 
 def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
@@ -181,21 +173,6 @@ def test_a_constant_map_is_told_where_it_is_by_zeros_alone():
         y = as_map(drawn(Peg(DIM, padding=padding)).double()(x, grid), grid)
         constant = torch.allclose(y, y[..., :1, :1].expand_as(y), rtol=0, atol=1e-12)
         assert constant == (padding != "zeros"), padding
-
-
-@paddings
-@forms
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_gradient_reaches_every_parameter_and_the_tokens_as_in_the_naive_form(padding, convolution, layers):
-    grid = Grid(5, 6, prefix=1)
-    peg = drawn(Peg(DIM, 3, convolution, layers, padding), 1.0).double().eval()
-    x = tokens(grid).requires_grad_()
-    inputs, weight = [x, *peg.parameters()], tokens(grid)
-    found = torch.autograd.grad((peg(x, grid) * weight).sum(), inputs)
-    expected = torch.autograd.grad((naive(peg, x, grid, padding) * weight).sum(), inputs)
-    assert all(gradient.any() for gradient in found)
-    for actual, by_hand in zip(found, expected, strict=True):
-        torch.testing.assert_close(actual, by_hand, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding):
     mixes = issubclass(ENCODINGS[encoding], TokenMixing)
     for joining in JOININGS:
         if mixes and joining == "default":
-            given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
-            for one in given:
-                if isinstance(one.mixing, TokenMlp):
-                    assert one.mixing.first.shape[1] == one.mixing.second.shape[0] == 16
+            positions = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
+            for layer in positions:
+                if isinstance(layer.mixing, TokenMlp):
+                    assert layer.mixing.first.shape[1] == layer.mixing.second.shape[0] == 16
                 else:
-                    weights = one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights
+                    weights = layer.mixing if isinstance(layer.mixing, torch.Tensor) else layer.mixing.weights
                     assert weights.shape[1:] == (16, 16)
-            assert len(given) == DEPTH
+            assert len(positions) == DEPTH
             with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):  # they have no position
                 build(encoding)
         elif takes(joining, encoding):
@@ -108,7 +108,7 @@ def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
 
 @in_turn("eta", range(1, DEPTH + 1))
 @in_turn(
-    ("encoding", "joining", "each", "less"),
+    ("encoding", "joining", "per_layer", "less"),
     [
         ("learnable", "shared", 0, 0),
         ("learnable", "unshared", TABLE, TABLE),
@@ -118,9 +118,9 @@ def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
         ("shaw", "default", 2 * 17 * 8, TABLE),
     ],
 )
-def test_eta_joined_layers_have_eta_times_the_parameters_of_one(encoding, joining, each, less, eta):
+def test_eta_joined_layers_have_eta_times_the_parameters_of_one(encoding, joining, per_layer, less, eta):
     default = count(tiny("learnable", "default"))
-    assert count(tiny(encoding, spec(joining, layers=eta))) - default == each * eta - less
+    assert count(tiny(encoding, spec(joining, layers=eta))) - default == per_layer * eta - less
 
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
@@ -130,7 +130,7 @@ def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
         count(tiny("learnable", spec(joining, decomposition=name))) - default
         for name in graticule.list_decompositions()
     ]
-    assert counts == [DEPTH * own for own in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
+    assert counts == [DEPTH * of_layer for of_layer in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
 
 
 def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
@@ -220,7 +220,7 @@ def test_as_many_encodings_as_the_joining_takes():
 
 
 @in_turn(
-    ("form", "found"),
+    ("form", "shows"),
     [
         ({"places": (-1, 2)}, lambda p: list(p.pegs) == ["first", "2"]),
         ({"kernel": 7}, lambda p: p.pegs["0"].proj[0].kernel_size == (7, 7)),
@@ -234,11 +234,11 @@ def test_as_many_encodings_as_the_joining_takes():
         ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
     ],
 )
-def test_every_option_of_a_peg_has_its_effect(form, found):
+def test_every_option_of_a_peg_has_its_effect(form, shows):
     plain = build("peg")
-    assert found(build(spec("peg", **form)))
-    assert found(build(Peg.options(**form)))  # the text and the Python object are equivalent
-    assert not found(plain)
+    assert shows(build(spec("peg", **form)))
+    assert shows(build(Peg.options(**form)))  # the text and the Python object are equivalent
+    assert not shows(plain)
 
 
 def test_the_options_of_a_convolutional_projection_have_their_effect():
@@ -277,7 +277,10 @@ _KNOWN = "convolutional_projection must not have the option .*he options are ker
         ("peg", {"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
         ("peg", {"layers": 0}, r"`layers` must be at least 1, got 0"),
         *(("peg", {"places": same}, _DIFFERENT) for same in ((), [], (0, 0), (1, -1, 1))),
-        *(("peg", {"places": one}, "`places` of encoding peg must be") for one in (("0",), "12", (0.5,), None, True)),
+        *(
+            ("peg", {"places": places}, "`places` of encoding peg must be")
+            for places in (("0",), "12", (0.5,), None, True)
+        ),
         ("peg", {"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
         ("peg", {"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
         ("peg", {"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
@@ -306,9 +309,9 @@ def test_invalid_options_of_conditional_encodings_are_refused(name, form, messag
 def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(conditional, joining):
     alone, table = build(conditional)(GRID), build("learnable", joining)(GRID)
     both = build(f"{conditional}+learnable", joining)(GRID)
-    for layer, (mine, own, joined) in enumerate(zip(both, alone, table, strict=True)):
+    for layer, (mine, single, joined) in enumerate(zip(both, alone, table, strict=True)):
         for field, value in zip(mine._fields, mine, strict=True):
-            told = getattr(own, field) is not None or getattr(joined, field) is not None
+            told = getattr(single, field) is not None or getattr(joined, field) is not None
             assert (value is not None) == told, (layer, field)
 
 

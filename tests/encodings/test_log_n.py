@@ -19,7 +19,7 @@ def pair(encoding, **kwargs):
     model = draw(tiny(encoding, **kwargs)).double().eval()
     plain = tiny(encoding.removesuffix("log_n").removesuffix(" + ") or "none", **kwargs).double().eval()
     names = zip(plain.state_dict(), dict(model.named_parameters()), strict=True)
-    plain.load_state_dict({theirs: model.state_dict()[ours] for theirs, ours in names})
+    plain.load_state_dict({plain_name: model.state_dict()[ours] for plain_name, ours in names})
     return model, plain
 
 
@@ -36,7 +36,7 @@ def test_it_multiplies_the_logits_by_the_ratio_of_logarithms():
     model, plain = pair("rope + log_n")
     grid, x = Grid(6, 7, prefix=1), torch.randn(2, 43, 24, dtype=torch.float64)
     attention = model.blocks[0].attn
-    with_it, without = (attention.weights(x, each.position(grid)[0]).log() for each in (model, plain))
+    with_it, without = (attention.weights(x, made.position(grid)[0]).log() for made in (model, plain))
     differences = [w - w[..., :1] for w in (with_it, without)]  # logits up to the normalizer of a row
     torch.testing.assert_close(differences[0], differences[1] * math.log(42) / math.log(16), rtol=0, atol=1e-10)
 

@@ -36,12 +36,12 @@ def tokens(grid, batch=2):
     return torch.randn(batch, grid.tokens, DIM, dtype=torch.float64)
 
 
-def attention(theirs, **kwargs):
+def attention(reference, **kwargs):
     """Return our attention with the projections of a module of timm."""
-    ours = Attention(DIM, HEADS, qkv_bias=theirs.qkv.bias is not None, **kwargs).double().eval()
+    ours = Attention(DIM, HEADS, qkv_bias=reference.qkv.bias is not None, **kwargs).double().eval()
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
-            parameter.copy_(theirs.get_parameter(name))
+            parameter.copy_(reference.get_parameter(name))
     return ours
 
 
@@ -51,22 +51,22 @@ def attention(theirs, **kwargs):
 @pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), Grid(1, 4, prefix=1)], ids=str)
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_beit(grid):
-    theirs = draw_double(BeitAttention(DIM, HEADS, qkv_bias=False, window_size=grid.shape))
+    reference = draw_double(BeitAttention(DIM, HEADS, qkv_bias=False, window_size=grid.shape))
     encoding = RelativeBias(grid, HEADS, prefix_rows=True).double()
-    encoding.load_state_dict({"relative_position_bias_table": theirs.relative_position_bias_table})
+    encoding.load_state_dict({"relative_position_bias_table": reference.relative_position_bias_table})
     x = tokens(grid)
-    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x))
+    assert_same(attention(reference)(x, LayerPosition(bias=encoding(grid))), reference(x))
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), SQUARE, WIDE], ids=str)
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_vit_relpos(grid):
     kind = partial(RelPosBias, window_size=grid.shape, prefix_tokens=grid.prefix)
-    theirs = draw_double(RelPosAttention(DIM, HEADS, rel_pos_cls=kind))
+    reference = draw_double(RelPosAttention(DIM, HEADS, rel_pos_cls=kind))
     encoding = RelativeBias(grid, HEADS, prefix_rows=bool(grid.prefix)).double()
-    encoding.load_state_dict({"relative_position_bias_table": theirs.rel_pos.relative_position_bias_table})
+    encoding.load_state_dict({"relative_position_bias_table": reference.rel_pos.relative_position_bias_table})
     x = tokens(grid)
-    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x))
+    assert_same(attention(reference)(x, LayerPosition(bias=encoding(grid))), reference(x))
 
 
 @in_turn(
@@ -85,28 +85,28 @@ def test_attention_with_a_table_is_that_of_vit_relpos(grid):
 @torch.no_grad()
 def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind, encoding, size):
     sizes = {"img_size": size, "patch_size": 8, "embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5}
-    theirs = draw_double(timm.create_model(name, rel_pos_type=kind, **sizes))
-    gammas = [name for name in theirs.state_dict() if ".ls" in name]  # LayerScale is a factor of the projection
-    for parameter in map(theirs.get_parameter, gammas):
+    reference = draw_double(timm.create_model(name, rel_pos_type=kind, **sizes))
+    gammas = [name for name in reference.state_dict() if ".ls" in name]  # LayerScale is a factor of the projection
+    for parameter in map(reference.get_parameter, gammas):
         parameter.fill_(1.0)
     model = graticule.create_model(
         "vit_tiny_patch16_224",
         encoding=encoding,
-        qkv_bias=theirs.blocks[0].attn.qkv.bias is not None,
-        class_token=theirs.cls_token is not None,
-        global_pool=theirs.global_pool,
-        fc_norm=not isinstance(theirs.fc_norm, torch.nn.Identity),
+        qkv_bias=reference.blocks[0].attn.qkv.bias is not None,
+        class_token=reference.cls_token is not None,
+        global_pool=reference.global_pool,
+        fc_norm=not isinstance(reference.fc_norm, torch.nn.Identity),
         **sizes,
     )
     model.double().eval().load_state_dict(
-        {name: value for name, value in theirs.state_dict().items() if name not in gammas}
+        {name: value for name, value in reference.state_dict().items() if name not in gammas}
     )
     x = images(*size, dtype=torch.float64)
     # the logarithms of timm's coordinates are rounded to float32
-    for module in theirs.modules():
+    for module in reference.modules():
         if isinstance(module, RelPosMlp):
             module.rel_coords_log.copy_(MlpBias(model.grid, HEADS).double().coordinates(model.grid))
-    assert_same(model(x), theirs(x))
+    assert_same(model(x), reference(x))
 
 
 # MaxViT and CoAtNet
@@ -115,22 +115,22 @@ def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind,
 @pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
 @torch.no_grad()
 def test_a_table_of_maxvit_is_turned_into_ours(grid):
-    theirs = draw_double(RelPosBiasTf(grid.shape, HEADS))
-    theirs.reset_parameters()
-    draw_double(theirs)
+    reference = draw_double(RelPosBiasTf(grid.shape, HEADS))
+    reference.reset_parameters()
+    draw_double(reference)
     encoding = RelativeBias(grid, HEADS).double()
-    table = encoding.fit_parameter("relative_position_bias_table", theirs.relative_position_bias_table)
+    table = encoding.fit_parameter("relative_position_bias_table", reference.relative_position_bias_table)
     encoding.load_state_dict({"relative_position_bias_table": table})
-    assert_same(encoding(grid), theirs.get_bias()[0] if theirs.get_bias().ndim == 4 else theirs.get_bias())
+    assert_same(encoding(grid), reference.get_bias()[0] if reference.get_bias().ndim == 4 else reference.get_bias())
 
 
 @pytest.mark.parametrize("grid", [SQUARE, WIDE], ids=str)
 @torch.no_grad()
 def test_the_table_of_coatnet_is_ours(grid):
-    theirs = draw_double(RelPosBias(grid.shape, HEADS))
+    reference = draw_double(RelPosBias(grid.shape, HEADS))
     encoding = RelativeBias(grid, HEADS).double()
-    encoding.load_state_dict(theirs.state_dict())
-    assert_same(encoding(grid), theirs.get_bias()[0])
+    encoding.load_state_dict(reference.state_dict())
+    assert_same(encoding(grid), reference.get_bias()[0])
 
 
 # Decomposed positions
@@ -141,12 +141,12 @@ def test_the_table_of_coatnet_is_ours(grid):
 @torch.no_grad()
 def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
     built = built or grid
-    theirs = draw_double(SamAttention(DIM, HEADS, use_rel_pos=True, input_size=built.shape))
+    reference = draw_double(SamAttention(DIM, HEADS, use_rel_pos=True, input_size=built.shape))
     encoding = Decomposed(built, HEADS, HEAD_DIM).double()
-    encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
+    encoding.load_state_dict({name: reference.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
     x = tokens(grid)
-    expected = theirs(x.unflatten(1, grid.shape)).flatten(1, 2)
-    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), expected)
+    expected = reference(x.unflatten(1, grid.shape)).flatten(1, 2)
+    assert_same(attention(reference)(x, LayerPosition(bias=encoding(grid))), expected)
 
 
 # ConViT's gated positional self-attention
@@ -156,26 +156,26 @@ def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
 @torch.no_grad()
 def test_gated_positional_attention_is_that_of_convit(side):
     grid = Grid(side, side)
-    theirs = draw_double(GPSA(DIM, HEADS, qkv_bias=True))
+    reference = draw_double(GPSA(DIM, HEADS, qkv_bias=True))
     encoding = Gpsa(grid, HEADS).double()
-    encoding.load_state_dict({"pos_proj.weight": theirs.pos_proj.weight, "gating_param": theirs.gating_param})
+    encoding.load_state_dict({"pos_proj.weight": reference.pos_proj.weight, "gating_param": reference.gating_param})
     ours = Attention(DIM, HEADS).double().eval()
-    ours.qkv.weight.copy_(torch.cat([theirs.qk.weight, theirs.v.weight]))
-    ours.qkv.bias.copy_(torch.cat([theirs.qk.bias, theirs.v.bias]))
-    ours.proj.load_state_dict(theirs.proj.state_dict())
+    ours.qkv.weight.copy_(torch.cat([reference.qk.weight, reference.v.weight]))
+    ours.qkv.bias.copy_(torch.cat([reference.qk.bias, reference.v.bias]))
+    ours.proj.load_state_dict(reference.proj.state_dict())
     x, position = tokens(grid), encoding(grid)
-    assert_same(ours(x, position), theirs(x))
-    assert_same(ours.weights(x, position), theirs.get_attention(x))
+    assert_same(ours(x, position), reference(x))
+    assert_same(ours.weights(x, position), reference.get_attention(x))
 
 
 @pytest.mark.parametrize("heads", [4, 9])
 @torch.no_grad()
 def test_gates_start_as_those_of_convit(heads):
-    theirs = GPSA(heads * 2, heads, locality_strength=0.7)
-    theirs.local_init()
+    reference = GPSA(heads * 2, heads, locality_strength=0.7)
+    reference.local_init()
     ours = Gpsa(Grid(4, 4), heads, locality=0.7)
-    assert_same(ours.pos_proj.weight, theirs.pos_proj.weight, 1e-6)
-    assert torch.equal(ours.gating_param, theirs.gating_param)
+    assert_same(ours.pos_proj.weight, reference.pos_proj.weight, 1e-6)
+    assert torch.equal(ours.gating_param, reference.gating_param)
 
 
 @torch.no_grad()
@@ -213,11 +213,11 @@ def test_dropout_of_a_blend_drops_content_and_position_together():
     layer, x = draw_double(Attention(DIM, HEADS, attn_drop=0.5)), tokens(grid)
     position = draw_double(Gpsa(grid, HEADS))(grid)
     torch.manual_seed(0)
-    found = layer.train()(x, position)
+    actual = layer.train()(x, position)
     torch.manual_seed(0)
     weights = F.dropout(layer.weights(x, position), 0.5)
     values = layer.qkv(x).chunk(3, -1)[2].unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
-    assert_same(found, layer.proj((weights @ values).transpose(1, 2).flatten(2)), 1e-12)
+    assert_same(actual, layer.proj((weights @ values).transpose(1, 2).flatten(2)), 1e-12)
 
 
 # GQPE as a bias
@@ -238,25 +238,25 @@ def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid
 @pytest.mark.parametrize("grid", [SQUARE, WIDE], ids=str)
 @torch.no_grad()
 def test_cosine_attention_with_a_continuous_bias_is_that_of_swin_v2(grid):
-    theirs = draw_double(SwinV2Attention(DIM, grid.shape, HEADS))
-    theirs.logit_scale.copy_(torch.tensor([6.0, 1.0, -1.0, 2.0]).view(4, 1, 1))  # the first is above ln 100
+    reference = draw_double(SwinV2Attention(DIM, grid.shape, HEADS))
+    reference.logit_scale.copy_(torch.tensor([6.0, 1.0, -1.0, 2.0]).view(4, 1, 1))  # the first is above ln 100
     ours = Attention(DIM, HEADS, cosine=True).double().eval()
-    bias = torch.cat([theirs.q_bias, torch.zeros(DIM).double(), theirs.v_bias])
+    bias = torch.cat([reference.q_bias, torch.zeros(DIM).double(), reference.v_bias])
     ours.load_state_dict(
         {
-            "qkv.weight": theirs.qkv.weight,
+            "qkv.weight": reference.qkv.weight,
             "qkv.bias": bias,
-            "proj.weight": theirs.proj.weight,
-            "proj.bias": theirs.proj.bias,
-            "logit_scale": theirs.logit_scale,
+            "proj.weight": reference.proj.weight,
+            "proj.bias": reference.proj.bias,
+            "logit_scale": reference.logit_scale,
         }
     )
     encoding = ContinuousBias(grid, HEADS).double()
-    mlp = {f"cpb_mlp.{name}": value for name, value in theirs.cpb_mlp.state_dict().items()}
+    mlp = {f"cpb_mlp.{name}": value for name, value in reference.cpb_mlp.state_dict().items()}
     encoding.load_state_dict({**mlp, "reference": encoding.reference})
-    theirs.relative_coords_table.copy_(encoding.coordinates(grid)[None])  # timm's is rounded to float32
+    reference.relative_coords_table.copy_(encoding.coordinates(grid)[None])  # timm's is rounded to float32
     x = tokens(grid)
-    assert_same(ours(x, LayerPosition(bias=encoding(grid))), theirs(x))
+    assert_same(ours(x, LayerPosition(bias=encoding(grid))), reference(x))
 
 
 def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
@@ -301,15 +301,15 @@ def buckets(method, dy, dx, ratio):
 def vector(encoding, letter, i, j, head):
     """Compute the vector, or number, of the displacement i minus j, by the formula."""
     places, prefix = encoding.grid.coordinates().tolist(), encoding.grid.prefix
-    each = list(getattr(encoding, f"rpe_{letter}"))
+    tables = list(getattr(encoding, f"rpe_{letter}"))
     if encoding.mode == "contextual" and letter != "v":
-        each = [table.mT for table in each]  # (heads, buckets, d)
+        tables = [table.mT for table in tables]  # (heads, buckets, d)
     if i < prefix or j < prefix:
-        at = [-1] * len(each)
+        at = [-1] * len(tables)
     else:
         (yi, xi), (yj, xj) = places[i - prefix], places[j - prefix]
         at = buckets(encoding.method, yi - yj, xi - xj, encoding.ratio)
-    return sum(table[0 if len(table) == 1 else head, b] for table, b in zip(each, at, strict=True))
+    return sum(table[0 if len(table) == 1 else head, b] for table, b in zip(tables, at, strict=True))
 
 
 @in_turn("mode", ["contextual", "bias"])
@@ -361,9 +361,9 @@ def test_windows_of_swin_take_irpe_on_anything(on):
     model = draw(model).double().eval()
     x = images(64, 48, batch=1, dtype=torch.float64)
     with torch.no_grad():
-        found = model(x)
+        logits = model(x)
         for name, parameter in model.position.named_parameters():
             before = parameter.clone()
             parameter.zero_()
-            assert (model(x) - found).abs().max() > 1e-9, name
+            assert (model(x) - logits).abs().max() > 1e-9, name
             parameter.copy_(before)

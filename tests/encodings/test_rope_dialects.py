@@ -135,18 +135,18 @@ MODELS = {
 @in_turn("name", MODELS)
 def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float64):
     patch = 14 if "patch14" in name else 16
-    theirs = timm.create_model(name, img_size=tuple(patch * n for n in shape), embed_dim=32, depth=2, num_heads=2)
-    theirs.eval()
-    grid = Grid(*shape, prefix=theirs.num_prefix_tokens)
+    reference = timm.create_model(name, img_size=tuple(patch * n for n in shape), embed_dim=32, depth=2, num_heads=2)
+    reference.eval()
+    grid = Grid(*shape, prefix=reference.num_prefix_tokens)
     position = build(MODELS[name], grid)
-    rope = theirs.rope
+    rope = reference.rope
     tables = rope.get_embed(list(shape)) if getattr(rope, "feat_shape", None) is None else rope.get_embed()
     if "mixed" in name:
         position.load_state_dict({"encoding.freqs": rope.freqs.detach()})
     else:
         tables = [tables] * 2
     x = torch.randn(2, grid.tokens, 32)
-    for block, layer, table in zip(theirs.blocks, position(grid), tables, strict=True):
+    for block, layer, table in zip(reference.blocks, position(grid), tables, strict=True):
         torch.testing.assert_close(patches(layer, grid), table, rtol=0, atol=1e-10)
         attention = Attention(32, 2)
         torch.nn.init.normal_(block.attn.qkv.weight)
@@ -171,9 +171,9 @@ def test_the_other_layout_of_a_preset_gives_other_logits(preset):
 
 def test_options_replace_those_of_a_preset_and_the_others_stay():
     grid = Grid(3, 5)
-    found = build("rope(preset='dinov3', base=50, rescale=None)", grid).encoding
-    assert found.frequencies == Frequencies(base=50.0, turns=True)
-    assert found.noise == Noise() and found.coordinates == Coordinates("separate") and found.layout == "half"
+    encoding = build("rope(preset='dinov3', base=50, rescale=None)", grid).encoding
+    assert encoding.frequencies == Frequencies(base=50.0, turns=True)
+    assert encoding.noise == Noise() and encoding.coordinates == Coordinates("separate") and encoding.layout == "half"
     assert Rope(grid, 8).frequencies == Frequencies()
 
 
@@ -182,10 +182,10 @@ def test_options_replace_those_of_a_preset_and_the_others_stay():
 
 def test_noise_draws_what_timm_draws():
     noise = {"shift": 0.2, "jitter": 1.3, "rescale": 2.0}
-    theirs = RotaryEmbeddingDinoV3(HEAD_DIM, **{f"{name}_coords": value for name, value in noise.items()}).train()
+    reference = RotaryEmbeddingDinoV3(HEAD_DIM, **{f"{name}_coords": value for name, value in noise.items()}).train()
     mine = Rope(Grid(3, 5), HEAD_DIM, Frequencies(turns=True), Coordinates("separate"), "half", noise=Noise(**noise))
     torch.manual_seed(7)
-    expected = theirs.get_embed([3, 5])
+    expected = reference.get_embed([3, 5])
     torch.manual_seed(7)
     torch.testing.assert_close(mine.train()(Grid(3, 5)), expected, rtol=0, atol=1e-4)
 
@@ -290,8 +290,8 @@ def test_every_option_of_a_rotary_encoding_is_one_of_its_parts():
         assert not {"frequencies", "noise"} & set(options)
         if name != "rope_1d":
             assert {"coordinates", "offset", "shift", "jitter", "rescale"} <= set(options)
-        given = {option: each.default for option, each in options.items() if each.default is not None}
-        assert type(tiny(spec(name, **given)).position.encoding) is ENCODINGS[name]
+        defaults = {option: parameter.default for option, parameter in options.items() if parameter.default is not None}
+        assert type(tiny(spec(name, **defaults)).position.encoding) is ENCODINGS[name]
 
 
 def test_frequencies_of_a_mixed_encoding_start_from_the_base():

@@ -41,8 +41,8 @@ def formula(kind, s, length, k, n=HEAD_DIM // 4):
     if kind == "ntk":
         return (BASE * s ** (n / (n - 1))) ** (-k / n)
     turns = length * omega / (2 * math.pi)
-    kept = min(max((turns - 0.25) / (1 - 0.25), 0), 1)
-    return (1 - kept) * omega / s + kept * omega
+    share = min(max((turns - 0.25) / (1 - 0.25), 0), 1)
+    return (1 - share) * omega / s + share * omega
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,8 +61,8 @@ def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():
         grid = Grid(8, 12, prefix=1)  # twice as long on both axes
         row = name == "rope_1d"
         s, grid = (4, Grid(grid.patches)) if row else (2, grid)
-        one, two = (encoding.scaling.frequencies(encoding.vectors(), grid) for encoding in (plain, scaled))
-        lengths, after = one.norm(dim=-1), two.norm(dim=-1)
+        first, second = (encoding.scaling.frequencies(encoding.vectors(), grid) for encoding in (plain, scaled))
+        lengths, after = first.norm(dim=-1), second.norm(dim=-1)
         moving = lengths > 0
         ratio = after[moving] / lengths[moving]
         assert ratio[lengths[moving].argmax()].item() == pytest.approx(1, rel=1e-12), name
@@ -83,7 +83,7 @@ def test_at_the_reference_grid_nothing_changes(name, kind):
 
 @pytest.mark.parametrize("kind", ["ntk", "yarn"])
 def test_a_smaller_grid_is_not_scaled(kind):
-    plain, scaled = (BUILD["rope"](each).double() for each in (Scaling(), Scaling(kind)))
+    plain, scaled = (BUILD["rope"](scaling).double() for scaling in (Scaling(), Scaling(kind)))
     small = Grid(2, 5, prefix=1)
     assert torch.equal(scaled(small), plain(small)) and scaled.query_scale(small) is None
     interpolated = BUILD["rope"](Scaling("interpolation"))

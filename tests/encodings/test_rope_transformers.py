@@ -26,22 +26,22 @@ def rotated(preset, grid, q):
     return build(f"rope(preset='{preset}')", grid)(grid)[0].rotary(q, q)[0]
 
 
-def config_of(module, name, given):
+def config_of(module, name, arguments):
     """Return the configuration that a class of a module of transformers is built from."""
     annotation = getattr(module, name).__init__.__annotations__["config"]
     kind = annotation if isinstance(annotation, type) else getattr(module, annotation)
-    return kind(**given)
+    return kind(**arguments)
 
 
-@pytest.mark.parametrize(("model", "name", "given", "preset"), AXIAL, ids=[row[0] for row in AXIAL])
-def test_a_preset_rotates_as_the_encoder(model, name, given, preset, monkeypatch):
+@pytest.mark.parametrize(("model", "name", "arguments", "preset"), AXIAL, ids=[row[0] for row in AXIAL])
+def test_a_preset_rotates_as_the_encoder(model, name, arguments, preset, monkeypatch):
     module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     torch.set_default_dtype(torch.float64)
     try:
         with InFloat64():
             grid = Grid(3, 5)
             q = torch.randn(1, 2, grid.tokens, 16)
-            rope = getattr(module, name)(config_of(module, name, given)).eval()
+            rope = getattr(module, name)(config_of(module, name, arguments)).eval()
             if model == "dinov3_vit":
                 uncached = module.get_patches_center_coordinates.__wrapped__  # other tests fill its cache in float32
                 monkeypatch.setattr(module, "get_patches_center_coordinates", uncached)

@@ -35,26 +35,26 @@ def test_each_group_of_channels_has_its_own_matrix():
 
 
 def test_groups_of_equal_matrices_are_sgu():
-    one, several, grid = DenseMixing(Grid(2, 3)).double(), Gsgu(Grid(2, 3), groups=3).double(), Grid(2, 3)
+    single, several, grid = DenseMixing(Grid(2, 3)).double(), Gsgu(Grid(2, 3), groups=3).double(), Grid(2, 3)
     with torch.no_grad():
-        several.weight.copy_(draw(one).weight.expand(3, -1, -1))
+        several.weight.copy_(draw(single).weight.expand(3, -1, -1))
     x = tokens(grid)
     for at in (grid, Grid(3, 4)):
         x = tokens(at)
-        torch.testing.assert_close(mix_tokens(x, several(at)), mix_tokens(x, one(at)), rtol=0, atol=1e-12)
+        torch.testing.assert_close(mix_tokens(x, several(at)), mix_tokens(x, single(at)), rtol=0, atol=1e-12)
 
 
 def test_resampling_matrices_of_groups_is_resampling_each():
     pairs, old, new = torch.randn(3, 6, 6, dtype=torch.float64), Grid(2, 3), Grid(4, 2)
     actual = resize_pairs(pairs, old, new)
-    for one, expected in zip(actual, (resize_pairs(matrix, old, new) for matrix in pairs), strict=True):
-        torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)
+    for matrix_of_group, expected in zip(actual, (resize_pairs(matrix, old, new) for matrix in pairs), strict=True):
+        torch.testing.assert_close(matrix_of_group, expected, rtol=0, atol=1e-12)
 
 
 def test_its_parameters_differ_from_sgus_by_the_groups_alone():
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "groups": 4}
-    one, several = (graticule.create_model("gmlp_s16_224", encoding=name, **sizes) for name in ("sgu", "gsgu"))
-    count = [sum(p.numel() for p in model.parameters()) for model in (one, several)]
+    single, several = (graticule.create_model("gmlp_s16_224", encoding=name, **sizes) for name in ("sgu", "gsgu"))
+    count = [sum(p.numel() for p in model.parameters()) for model in (single, several)]
     assert count[1] - count[0] == 2 * 3 * 16 * 16
 
 
@@ -68,10 +68,10 @@ def test_a_bias_per_group_is_cut_with_the_windows():
     x, bias = tokens(grid), torch.randn(2, window.patches, dtype=torch.float64)
     weights = torch.zeros(2, window.patches, window.patches, dtype=torch.float64)
     actual = mix_tokens(x, weights, bias, Windows(grid, window, (1, 2)))
-    whole = bias.unflatten(1, window.shape)
+    full = bias.unflatten(1, window.shape)
     for y in range(5):
         for column in range(7):
-            expected = whole[:, (y - 1) % 3, (column - 2) % 4].repeat_interleave(3)
+            expected = full[:, (y - 1) % 3, (column - 2) % 4].repeat_interleave(3)
             assert torch.equal(actual[0, y * 7 + column], expected)
 
 
@@ -90,12 +90,12 @@ def filtered(x, weight, grid):
 
 
 @every_grid
-@in_turn("whole", [True, False])
-def test_a_global_filter_is_a_product_with_each_frequency(grid, whole):
+@in_turn("by_matrix", [True, False])
+def test_a_global_filter_is_a_product_with_each_frequency(grid, by_matrix):
     mixing, x = drawn_filter(grid), tokens(grid)
     table = mixing.displacements(grid)
-    found = mix_tokens(x, table.with_weights() if whole else table)
-    torch.testing.assert_close(found, filtered(x, mixing.complex_weight, grid), rtol=0, atol=1e-10)
+    mixed = mix_tokens(x, table.with_weights() if by_matrix else table)
+    torch.testing.assert_close(mixed, filtered(x, mixing.complex_weight, grid), rtol=0, atol=1e-10)
 
 
 @every_grid
@@ -169,13 +169,13 @@ def test_in_part_of_a_window_the_missing_tokens_are_zeros():
 
     grid, window = Grid(4, 5), Grid(3, 3)
     made, x = draw(TokenMlpMixing(window, dim=8)).double()(window), tokens(grid)
-    found = mix_tokens(x, made, None, Windows(grid, window, (1, 2)))
+    mixed = mix_tokens(x, made, None, Windows(grid, window, (1, 2)))
     padded = F.pad(x.unflatten(1, grid.shape), (0, 0, 1, 0, 2, 0))  # windows start at the padding
     parts = padded.unflatten(2, (2, 3)).unflatten(1, (2, 3)).transpose(2, 3).flatten(3, 4).flatten(0, 2)
-    whole = (
+    full = (
         mix_tokens(parts, made).unflatten(1, (3, 3)).unflatten(0, (2, 2, 2)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
     )
-    torch.testing.assert_close(found.unflatten(1, grid.shape), whole[:, 2:, 1:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(mixed.unflatten(1, grid.shape), full[:, 2:, 1:], rtol=0, atol=1e-12)
 
 
 def test_its_sums_over_constant_maps_keep_their_size_at_another_grid():

@@ -59,19 +59,19 @@ def test_our_rotary_encodings_give_the_vectors(name):
     q = torch.tensor(inputs["q"])
     grid = Grid(*about["parameters"].get("grid", (len(q),)))
     position = build_position(grid, dim=q.shape[1], depth=1, num_heads=1, encoding=ROTARY[name]).double().eval()
-    found = position(grid)[0].rotary(q[None, None], q[None, None])[0][0, 0]
-    np.testing.assert_allclose(found.numpy(), outputs["rotated"], rtol=0, atol=1e-9)
+    rotated = position(grid)[0].rotary(q[None, None], q[None, None])[0][0, 0]
+    np.testing.assert_allclose(rotated.numpy(), outputs["rotated"], rtol=0, atol=1e-9)
 
 
 def test_our_resampling_gives_the_vectors_of_pytorch():
     for name in RESAMPLED:
         about, inputs, outputs = ALL[name]
-        given = about["parameters"]
-        antialias, corners = (given.get(name, False) for name in ("antialias", "corners"))
-        text = f"bi{given['kernel']}(antialias={antialias}, align_corners={corners})"
+        parameters = about["parameters"]
+        antialias, corners = (parameters.get(name, False) for name in ("antialias", "corners"))
+        text = f"bi{parameters['kernel']}(antialias={antialias}, align_corners={corners})"
         table = torch.tensor(inputs["table"]).permute(2, 0, 1)[None]
-        found = build_resampler(text)(table, tuple(given["size"]))[0].permute(1, 2, 0)
-        np.testing.assert_allclose(found.numpy(), outputs["resampled"], rtol=0, atol=1e-9, err_msg=name)
+        resampled = build_resampler(text)(table, tuple(parameters["size"]))[0].permute(1, 2, 0)
+        np.testing.assert_allclose(resampled.numpy(), outputs["resampled"], rtol=0, atol=1e-9, err_msg=name)
 
 
 def test_our_slopes_of_alibi_give_the_vectors():
@@ -104,10 +104,10 @@ def without_rows(name):
 def rows_twice(name):
     """Return the outputs of an axial encoding that rotates the channels of the columns by the rows, too."""
     about, inputs, _ = ALL[name]
-    given = about["parameters"]
-    rows = verify.places(given["grid"])[:, :1].repeat(2, 1)
-    angles = verify.axial(rows, verify.powers(given["base"], inputs["q"].shape[1] // 4))
-    return {"rotated": verify.rotate(inputs["q"], angles, given["layout"])}
+    parameters = about["parameters"]
+    rows = verify.places(parameters["grid"])[:, :1].repeat(2, 1)
+    angles = verify.axial(rows, verify.powers(parameters["base"], inputs["q"].shape[1] // 4))
+    return {"rotated": verify.rotate(inputs["q"], angles, parameters["layout"])}
 
 
 #: Published mistakes: where, the vector, the change that makes it, and the cause that the verifier names, if it can.

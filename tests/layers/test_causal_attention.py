@@ -78,12 +78,12 @@ def test_changing_a_token_changes_nothing_before_it(attention, x, position, toke
 @positions
 @in_turn("chunks", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2), (1, 6)])
 def test_with_a_cache_any_number_of_tokens_at_a_time_is_the_same(attention, x, position, chunks):
-    cache, found, start = KeyValueCache(N), [], 0
+    cache, pieces, start = KeyValueCache(N), [], 0
     for count in chunks:
         stop = start + count
-        found.append(attention(x[:, start:stop], position.part(start, stop), cache))
+        pieces.append(attention(x[:, start:stop], position.part(start, stop), cache))
         start = stop
-    torch.testing.assert_close(torch.cat(found, 1), attention(x, position), rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(pieces, 1), attention(x, position), rtol=0, atol=1e-12)
 
 
 def test_a_bias_is_masked_once_for_all_samples(attention, x):

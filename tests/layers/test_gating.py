@@ -93,13 +93,13 @@ def test_a_block_counts_what_the_appendix_counts():
 
 
 @in_turn(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: GatingUnit(7), "`dim` must be even"),
         (lambda: GatingUnit(8, None, "mul"), "`combine`"),
         (lambda: GatingUnit(8)(torch.zeros(1, 4, 8), LayerPosition()), "mixing encoding"),
     ],
 )
-def test_invalid_arguments_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

@@ -16,7 +16,7 @@ from tiny import draw, images
 GRID = Grid(2, 3)
 
 
-def given(encoding, joining="default", depth=4):
+def build(encoding, joining="default", depth=4):
     return build_position(GRID, dim=24, depth=depth, num_heads=3, encoding=encoding, joining=joining)
 
 
@@ -25,20 +25,23 @@ def fields(position):
 
 
 def test_each_layer_can_have_another_encoding_or_none():
-    position = given("rope(layers=[0, 1]) + relative_bias(layers=[3])")
+    position = build("rope(layers=[0, 1]) + relative_bias(layers=[3])")
     assert [fields(layer) for layer in position(GRID)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
 
 
 def test_the_same_encoding_can_have_other_options_in_other_layers():
-    position = given("rope(base=100.0, layers=2) + rope(base=5.0, layers=[2, 3])")
+    position = build("rope(base=100.0, layers=2) + rope(base=5.0, layers=[2, 3])")
     first, _, third, _ = (layer.rotary for layer in position(GRID))
     assert not torch.equal(first.table if hasattr(first, "table") else first[0], third[0])
 
 
 def test_the_layers_of_an_encoding_replace_those_of_the_joining():
-    position = given("learnable + rope(layers=[3])", "lape(layers=2)")
+    position = build("learnable + rope(layers=[3])", "lape(layers=2)")
     assert [fields(layer) for layer in position(GRID)] == [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]
-    same = given("learnable(layers=[1, 2])", "shared")(GRID), given("learnable", "shared(layers=[1, 2])")(GRID)
+    same = (
+        build("learnable(layers=[1, 2])", "shared")(GRID),
+        build("learnable", "shared(layers=[1, 2])")(GRID),
+    )
     assert (
         [fields(a) for a in same[0]]
         == [fields(b) for b in same[1]]
@@ -56,9 +59,9 @@ OPTIONAL = [
 @in_turn("encoding", OPTIONAL)
 def test_layers_as_an_option_is_layers_of_the_joining(encoding):
     torch.manual_seed(0)
-    option = given(f"{encoding}(layers=[0, 2])")
+    option = build(f"{encoding}(layers=[0, 2])")
     torch.manual_seed(0)
-    joining = given(encoding, "default(layers=[0, 2])")
+    joining = build(encoding, "default(layers=[0, 2])")
     queries = torch.randn(2, 3, GRID.tokens, 8)
     for a, b in zip(option(GRID), joining(GRID), strict=True):
         assert fields(a) == fields(b)
@@ -116,7 +119,7 @@ REFUSED = [
 
 
 def test_invalid_layers_and_heads_are_refused():
-    for encoding, joining, said in REFUSED:
-        with pytest.raises(ValueError, match=said):
-            given(encoding, joining)
+    for encoding, joining, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            build(encoding, joining)
             pytest.fail(f"{encoding} with {joining} is taken")

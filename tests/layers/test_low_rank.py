@@ -64,23 +64,25 @@ def test_attention_with_factors_equals_attention_with_the_table_and_so_do_gradie
         y = attention(x, LayerPosition(bias=bias))
         actual.append([y, *torch.autograd.grad((y * output).sum(), wanted)])
         actual[-1].append(attention.weights(x, LayerPosition(bias=bias)))
-    for given, expected in zip(*actual, strict=True):
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+    for gradient, expected in zip(*actual, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
 
 
 def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
     torch.manual_seed(0)
-    one, two = random_factors(), random_factors(rank=2, heads=1)
+    factors, other = random_factors(), random_factors(rank=2, heads=1)
     table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
-    both = LayerPosition(bias=one).merge(LayerPosition(bias=two)).bias
+    both = LayerPosition(bias=factors).merge(LayerPosition(bias=other)).bias
     assert isinstance(both, LowRank) and both.rank == 6
-    torch.testing.assert_close(both.table(), one.table() + two.table(), rtol=0, atol=1e-12)
-    for first, second in ((one, table), (table, one)):
+    torch.testing.assert_close(both.table(), factors.table() + other.table(), rtol=0, atol=1e-12)
+    for first, second in ((factors, table), (table, factors)):
         total = LayerPosition(bias=first).merge(LayerPosition(bias=second)).bias
-        torch.testing.assert_close(total, one.table() + table, rtol=0, atol=1e-12)
+        torch.testing.assert_close(total, factors.table() + table, rtol=0, atol=1e-12)
     queries = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
-    total = LayerPosition(bias=one).merge(LayerPosition(bias=lambda q: q @ q.mT)).bias
-    torch.testing.assert_close(Bias.of(total).table(queries), one.table() + queries @ queries.mT, rtol=0, atol=1e-12)
+    total = LayerPosition(bias=factors).merge(LayerPosition(bias=lambda q: q @ q.mT)).bias
+    torch.testing.assert_close(
+        Bias.of(total).table(queries), factors.table() + queries @ queries.mT, rtol=0, atol=1e-12
+    )
 
 
 def test_large_grids_of_few_channels_get_factors_and_others_a_table():
@@ -114,8 +116,8 @@ def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(ev
     model = draw(tiny("sandwich(channels=2)")).eval()
     low = copy.deepcopy(model).bfloat16()
     folded = graticule.fold(copy.deepcopy(model)).bfloat16()
-    for each in (low, folded):
-        bias = each.position(model.grid)[0].bias
+    for model_form in (low, folded):
+        bias = model_form.position(model.grid)[0].bias
         assert bias.queries.dtype == bias.keys.dtype == torch.float32
     x = images().bfloat16()
     assert torch.equal(low(x), folded(x))
@@ -132,5 +134,5 @@ def test_attention_with_factors_runs_in_the_fused_kernel():
     factors = squared_distance_factors(GRID, -torch.rand(HEADS))
     for kind in (attention, CausalAttention(DIM, HEADS)):
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.no_grad():  # an error if it cannot
-            found = kind(x, LayerPosition(bias=factors))
-        torch.testing.assert_close(found, kind(x, LayerPosition(bias=factors.table())))
+            output = kind(x, LayerPosition(bias=factors))
+        torch.testing.assert_close(output, kind(x, LayerPosition(bias=factors.table())))

@@ -84,8 +84,8 @@ def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
     by_hand = x + beside.ls1.gamma * (beside.attn(y + inner) + beside.mlp(y))
     torch.testing.assert_close(beside(x, position), by_hand, rtol=0, atol=1e-12)
     branches = draw_double(ParallelBranchesBlock(D, HEADS, init_values=0.3))
-    middle = x + sum(one.ls.gamma * one.attn(one.norm(x) + inner) for one in branches.attns)
-    by_hand = middle + sum(one.ls.gamma * one.mlp(one.norm(middle)) for one in branches.ffns)
+    middle = x + sum(branch.ls.gamma * branch.attn(branch.norm(x) + inner) for branch in branches.attns)
+    by_hand = middle + sum(branch.ls.gamma * branch.mlp(branch.norm(middle)) for branch in branches.ffns)
     torch.testing.assert_close(branches(x, position), by_hand, rtol=0, atol=1e-12)
 
 
@@ -133,7 +133,7 @@ def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid()
 
 
 def test_unknown_parts_are_refused_by_name():
-    for given, message in [
+    for arguments, message in [
         ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),
         ({"norm_layer": "layernorm(epsilon=1)"}, "`norm_layer` must have no options but eps, got layernorm"),
         ({"act_layer": "gelu_fast"}, "`act_layer` must be one of"),
@@ -148,8 +148,8 @@ def test_unknown_parts_are_refused_by_name():
         ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`pre_norm`, `patch_norm`, `patch_bias` and"),
     ]:
         with pytest.raises(ValueError) as refusal:
-            tiny(**given)
-        assert message in str(refusal.value), given
+            tiny(**arguments)
+        assert message in str(refusal.value), arguments
     assert block_layer_of(PostNormBlock) is PostNormBlock
     with pytest.raises(ValueError, match="`global_pool` must be 'map' from the start"):
         tiny().reset_classifier(3, "map")
@@ -172,16 +172,20 @@ def x():
 
 
 def test_without_position_it_is_timms_block(block, x):
-    theirs = TimmBlock(D, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
-    theirs.load_state_dict(block.state_dict(), strict=True)
-    torch.testing.assert_close(block(x), theirs(x), rtol=0, atol=1e-12)
+    reference = TimmBlock(D, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
+    reference.load_state_dict(block.state_dict(), strict=True)
+    torch.testing.assert_close(block(x), reference(x), rtol=0, atol=1e-12)
 
 
-def test_inner_is_added_between_the_norm_and_attention(block, x):
-    inner = torch.randn(N, D, dtype=torch.float64)
-    middle = x + block.attn(block.norm1(x) + inner)
-    by_hand = middle + block.mlp(block.norm2(middle))
-    torch.testing.assert_close(block(x, LayerPosition(after_norm=inner)), by_hand, rtol=0, atol=1e-12)
+def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):
+    inner, bias = torch.randn(N, D, dtype=torch.float64), torch.randn(HEADS, N, N, dtype=torch.float64)
+    for position, attended in (
+        (LayerPosition(after_norm=inner), block.attn(block.norm1(x) + inner)),
+        (LayerPosition(bias=bias), block.attn(block.norm1(x), LayerPosition(bias=bias))),
+    ):
+        middle = x + attended
+        by_hand = middle + block.mlp(block.norm2(middle))
+        torch.testing.assert_close(block(x, position), by_hand, rtol=0, atol=1e-12)
 
 
 def test_a_constant_inner_is_a_shift_of_the_norm(block, x):
@@ -195,20 +199,14 @@ def test_a_constant_inner_is_a_shift_of_the_norm(block, x):
 @torch.no_grad()
 def test_what_a_hook_keeps_of_the_norm_is_not_changed(block, x):
     """Also without gradients, by a hook of all modules or of one inside the norm."""
-    kept = []
+    outputs = []
     expected, position = block.norm1(x), LayerPosition(after_norm=torch.ones(N, D, dtype=torch.float64))
-    with nn.modules.module.register_module_forward_hook(lambda _, args, y: kept.append(y)):
+    with nn.modules.module.register_module_forward_hook(lambda _, args, y: outputs.append(y)):
         block(x, position)
     block.norm1 = nn.Sequential(block.norm1)
-    with block.norm1[0].register_forward_hook(lambda _, args, y: kept.append(y)):
+    with block.norm1[0].register_forward_hook(lambda _, args, y: outputs.append(y)):
         block(x, position)
-    assert torch.equal(kept[0], expected) and torch.equal(kept[-1], expected)
-
-
-def test_bias_and_rotation_go_to_attention(block, x):
-    position = LayerPosition(bias=torch.randn(HEADS, N, N, dtype=torch.float64))
-    middle = x + block.attn(block.norm1(x), position)
-    torch.testing.assert_close(block(x, position), middle + block.mlp(block.norm2(middle)), rtol=0, atol=1e-12)
+    assert torch.equal(outputs[0], expected) and torch.equal(outputs[-1], expected)
 
 
 def test_pre_is_left_to_the_backbone(block, x):

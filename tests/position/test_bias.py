@@ -63,18 +63,18 @@ def test_a_layer_holds_a_table_and_a_function_as_they_are():
 
 
 def test_the_sum_of_any_two_forms_is_the_sum_of_their_tables(queries):
-    for one in forms().values():
+    for form in forms().values():
         for two in forms().values():
-            merged = LayerPosition(bias=one).merge(LayerPosition(bias=two)).bias
-            torch.testing.assert_close(values(merged, queries), values(one, queries) + values(two, queries))
+            merged = LayerPosition(bias=form).merge(LayerPosition(bias=two)).bias
+            torch.testing.assert_close(values(merged, queries), values(form, queries) + values(two, queries))
 
 
 def test_tokens_without_a_position_get_no_bias(queries):
     for bias in forms().values():
-        whole = values(bias, queries)
+        full = values(bias, queries)
         ahead = LayerPosition(bias=bias).with_prefix(1).bias
-        found = values(ahead, torch.cat([queries[:, :, :1], queries], 2))
-        assert torch.equal(found[..., 1:, 1:], whole) and not found[..., 0, :].any() and not found[..., 0].any()
+        shifted = values(ahead, torch.cat([queries[:, :, :1], queries], 2))
+        assert torch.equal(shifted[..., 1:, 1:], full) and not shifted[..., 0, :].any() and not shifted[..., 0].any()
 
 
 def test_attention_adds_any_form_to_the_logits_compiled_or_not():
@@ -110,5 +110,5 @@ def test_the_tensors_of_a_new_form_are_folded():
     position = Learned()
     folded = FoldedPosition(position, GRID).eval()
     assert [name for name, _ in folded.named_buffers()] == ["layer0_bias_values"]
-    (found,) = folded(GRID)
-    assert isinstance(found.bias, Diagonal) and torch.equal(found.bias.constant, 2 * position.values.diag_embed())
+    (shifted,) = folded(GRID)
+    assert isinstance(shifted.bias, Diagonal) and torch.equal(shifted.bias.constant, 2 * position.values.diag_embed())

@@ -28,11 +28,11 @@ def chosen(position, tokens, count=WHOLE.tokens):
 
 def test_positional_attention_is_over_the_patches_of_the_crop():
     position = built(WHOLE, "gpsa")
-    part, whole = position(CROP)[0].positional, position(WHOLE)[0].positional
+    part, full = position(CROP)[0].positional, position(WHOLE)[0].positional
     patches = TOKENS[1:]
-    seen = whole.weights[:, patches][:, :, patches]
+    seen = full.weights[:, patches][:, :, patches]
     torch.testing.assert_close(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), rtol=0, atol=1e-12)
-    torch.testing.assert_close(part.gate, whole.gate[:, TOKENS], rtol=0, atol=1e-12)
+    torch.testing.assert_close(part.gate, full.gate[:, TOKENS], rtol=0, atol=1e-12)
 
 
 @in_turn(
@@ -63,7 +63,7 @@ def test_patches_of_twice_the_size_are_twice_as_far_apart():
     rope = built(BUILT, "rope")
     every_second = Grid(3, 4, prefix=1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
     tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
-    expected = [chosen(each, tokens, 1 + 18 * 24) for each in rope(Grid(18, 24, prefix=1))]
+    expected = [chosen(layer, tokens, 1 + 18 * 24) for layer in rope(Grid(18, 24, prefix=1))]
     check_layers(rope(every_second), expected, 13, "every second patch")
 
 
@@ -80,7 +80,7 @@ def test_a_quadratic_table_is_interpolated_exactly_between_patches():
 
 def test_a_bias_table_is_interpolated_between_displacements():
     position = built(Grid(6, 8), "relative_bias")
-    dy, dx = (each.double() for each in Grid(6, 8).displacements())
+    dy, dx = (layer.double() for layer in Grid(6, 8).displacements())
     with torch.no_grad():
         for table in position.parameters():
             table.copy_((dy[:, None] ** 2 + dx).flatten()[:, None].expand(-1, HEADS))
@@ -122,8 +122,8 @@ IMAGES = torch.randn(2, 3, 24, 32, dtype=torch.float64)
 def test_a_model_computes_a_crop_with_the_position_of_that_part(model):
     crop = Crop((6, 8), (2, 3, 3, 4))
     tokens = model.embed(IMAGES)
-    positions = [chosen(each, TOKENS) for each in model.position(WHOLE)]
-    layers = [(block, each, (Grid(3, 4, prefix=1),)) for block, each in zip(model.blocks, positions, strict=True)]
+    positions = [chosen(layer, TOKENS) for layer in model.position(WHOLE)]
+    layers = [(block, layer, (Grid(3, 4, prefix=1),)) for block, layer in zip(model.blocks, positions, strict=True)]
     *_, tokens = model.run_blocks(tokens, layers)
     expected = model.forward_head(model.norm(tokens))
     torch.testing.assert_close(model(IMAGES, crop=crop), expected, rtol=0, atol=1e-12)
@@ -148,8 +148,8 @@ def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encodin
     outputs = []
     for index in (torch.arange(grid.tokens), order):
         layers = [
-            (block, chosen(each, index, grid.tokens), (grid,))
-            for block, each in zip(model.blocks, positions, strict=True)
+            (block, chosen(layer, index, grid.tokens), (grid,))
+            for block, layer in zip(model.blocks, positions, strict=True)
         ]
         *_, last = model.run_blocks(tokens[:, index], layers)
         outputs.append(model.forward_head(model.norm(last)))
@@ -174,9 +174,9 @@ def test_a_pyramid_takes_a_crop():
         num_heads=(1, 1, 1, 1),
     ).eval()
     image = torch.randn(1, 3, 64, 64)
-    found = pvt(image, crop=Crop((32, 32), (16, 8, 16, 16)))
-    assert found.shape == (1, 5)
-    assert not torch.allclose(found, pvt(image))
+    outputs = pvt(image, crop=Crop((32, 32), (16, 8, 16, 16)))
+    assert outputs.shape == (1, 5)
+    assert not torch.allclose(outputs, pvt(image))
 
 
 def test_what_cannot_encode_a_crop_says_so():
@@ -203,7 +203,7 @@ def test_what_cannot_encode_a_crop_says_so():
 
 
 def test_a_crop_that_is_not_within_the_whole_image_is_refused():
-    for whole, box, message in [
+    for image_size, box, message in [
         ((4, 4), (0, 0, 5, 4), "`box` must be"),
         ((4, 4), (-1, 0, 2, 2), "`box` must be"),
         ((4, 4), (0, 0, 0, 2), "`box` must be"),
@@ -212,7 +212,7 @@ def test_a_crop_that_is_not_within_the_whole_image_is_refused():
         ((0, 4), (0, 0, 1, 1), "`shape` must be at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            Crop(whole, box)
+            Crop(image_size, box)
     with pytest.raises(TypeError, match="`shape` must be a whole number"):
         Crop((4.5, 4), (0, 0, 1, 1))
 
@@ -220,7 +220,7 @@ def test_a_crop_that_is_not_within_the_whole_image_is_refused():
 def test_the_example_of_the_docs_runs():
     page = (Path(__file__).parents[2] / "docs" / "sizes.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python crops\n(.*?)```", page, flags=re.DOTALL)
-    shown = {}
-    exec(compile(code, "sizes.md", "exec"), shown)
-    assert shown["logits"].shape == (2, 1000)
+    namespace = {}
+    exec(compile(code, "sizes.md", "exec"), namespace)
+    assert namespace["logits"].shape == (2, 1000)
     assert Crop.of_pixels((448, 448), (224, 0, 224, 224), (16, 16)) == Crop((28, 28), (14, 0, 14, 14))

@@ -90,7 +90,7 @@ def test_mixing_and_its_gradients_are_those_of_the_product_with_the_matrix(grid,
     kernel = drawn(grid, groups)
     x, gradient = torch.randn(2, 2, grid.patches, 6, dtype=torch.float64)
     torch.testing.assert_close(mix(x, kernel.table), multiply(x, kernel.table), rtol=0, atol=1e-10)
-    pairs = zip(*(gradients_of(one, x, kernel.table, gradient) for one in (mix, multiply)), strict=True)
+    pairs = zip(*(gradients_of(function, x, kernel.table, gradient) for function in (mix, multiply)), strict=True)
     for value, expected in pairs:
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
 

@@ -32,8 +32,8 @@ def test_square_windows_are_cut_to_the_grid_of_their_stage():
     assert Grid(8, 12, prefix=2).in_windows([10, 4, 3]).windows == ((8, 10), (4, 4), (2, 3))
     assert Grid(5, 9).in_windows([7, 7, 7], pad=True).windows == ((5, 7), (3, 5), (2, 3))
     assert Grid(8, 12, prefix=2).in_windows([4]).prefix == 2
-    for sides, said in (([4, 0], "`window_size` must be .* at least 1, got 0"), ([4] * 4, "to be halved 3 times")):
-        with pytest.raises(ValueError, match=said):
+    for sides, message in (([4, 0], "`window_size` must be .* at least 1, got 0"), ([4] * 4, "to be halved 3 times")):
+        with pytest.raises(ValueError, match=message):
             Grid(8, 12).in_windows(sides)
 
 
@@ -64,17 +64,17 @@ def test_a_map_has_every_patch_at_its_coordinates():
 
 def test_prefix_rows_are_zero_and_come_first():
     table = torch.randn(6, 5)
-    whole = Grid(2, 3, prefix=2).with_prefix_rows(table)
-    assert torch.equal(whole, torch.cat([torch.zeros(2, 5), table]))
+    full = Grid(2, 3, prefix=2).with_prefix_rows(table)
+    assert torch.equal(full, torch.cat([torch.zeros(2, 5), table]))
 
 
 def test_prefix_tokens_get_no_bias_as_queries_nor_as_keys():
     bias = torch.randn(3, 6, 6)
-    whole = Grid(2, 3, prefix=2).with_prefix_bias(bias)
-    assert whole.shape == (3, 8, 8)
-    assert torch.equal(whole[:, 2:, 2:], bias)
-    assert not whole[:, :2].any()
-    assert not whole[:, :, :2].any()
+    full = Grid(2, 3, prefix=2).with_prefix_bias(bias)
+    assert full.shape == (3, 8, 8)
+    assert torch.equal(full[:, 2:, 2:], bias)
+    assert not full[:, :2].any()
+    assert not full[:, :, :2].any()
 
 
 def test_the_grid_of_an_image_is_its_size_in_patches():
@@ -106,9 +106,9 @@ def test_resizing_is_timms_resampling_and_keeps_prefix_rows(old, new, prefix):
     grid = Grid(*old, prefix=prefix)
     table = torch.randn(grid.tokens, 12)
     ours = grid.resize(table, Grid(*new, prefix=prefix))
-    theirs = resample_abs_pos_embed(table[None], list(new), list(old), num_prefix_tokens=prefix)[0]
+    reference = resample_abs_pos_embed(table[None], list(new), list(old), num_prefix_tokens=prefix)[0]
     assert ours.shape == (new[0] * new[1] + prefix, 12) and torch.equal(ours[:prefix], table[:prefix])
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
+    torch.testing.assert_close(ours, reference, rtol=0, atol=_rounding(table))
 
 
 @pytest.mark.parametrize("new", [(7, 9), (2, 3)])
@@ -215,7 +215,7 @@ def test_offsets_and_their_rows_in_a_table_are_those_of_each_pair(shape):
         for j, q in enumerate(places(shape)):
             expected = tuple(a - b for a, b in zip(p, q, strict=True))
             assert tuple(offsets[i, j].tolist()) == expected == table[index[i, j]]
-    assert [each.tolist() for each in grid.displacements()] == [list(range(1 - side, side)) for side in shape]
+    assert [axis.tolist() for axis in grid.displacements()] == [list(range(1 - side, side)) for side in shape]
 
 
 def test_maps_halves_and_windows_have_all_axes():
@@ -248,17 +248,17 @@ def test_resizing_commutes_with_permuting_the_axes():
 
 
 def test_a_crop_of_a_film_is_the_part_of_its_table():
-    whole, part = Grid(4, 6, 8), Grid(2, 3, 4, crop=Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
-    table = torch.randn(whole.patches, 5, dtype=torch.float64)
-    expected = table.unflatten(0, whole.shape)[1:3, 2:5, 3:7].flatten(0, 2)
-    assert torch.equal(whole.resize(table, part), expected)
-    assert torch.equal(part.coordinates(), whole.coordinates().unflatten(0, whole.shape)[1:3, 2:5, 3:7].flatten(0, 2))
+    full, part = Grid(4, 6, 8), Grid(2, 3, 4, crop=Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
+    table = torch.randn(full.patches, 5, dtype=torch.float64)
+    expected = table.unflatten(0, full.shape)[1:3, 2:5, 3:7].flatten(0, 2)
+    assert torch.equal(full.resize(table, part), expected)
+    assert torch.equal(part.coordinates(), full.coordinates().unflatten(0, full.shape)[1:3, 2:5, 3:7].flatten(0, 2))
     assert part.order().tolist() == torch.arange(192).view(4, 6, 8)[1:3, 2:5, 3:7].flatten().tolist()
     halves = Grid(2, 2, 4, crop=Crop((4, 6, 8), (0, 0, 0, 4, 4, 8))).pyramid(2)
     assert halves[1].crop == Crop((2, 3, 4), (0, 0, 0, 2, 2, 4))
     between = Grid(2, 3, 4, crop=Crop((4, 6, 8), (0.5, 2, 3, 2, 3, 4)))
-    ramp = whole.coordinates().double() @ torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
-    actual = whole.resize(ramp[:, None], between)[:, 0]
+    ramp = full.coordinates().double() @ torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    actual = full.resize(ramp[:, None], between)[:, 0]
     torch.testing.assert_close(
         actual.unflatten(0, (2, 12))[1], (between.coordinates() @ torch.tensor([1.0, 10, 100]).double())[12:]
     )

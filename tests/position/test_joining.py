@@ -52,16 +52,16 @@ def test_unshared_gives_each_layer_a_table_of_its_own(table):
     joining = Unshared(DEPTH)
     assert joining.tables == DEPTH
     tables = [table + layer for layer in range(DEPTH)]
-    assert joining(*tables) == [LayerPosition(added_to_stream=own) for own in tables]
+    assert joining(*tables) == [LayerPosition(added_to_stream=single) for single in tables]
 
 
 def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
     joining = draw_double(LapeSharing(DIM, DEPTH))
     positions = joining(table)
     assert len(positions) == DEPTH
-    for position, own in zip(positions, joining.norms, strict=True):
+    for position, norm_of_layer in zip(positions, joining.norms, strict=True):
         assert position.after_norm.shape == (TOKENS, DIM)
-        torch.testing.assert_close(position.after_norm, norm(table, own), rtol=0, atol=1e-12)
+        torch.testing.assert_close(position.after_norm, norm(table, norm_of_layer), rtol=0, atol=1e-12)
         assert position == LayerPosition(after_norm=position.after_norm)
 
 
@@ -70,8 +70,8 @@ def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
     positions = joining(table)
     assert len(positions) == DEPTH
     expected = table
-    for position, own in zip(positions, joining.norms, strict=True):
-        expected = norm(expected, own)
+    for position, norm_of_layer in zip(positions, joining.norms, strict=True):
+        expected = norm(expected, norm_of_layer)
         torch.testing.assert_close(position.after_norm, expected, rtol=0, atol=1e-11)
         assert position == LayerPosition(after_norm=position.after_norm)
 
@@ -104,10 +104,10 @@ def test_some_layers_receive_the_same_as_all_layers_of_a_model_of_that_depth(nam
     layers = range(layers) if isinstance(layers, int) else layers  # the first ones
     alone = build_joining(Spec(name), DIM, len(layers)).double()
     alone.load_state_dict(dict(zip(alone.state_dict(), some.state_dict().values(), strict=True)))
-    tables = [table + one for one in range(some.tables)]
+    tables = [table + wanted for wanted in range(some.tables)]
     actual, expected = some(*tables), alone(*tables)
-    for layer, one in zip(sorted(layers), expected, strict=True):
-        torch.testing.assert_close(actual[layer], one, rtol=0, atol=0)
+    for layer, wanted in zip(sorted(layers), expected, strict=True):
+        torch.testing.assert_close(actual[layer], wanted, rtol=0, atol=0)
     assert all(actual[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
     assert some.layers == len(layers)
 
@@ -125,25 +125,25 @@ PARTS = [
 
 @in_turn(("encoding", "joining"), PARTS)
 def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
-    whole, part = (
+    full, part = (
         build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options))
         .double()
         .eval()
         for options in ({}, {"layers": SOME})
     )
-    draw_double(whole)
-    values = whole.state_dict()
-    for name, own in part.state_dict().items():  # the part of every parameter for the joined layers
-        (axis,) = [axis for axis, side in enumerate(own.shape) if side != values[name].shape[axis]] or [None]
+    draw_double(full)
+    values = full.state_dict()
+    for name, value in part.state_dict().items():  # the part of every parameter for the joined layers
+        (axis,) = [axis for axis, side in enumerate(value.shape) if side != values[name].shape[axis]] or [None]
         chosen = values[name] if axis is None else values[name].index_select(axis, torch.tensor(SOME))
-        own.copy_(chosen)
+        value.copy_(chosen)
     queries = torch.randn(2, 3, GRID.tokens, 8, dtype=torch.float64)
-    for layer, (a, b) in enumerate(zip(part(GRID), whole(GRID), strict=True)):
+    for layer, (a, b) in enumerate(zip(part(GRID), full(GRID), strict=True)):
         if layer not in SOME:
             assert a == LayerPosition()
             continue
-        own, other = ((*x._replace(bias=None if x.bias is None else Bias.of(x.bias).table(queries)),) for x in (a, b))
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
+        value, other = ((*x._replace(bias=None if x.bias is None else Bias.of(x.bias).table(queries)),) for x in (a, b))
+        torch.testing.assert_close(value, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
 )
 def test_the_parameters_of_a_joined_layer_have_its_index_and_its_learning_rate(encoding, joining, names):
     model = tiny(encoding, spec(joining, layers=SOME))
-    own = dict(model.named_parameters())
-    published = {f"position.{mine}": theirs for theirs, mine in model.position.published_names().items()}
+    parameters = dict(model.named_parameters())
+    published = {f"position.{mine}": name for name, mine in model.position.published_names().items()}
     groups = group_with_matcher(model.named_parameters(), model.group_matcher(), reverse=True)
     for layer in range(3):
         mine = names[0].format(layer)
-        assert (mine in own) == (layer in SOME)
-        if mine in own:
+        assert (mine in parameters) == (layer in SOME)
+        if mine in parameters:
             assert groups[mine] == groups[f"blocks.{layer}.norm1.weight"]
             assert len(names) < 2 or published[mine] == names[1].format(layer)
 
@@ -198,8 +198,8 @@ def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
 def test_a_decomposition_replaces_every_norm(kind, name, table):
     joining = draw_double(kind(DIM, DEPTH, decomposition=name))
     w = table
-    for position, own in zip(joining(table), joining.norms, strict=True):
-        w = own(w if kind is Lape else table)
+    for position, norm in zip(joining(table), joining.norms, strict=True):
+        w = norm(w if kind is Lape else table)
         assert torch.equal(position.after_norm, w)
 
 
@@ -211,9 +211,9 @@ def test_scale_keeps_the_dtype(table):
 
 def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
     bias, rotary = torch.randn(3, TOKENS, TOKENS), PairRotation(torch.randn(TOKENS, 4))
-    one = LayerPosition(added_to_stream=table, after_norm=table, rotary=rotary)
+    first = LayerPosition(added_to_stream=table, after_norm=table, rotary=rotary)
     other = LayerPosition(after_norm=2 * table, bias=bias)
-    for merged in (one.merge(other), other.merge(one)):
+    for merged in (first.merge(other), other.merge(first)):
         assert torch.equal(merged.added_to_stream, table)
         torch.testing.assert_close(merged.after_norm, 3 * table)
         assert torch.equal(merged.bias, bias)
@@ -231,24 +231,24 @@ def bias_from(queries, start=0, stop=None):
 def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start, stop, table):
     constant = torch.randn(2, TOKENS, TOKENS, dtype=torch.float64)
     queries = torch.randn(3, 2, TOKENS, 4, dtype=torch.float64)
-    own = queries[:, :, start:stop]
+    part_queries = queries[:, :, start:stop]
     turned = PairRotation(torch.randn(2, TOKENS, 8, dtype=torch.float64))
-    whole = LayerPosition(added_to_stream=table, after_norm=table + 1, bias=constant, rotary=turned)
-    part = whole.part(start, stop)
+    full = LayerPosition(added_to_stream=table, after_norm=table + 1, bias=constant, rotary=turned)
+    part = full.part(start, stop)
     assert torch.equal(part.added_to_stream, table[start:stop]) and torch.equal(part.after_norm, table[start:stop] + 1)
     assert torch.equal(part.bias, constant[:, start:stop, :stop])
     assert torch.equal(part.rotary.table, turned.table[:, start:stop])
     assert torch.equal(
-        whole._replace(rotary=PairRotation(turned.table[0])).part(start, stop).rotary.table, turned.table[0, start:stop]
+        full._replace(rotary=PairRotation(turned.table[0])).part(start, stop).rotary.table, turned.table[0, start:stop]
     )
     made = LayerPosition(bias=bias_from)
-    both = made.merge(whole)
+    both = made.merge(full)
     twice = made.merge(made)
     for position in (made, both, twice):
         expected = Bias.of(position.bias).table(queries)[..., start:stop, :stop]
-        assert torch.equal(Bias.of(position.part(start, stop).bias).table(own), expected)
+        assert torch.equal(Bias.of(position.part(start, stop).bias).table(part_queries), expected)
         again = position.part(0, stop).part(start, stop)  # a part of a part
-        assert torch.equal(Bias.of(again.bias).table(own), expected)
+        assert torch.equal(Bias.of(again.bias).table(part_queries), expected)
     assert LayerPosition().part(start, stop) == LayerPosition()
 
 

@@ -46,13 +46,13 @@ class OfRows(Position):
 def test_a_new_field_is_one_line(toy):
     grid, index = Grid(2, 4), torch.tensor([3, 2, 1, 0, 7, 6, 5, 4])
     rows = torch.rand(3, grid.tokens)
-    given = toy(toy=rows)
-    assert torch.equal(given.part(2, 5).toy, rows[:, 2:5])
-    assert torch.equal(given.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
-    assert torch.equal(given.merge(given).toy, rows * rows) and given.merge(toy()).toy is rows
-    assert torch.equal(given.take(PatchPlaces(index, grid)).toy, rows[:, index])
+    position = toy(toy=rows)
+    assert torch.equal(position.part(2, 5).toy, rows[:, 2:5])
+    assert torch.equal(position.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
+    assert torch.equal(position.merge(position).toy, rows * rows) and position.merge(toy()).toy is rows
+    assert torch.equal(position.take(PatchPlaces(index, grid)).toy, rows[:, index])
     with pytest.raises(ValueError, match="gives layer 0 `toy`"):
-        check_fields([given], {"added_to_stream"}, set(), "Family")
+        check_fields([position], {"added_to_stream"}, set(), "Family")
 
 
 def test_a_new_field_is_folded(toy):

@@ -90,24 +90,25 @@ CASES = {
 }
 
 
-@in_turn("case", CASES)
-def test_the_largest_gradient_is_no_more_than_one_norm_above_the_median(case):
+def build(case):
+    """Return a model of 24 layers, and its position changed as a case says."""
     kwargs, change = CASES[case]
     built = model(24, **kwargs)
     if change is not None:
         with torch.no_grad():
             change(built)
-    assert ratio(gradients(built)) < ONE_NORM
+    return built
+
+
+@in_turn("case", CASES)
+def test_the_largest_gradient_is_no_more_than_one_norm_above_the_median(case):
+    assert ratio(gradients(build(case))) < ONE_NORM
 
 
 @in_turn("lr", [1e-6, 1e-4, 1e-3])
 @in_turn("case", ["sinusoidal_2d-layer_norm", "no_class_row-layer_norm", "no_table"])
 def test_gradients_stay_bounded_while_the_shifts_are_as_small_as_the_first_steps_leave_them(case, lr):
-    kwargs, change = CASES[case]
-    built = model(24, **kwargs)
-    if change is not None:
-        with torch.no_grad():
-            change(built)
+    built = build(case)
     optimizer = torch.optim.AdamW(built.parameters(), lr)
     for _ in range(4):
         assert ratio(gradients(built)) < ONE_NORM
@@ -169,24 +170,26 @@ def test_values_are_those_of_the_plain_chain_to_the_last_bit(name):
 @in_turn("name", DECOMPOSITIONS)
 def test_gradients_of_rows_with_a_variance_of_eps_and_above_are_those_of_the_plain_chain(name):
     ours, plain = chains(name)
-    drawn, found = rows()[4:] if "norm" in name else rows(), []  # without a norm there is no eps
+    drawn, gradients_of_chains = rows()[4:] if "norm" in name else rows(), []  # without a norm there is no eps
     for chain in (ours, plain):
         table = drawn.clone().requires_grad_()
         sum((p.after_norm.sin() * p.after_norm).sum() for p in chain(table)).backward()
-        found.append([table.grad, *(p.grad for p in chain.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients_of_chains.append([table.grad, *(p.grad for p in chain.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients_of_chains, strict=True))
 
 
 def test_a_zero_row_has_the_gradient_of_the_first_norm_and_of_no_other():
     joining = Lape(DIM, DEPTH).double()
     table = torch.zeros(1, DIM, dtype=torch.float64, requires_grad=True)
-    given = [position.after_norm for position in joining(table)]
+    tables = [position.after_norm for position in joining(table)]
     direction = torch.eye(DIM, dtype=torch.float64)[:1]
-    (first,) = torch.autograd.grad((given[0] * direction).sum(), table, retain_graph=True)
+    (first,) = torch.autograd.grad((tables[0] * direction).sum(), table, retain_graph=True)
     torch.testing.assert_close(
         first, (direction - 1 / DIM) * ONE_NORM
     )  # a norm's derivative at 0: (I - 1/D) / sqrt(eps)
-    (later,) = torch.autograd.grad(sum((one * direction).sum() for one in given[1:]), table, allow_unused=True)
+    (later,) = torch.autograd.grad(
+        sum((later_table * direction).sum() for later_table in tables[1:]), table, allow_unused=True
+    )
     assert later is None or not later.any()
 
 

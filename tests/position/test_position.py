@@ -32,7 +32,7 @@ def peg(**kwargs):
     return draw_double(Peg(DIM, **kwargs))
 
 
-def given(position):
+def fields_of(position):
     """Return the fields of a layer's position, by name."""
     return [field for field in FIELDS if getattr(position, field) is not None]
 
@@ -44,15 +44,11 @@ def assert_near(actual, expected, atol=1e-12):
 # LayerPosition: its effect on the residual stream, and sums of two
 
 
-def test_a_table_is_added_before_a_function_of_the_residual_stream_acts():
+def test_a_table_is_added_before_a_function_acts_and_what_acts_after_a_layer_does_not_act_before_it():
     x, table = tokens(), tokens()[0]
     assert_near(LayerPosition(added_to_stream=table, map_before=torch.square).enter_block(x), (x + table) ** 2)
     assert_near(LayerPosition(added_to_stream=table).enter_block(x), x + table)
     assert_near(LayerPosition(map_before=torch.square).enter_block(x), x**2)
-
-
-def test_what_is_said_after_a_layer_does_not_act_before_it_nor_the_other_way_round():
-    x, table = tokens(), tokens()[0]
     assert LayerPosition(map_after=torch.square).enter_block(x) is x
     assert LayerPosition(added_to_stream=table, map_before=torch.square, after_norm=table).leave_block(x) is x
     assert_near(LayerPosition(map_after=torch.square).leave_block(x), x**2)
@@ -71,17 +67,17 @@ def test_merged_functions_of_the_residual_stream_follow_one_another_in_order(fie
 
 
 def test_merging_with_nothing_changes_nothing():
-    whole = LayerPosition(**dict.fromkeys(FIELDS, torch.square))
-    assert whole.merge(LayerPosition()) == whole
-    assert LayerPosition().merge(whole) == whole
+    full = LayerPosition(**dict.fromkeys(FIELDS, torch.square))
+    assert full.merge(LayerPosition()) == full
+    assert LayerPosition().merge(full) == full
 
 
 @pytest.mark.parametrize("field", ["inputs", "rotary"])
 def test_inputs_and_rotation_are_given_once(field):
-    one = LayerPosition(**{field: torch.square})
+    position = LayerPosition(**{field: torch.square})
     with pytest.raises(ValueError, match=f"`{field}` must be given by one encoding at most, got two"):
-        one.merge(one)
-    assert getattr(one.merge(LayerPosition(added_to_stream=tokens()[0])), field) is torch.square
+        position.merge(position)
+    assert getattr(position.merge(LayerPosition(added_to_stream=tokens()[0])), field) is torch.square
 
 
 # BetweenBlocks and BeforeProjections: insert positions
@@ -89,33 +85,23 @@ def test_inputs_and_rotation_are_given_once(field):
 
 @in_turn("place", range(-1, 4))
 def test_a_peg_stands_after_the_layer_of_its_place_and_minus_one_is_before_the_first(place):
-    own = peg()
-    positions = BetweenBlocks({place: own}, depth=4)(GRID)
-    assert [given(position) for position in positions] == [
+    module = peg()
+    positions = BetweenBlocks({place: module}, depth=4)(GRID)
+    assert [fields_of(position) for position in positions] == [
         ["map_before"] * (place == -1 and layer == 0) + ["map_after"] * (layer == place) for layer in range(4)
     ]
     x, layer = tokens(), positions[max(place, 0)]
-    assert_near(layer.enter_block(x) if place == -1 else layer.leave_block(x), own(x, GRID))
+    assert_near(layer.enter_block(x) if place == -1 else layer.leave_block(x), module(x, GRID))
 
 
 def test_several_pegs_stand_at_places_of_their_own():
     pegs = {3: peg(), -1: peg(), 0: peg()}
     positions = BetweenBlocks(pegs, depth=4)(GRID)
-    assert [given(position) for position in positions] == [["map_before", "map_after"], [], [], ["map_after"]]
+    assert [fields_of(position) for position in positions] == [["map_before", "map_after"], [], [], ["map_after"]]
     x = tokens()
     assert_near(positions[0].enter_block(x), pegs[-1](x, GRID))
     assert_near(positions[0].leave_block(x), pegs[0](x, GRID))
     assert_near(positions[3].leave_block(x), pegs[3](x, GRID))
-
-
-def test_pegs_are_named_by_place_here_and_counted_in_published_checkpoints():
-    position = BetweenBlocks({3: peg(bias=False), -1: peg(bias=False), 0: peg(bias=False)}, depth=4)
-    assert position.published_names() == {
-        "pos_block.0.proj.0.weight": "pegs.first.proj.0.weight",
-        "pos_block.1.proj.0.weight": "pegs.0.proj.0.weight",
-        "pos_block.2.proj.0.weight": "pegs.3.proj.0.weight",
-    }
-    assert set(position.published_names().values()) == {name for name, _ in position.named_parameters()}
 
 
 def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
@@ -129,11 +115,11 @@ def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
 
 @pytest.mark.parametrize("place", range(-1, 3))
 def test_inputs_at_a_place_are_those_of_the_layer_after_it(place):
-    own = draw_double(ConvolutionalProjection(DIM))
-    positions = BeforeProjections({place: own}, depth=4)(GRID)
-    assert [given(position) for position in positions] == [["inputs"] * (layer == place + 1) for layer in range(4)]
+    projection = draw_double(ConvolutionalProjection(DIM))
+    positions = BeforeProjections({place: projection}, depth=4)(GRID)
+    assert [fields_of(position) for position in positions] == [["inputs"] * (layer == place + 1) for layer in range(4)]
     x = tokens()
-    for actual, expected in zip(positions[place + 1].inputs(x), own(x, GRID), strict=True):
+    for actual, expected in zip(positions[place + 1].inputs(x), projection(x, GRID), strict=True):
         assert_near(actual, expected)
 
 
@@ -163,33 +149,24 @@ def test_two_lists_of_pegs_act_one_after_another():
     assert_near(position[0].leave_block(x), second(first(x, GRID), GRID))
     reverse = CombinedPosition(parts[::-1])(GRID)
     assert_near(reverse[0].leave_block(x), first(second(x, GRID), GRID))
-    assert given(position[1]) == ["map_after"]
+    assert fields_of(position[1]) == ["map_after"]
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_names(order):
-    own, table = peg(), draw_double(Learnable(GRID, DIM))
-    parts = [JoinedPosition([table], Default(2)), BetweenBlocks({-1: own}, 2)]
+    module, table = peg(), draw_double(Learnable(GRID, DIM))
+    parts = [JoinedPosition([table], Default(2)), BetweenBlocks({-1: module}, 2)]
     position = CombinedPosition(parts[::order])(GRID)
     x = tokens()
-    assert_near(position[0].enter_block(x), own(x + table(GRID), GRID))
-    assert given(position[1]) == []
+    assert_near(position[0].enter_block(x), module(x + table(GRID), GRID))
+    assert fields_of(position[1]) == []
 
 
 def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are_not():
     at = [BeforeProjections({place: QueryKeyPeg(peg())}, 3) for place in (-1, 0, 0)]
-    assert [given(position) for position in CombinedPosition(at[:2])(GRID)] == [["inputs"], ["inputs"], []]
+    assert [fields_of(position) for position in CombinedPosition(at[:2])(GRID)] == [["inputs"], ["inputs"], []]
     with pytest.raises(ValueError, match="`inputs` must be given by one encoding at most, got two"):
         CombinedPosition(at[1:])(GRID)
-
-
-def test_a_combined_position_names_the_pegs_of_its_parts():
-    position = build_position(GRID, dim=12, depth=3, num_heads=3, encoding="peg(bias=False)+learnable")
-    assert position.published_names() == {
-        "pos_block.0.proj.0.weight": "parts.0.pegs.0.proj.0.weight",
-        "pos_embed": "parts.1.encodings.0.pos_embed",
-    }
-    assert "parts.0.pegs" in position.layer_lists()
 
 
 # Grid.pyramid and PyramidPosition
@@ -222,7 +199,7 @@ def pyramid(encoding="peg", prefix=1, **kwargs):
 def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
     position = draw_double(pyramid())
     layers = position(Grid(4, 8))
-    assert [given(layer) for layer in layers] == [["map_after"], [], ["map_after"], ["map_after"], [], []]
+    assert [fields_of(layer) for layer in layers] == [["map_after"], [], ["map_after"], ["map_after"], [], []]
     grids = [Grid(4, 8), Grid(2, 4), Grid(1, 2, prefix=1)]
     assert position.grids(Grid(4, 8)) == grids
     for layer, stage, grid, dim in zip((0, 2, 3), position.stages, grids, (4, 8, 12), strict=True):
@@ -247,28 +224,49 @@ def test_every_stage_has_a_table_of_its_own_and_of_its_grid():
     assert [stage.encodings[0].grid for stage in position.stages] == [Grid(8, 4), Grid(4, 2), Grid(2, 1, prefix=1)]
 
 
-def test_a_pyramid_counts_stages_in_published_names():
-    assert pyramid(encoding="peg(bias=False)").published_names() == {
-        f"pos_block.{stage}.proj.0.weight": f"stages.{stage}.pegs.0.proj.0.weight" for stage in range(3)
-    }
-    assert pyramid("learnable").published_names() == {
-        f"pos_embed{stage + 1}": f"stages.{stage}.encodings.0.pos_embed" for stage in range(3)
-    }
+@in_turn(
+    ("position", "names"),
+    [
+        (  # pegs are named by place here, and counted in published checkpoints
+            lambda: BetweenBlocks({place: peg(bias=False) for place in (3, -1, 0)}, depth=4),
+            {
+                "pos_block.0.proj.0.weight": "pegs.first.proj.0.weight",
+                "pos_block.1.proj.0.weight": "pegs.0.proj.0.weight",
+                "pos_block.2.proj.0.weight": "pegs.3.proj.0.weight",
+            },
+        ),
+        (
+            lambda: build_position(GRID, dim=12, depth=3, num_heads=3, encoding="peg(bias=False)+learnable"),
+            {"pos_block.0.proj.0.weight": "parts.0.pegs.0.proj.0.weight", "pos_embed": "parts.1.encodings.0.pos_embed"},
+        ),
+        (
+            lambda: pyramid("peg(bias=False)"),
+            {f"pos_block.{stage}.proj.0.weight": f"stages.{stage}.pegs.0.proj.0.weight" for stage in range(3)},
+        ),
+        (
+            lambda: pyramid("learnable"),
+            {f"pos_embed{stage + 1}": f"stages.{stage}.encodings.0.pos_embed" for stage in range(3)},
+        ),
+    ],
+)
+def test_the_published_names_of_all_parameters(position, names):
+    built = position()
+    assert built.published_names() == names
+    assert set(names.values()) == {name for name, _ in built.named_parameters()}
+
+
+def test_published_names_of_a_pyramid_are_those_of_published_models_alone():
     for position in (pyramid(), pyramid("learnable+peg")):
         assert set(position.published_names().values()) == {name for name, _ in position.named_parameters()}
-
-
-def test_what_no_published_pyramid_has_has_no_published_name():
-    """Several PEGs in a stage would use the names of the next stage."""
+    # several PEGs in a stage would use the names of the next stage
     two = pyramid("peg(places=(-1, 0))+learnable").published_names()
     assert sorted(two) == ["pos_embed1", "pos_embed2", "pos_embed3"]
-
-
-def test_what_the_blocks_of_a_pyramid_have_is_named_as_in_timms_swin():
-    names = pyramid("relative_bias").published_names()
+    names = pyramid("relative_bias").published_names()  # timm's Swin
     assert names["layers.1.blocks.0.attn.relative_position_bias_table"] == (
         "stages.1.encodings.0.relative_position_bias_table"
     )
+    position = build_position(GRID, dim=12, depth=3, num_heads=3, encoding="peg+learnable")
+    assert "parts.0.pegs" in position.layer_lists()
 
 
 def test_a_stage_fits_its_own_tables():
@@ -289,7 +287,7 @@ def assert_stands_for(folded, original, dim=12):
     """Check that two positions have equal effects on random tokens, by layer and field."""
     x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
     for a, b in zip(folded(GRID), original(GRID), strict=True):
-        assert given(a) == given(b)
+        assert fields_of(a) == fields_of(b)
         assert_near(a.enter_block(x), b.enter_block(x))
         assert_near(a.leave_block(x), b.leave_block(x))
         if a.after_norm is not None:
@@ -297,8 +295,8 @@ def assert_stands_for(folded, original, dim=12):
         if a.bias is not None:
             assert_near(Bias.of(a.bias).table(q), Bias.of(b.bias).table(q))
         if a.inputs is not None:
-            for mine, theirs in zip(a.inputs(x), b.inputs(x), strict=True):
-                assert_near(mine, theirs)
+            for actual, expected in zip(a.inputs(x), b.inputs(x), strict=True):
+                assert_near(actual, expected)
 
 
 def test_folding_makes_constants_of_tables_and_keeps_functions():
@@ -386,11 +384,11 @@ def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_insi
 
 def test_what_the_border_changes_gets_less_from_ring_to_ring():
     """Each of several PEGs propagates the effect of the zeros one patch inward, and weakens it."""
-    own, grid = Peg(1).double(), Grid(15, 17)
-    nn.init.constant_(own.proj[0].weight, 0.05)
-    nn.init.zeros_(own.proj[0].bias)
+    module, grid = Peg(1).double(), Grid(15, 17)
+    nn.init.constant_(module.proj[0].weight, 0.05)
+    nn.init.zeros_(module.proj[0].bias)
     x = torch.ones(1, grid.tokens, 1, dtype=torch.float64)
-    position = CombinedPosition([BetweenBlocks({0: own}, 1)] * 5)(grid)[0]
+    position = CombinedPosition([BetweenBlocks({0: module}, 1)] * 5)(grid)[0]
     y = grid.to_map(position.leave_block(x))[0, 0]
     rings = [(y[7, 8] - y[ring, 8]).item() for ring in range(8)]
     assert all(near > 2 * far > 0 for near, far in pairwise(rings[:5]))
@@ -424,14 +422,14 @@ FROZEN = [
 @pytest.mark.parametrize(("encoding", "form"), FROZEN, ids=[f"{e}-{f}" for e, f in FROZEN])
 def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encoding, form):
     model = draw(tiny(spec(encoding, **form, frozen=True), global_pool="avg", class_token=False)).train()
-    own = {name for name, _ in model.named_parameters() if name.startswith("position.")}
-    assert own
-    assert {name for name, p in model.named_parameters() if not p.requires_grad} == own
+    frozen = {name for name, _ in model.named_parameters() if name.startswith("position.")}
+    assert frozen
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     model(images()).square().sum().backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
-    assert same == own
+    assert same == frozen
     assert all(parameter.grad is None for parameter in model.position.parameters())
     free = tiny(spec(encoding, **form))
     assert all(parameter.requires_grad for parameter in free.parameters())

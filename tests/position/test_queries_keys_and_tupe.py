@@ -38,37 +38,37 @@ def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_k
     attention = graticule.layers.Attention(DIM, HEADS).double()
     x, table, a, b, c = (torch.randn(7, DIM, dtype=torch.float64) for _ in range(5))
     both = LayerPosition(queries_keys=table, inputs=lambda x: (x + a, x + b, x + c))
-    one = LayerPosition(inputs=lambda x: (x + a + table, x + b + table, x + c))
-    for actual, expected in zip(attention._project(x[None], both), attention._project(x[None], one), strict=True):
+    position = LayerPosition(inputs=lambda x: (x + a + table, x + b + table, x + c))
+    for actual, expected in zip(attention._project(x[None], both), attention._project(x[None], position), strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def tupe_by_hand(joining, table, query, prefix):
     """Return TUPE's logits of a query with every key, without the content, one number at a time."""
-    d, found = DIM // HEADS, torch.zeros(HEADS, len(table), dtype=torch.float64)
+    d, bias = DIM // HEADS, torch.zeros(HEADS, len(table), dtype=torch.float64)
     for head in range(HEADS):
         rows = slice(head * d, (head + 1) * d)
         for key in range(len(table)):
             if query < prefix:
-                found[head, key] = joining.theta[head, 0]
+                bias[head, key] = joining.theta[head, 0]
             elif key < prefix:
-                found[head, key] = joining.theta[head, 1]
+                bias[head, key] = joining.theta[head, 1]
             else:
                 left, right = joining.queries.weight[rows] @ table[query], joining.keys.weight[rows] @ table[key]
-                found[head, key] = (left * right).sum() / math.sqrt(2 * d)
-    return found
+                bias[head, key] = (left * right).sum() / math.sqrt(2 * d)
+    return bias
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 def test_the_bias_is_tupes_formula_with_the_class_token_untied(prefix):
     joining, table = drawn(prefix=prefix), torch.randn(prefix + 6, DIM, dtype=torch.float64)
-    given = joining(table)
-    assert len(given) == DEPTH and all(position is given[0] for position in given)  # shared by the layers
+    positions = joining(table)
+    assert len(positions) == DEPTH and all(position is positions[0] for position in positions)  # shared by the layers
     for query in range(len(table)):
         expected = tupe_by_hand(joining, table, query, prefix)
-        torch.testing.assert_close(given[0].bias[:, query], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(positions[0].bias[:, query], expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        given[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), atol=1e-7, rtol=0
+        positions[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), atol=1e-7, rtol=0
     )
 
 
@@ -86,8 +86,8 @@ def test_content_and_position_have_the_same_scale():
 
 def test_permuted_positions_permute_the_bias():
     joining, table, order = drawn(), torch.randn(6, DIM, dtype=torch.float64), torch.randperm(6)
-    whole, permuted = joining(table)[0].bias, joining(table[order])[0].bias
-    torch.testing.assert_close(permuted, whole[:, order][:, :, order], rtol=0, atol=1e-12)
+    full, permuted = joining(table)[0].bias, joining(table[order])[0].bias
+    torch.testing.assert_close(permuted, full[:, order][:, :, order], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("joining", ["queries_keys", "tupe", "tupe(layers=[0, 2])"])
@@ -105,12 +105,12 @@ def test_all_of_it_is_folded(joining):
 def test_a_bias_is_added_to_tupes():
     model = draw(tiny("learnable + bucketed_bias", "tupe")).double().eval()
     tupe, bucketed = (part(model.grid) for part in model.position.parts)
-    for whole, a, b in zip(model.position(model.grid), tupe, bucketed, strict=True):
-        torch.testing.assert_close(whole.bias, a.bias + b.bias, rtol=0, atol=1e-12)
+    for combined, a, b in zip(model.position(model.grid), tupe, bucketed, strict=True):
+        torch.testing.assert_close(combined.bias, a.bias + b.bias, rtol=0, atol=1e-12)
 
 
 @in_turn(
-    ("kwargs", "said"),
+    ("kwargs", "message"),
     [
         ({"joining": "tupe", "encoding": "rope"}, "`joining` must be 'default'"),
         (
@@ -119,10 +119,10 @@ def test_a_bias_is_added_to_tupes():
         ),
     ],
 )
-def test_invalid_arguments_are_refused(kwargs, said):
+def test_invalid_arguments_are_refused(kwargs, message):
     name = kwargs.pop("name", "vit_tiny_patch16_224")
     sizes = {"embed_dim": 24, "depth": 3, "num_heads": 3, "img_size": 32} if name.startswith("vit") else {}
-    with pytest.raises(ValueError, match=said), torch.device("meta"):
+    with pytest.raises(ValueError, match=message), torch.device("meta"):
         graticule.create_model(name, **kwargs, **sizes)
 
 
@@ -131,5 +131,5 @@ def test_tupe_at_another_grid_is_that_of_the_resampled_table():
         graticule.build_position(Grid(3, 4, prefix=1), dim=DIM, depth=2, num_heads=HEADS, joining="tupe")
     ).double()
     at = Grid(5, 2, prefix=1)
-    found = position(at)[0].bias
-    torch.testing.assert_close(found, position.joining(position.encodings[0](at))[0].bias, rtol=0, atol=1e-12)
+    bias = position(at)[0].bias
+    torch.testing.assert_close(bias, position.joining(position.encodings[0](at))[0].bias, rtol=0, atol=1e-12)

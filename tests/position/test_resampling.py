@@ -35,6 +35,8 @@ SIZES = [(14, 21), (8, 11), (3, 4), (12, 5), (1, 13), (7, 10)]
 POSITIONS = [*MODES, "bicubic(antialias=False, offset=0.1)", "crop"]
 DISPLACEMENTS = ["geometric", "geometric(mode='linear')"]
 TABLES = {**dict.fromkeys(POSITIONS, "positions"), **dict.fromkeys(DISPLACEMENTS, "displacements")}
+#: A small size of each kind of tables, and another one.
+TINY = {"positions": ((3, 4), (5, 3)), "displacements": ((3, 5), (7, 3))}
 #: Sizes of tables of displacements.
 ODD = [(3, 3), (5, 13), (27, 27), (1, 9)]
 
@@ -79,10 +81,10 @@ def test_a_crop_of_a_square_table_is_naflex(new):
 def test_a_crop_keeps_the_aspect_ratio_of_a_table_that_is_not_square():
     """A ramp along the rows has the same slope along the columns of the transposed ramp."""
     ramp = torch.arange(4, dtype=torch.float64)[:, None].expand(4, 8)
-    found = build_resampler("crop(mode='bilinear', antialias=False)")(ramp, (8, 8))
-    torch.testing.assert_close(found[2:6, 0], torch.arange(4, dtype=torch.float64) / 2 + 0.75)  # twice as dense
-    found = build_resampler("crop(mode='bilinear', antialias=False)")(ramp.T, (8, 8))
-    torch.testing.assert_close(found[0, 2:6], torch.arange(4, dtype=torch.float64) / 2 + 0.75)
+    resized = build_resampler("crop(mode='bilinear', antialias=False)")(ramp, (8, 8))
+    torch.testing.assert_close(resized[2:6, 0], torch.arange(4, dtype=torch.float64) / 2 + 0.75)  # twice as dense
+    resized = build_resampler("crop(mode='bilinear', antialias=False)")(ramp.T, (8, 8))
+    torch.testing.assert_close(resized[0, 2:6], torch.arange(4, dtype=torch.float64) / 2 + 0.75)
     assert torch.equal(CropResampler()(ramp, (4, 8)), ramp)
 
 
@@ -104,12 +106,12 @@ def test_geometric_is_beits(old, new):
     knots, reach = np.concatenate([-half[::-1], [0.0], half]), new // 2
     at = np.arange(-reach, reach + 1.0)
     inside = np.clip(at, knots[0], knots[-1])
-    expected = np.stack([RectBivariateSpline(knots, knots, one, s=0)(inside, inside) for one in map_.numpy()])
+    expected = np.stack([RectBivariateSpline(knots, knots, channel, s=0)(inside, inside) for channel in map_.numpy()])
     torch.testing.assert_close(Geometric()(map_, (new, new)), torch.from_numpy(expected), rtol=0, atol=1e-9)
 
 
 @in_turn("name", TABLES)
-def test_rows_sum_to_one_and_the_same_size_is_the_identity(name):
+def test_rows_sum_to_one_the_same_size_is_the_identity_and_the_text_builds_it_again(name):
     resampler = build_resampler(name, TABLES[name])
     for old, new in sizes(name):
         for matrix, shape in zip(resampler.matrices(old, new), zip(new, old, strict=True), strict=True):
@@ -121,6 +123,8 @@ def test_rows_sum_to_one_and_the_same_size_is_the_identity(name):
                 torch.testing.assert_close(matrix, torch.eye(len(matrix), dtype=torch.float64), rtol=0, atol=1e-12)
     map_ = image(*old)
     assert resampler(map_, old) is map_
+    again = build_resampler(str(resampler), TABLES[name])
+    assert str(again) == str(resampler) and vars(again).keys() == vars(resampler).keys()
 
 
 @in_turn("name", [name for name in TABLES if "offset" not in name and "crop" not in name])
@@ -138,12 +142,12 @@ def test_a_flipped_table_gives_the_flipped_result(name):
 @in_turn("name", TABLES)
 def test_it_is_differentiable_and_keeps_the_dtype(name):
     resampler = build_resampler(name, TABLES[name])
-    old, new = ((3, 4), (5, 3)) if TABLES[name] == "positions" else ((3, 5), (7, 3))
+    old, new = TINY[TABLES[name]]
     assert torch.autograd.gradcheck(lambda map_: resampler(map_, new), image(*old).requires_grad_())
     for dtype in (torch.bfloat16, torch.float32):
-        found = resampler(image(*old).to(dtype), new)
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), resampler(image(*old), new), rtol=0, atol=0.05)
+        resized = resampler(image(*old).to(dtype), new)
+        assert resized.dtype == dtype
+        torch.testing.assert_close(resized.double(), resampler(image(*old), new), rtol=0, atol=0.05)
 
 
 class _Resized(nn.Module):
@@ -157,7 +161,7 @@ class _Resized(nn.Module):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_it_is_exported_as_matrix_products(name):
-    old, new = ((3, 4), (5, 3)) if TABLES[name] == "positions" else ((3, 5), (7, 3))
+    old, new = TINY[TABLES[name]]
     module, map_ = _Resized(build_resampler(name, TABLES[name]), new), image(*old)
     exported = export(module, (map_,))
     used = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
@@ -169,7 +173,7 @@ def test_it_is_exported_as_matrix_products(name):
 @pytest.mark.parametrize("kind", sorted(set(TABLES.values())))
 def test_it_is_compiled_as_one_graph(kind):
     name = next(name for name, table in TABLES.items() if table == kind)
-    old, new = ((3, 4), (5, 3)) if kind == "positions" else ((3, 5), (7, 3))
+    old, new = TINY[kind]
     module, map_ = _Resized(build_resampler(name, kind), new), image(*old)
     compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=False)
     torch.testing.assert_close(compiled(map_), module(map_), rtol=0, atol=1e-12)
@@ -183,14 +187,6 @@ def test_the_default_is_timms_to_1e_9_in_float64(new):
     torch.testing.assert_close(actual, torch.cat([table[:2], expected[0].flatten(1).T]), rtol=0, atol=1e-9)
     timms = resample_abs_pos_embed(table[None].float(), list(new), [14, 14], num_prefix_tokens=2)[0]
     torch.testing.assert_close(actual.float(), timms, rtol=0, atol=1e-5)
-
-
-@in_turn("name", TABLES)
-def test_its_text_builds_it_again(name):
-    resampler = build_resampler(name, TABLES[name])
-    again = build_resampler(str(resampler), TABLES[name])
-    assert str(again) == str(resampler)
-    assert vars(again).keys() == vars(resampler).keys()
 
 
 def test_what_is_wrong_is_named():
@@ -287,7 +283,7 @@ def test_the_documentation_lists_every_resampler_and_its_options():
     rows = re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \|.*\| (\w+) \|$", section, flags=re.MULTILINE)
     assert [name for name, _, _ in rows] == list(RESAMPLERS)
     for name, options, takes in rows:
-        known = {option: each.default for option, each in RESAMPLERS.options(name).items()}
+        known = {option: parameter.default for option, parameter in RESAMPLERS.options(name).items()}
         assert options == ", ".join(f"{option}={value!r}" for option, value in known.items()), name
         assert RESAMPLERS[name].takes == ({"positions", "displacements"} if takes == "all" else {takes}), name
     for encoding in re.findall(r"^    (\w+\(resampler=.*\))$", section, flags=re.MULTILINE):

@@ -30,24 +30,24 @@ def test_attention_of_a_subset_is_that_of_all_tokens_without_the_others(encoding
         torch.nn.init.normal_(parameter)
     attention = Attention(DIM, HEADS).double()
     x = torch.randn(2, N, DIM, dtype=F64, requires_grad=True)
-    (whole,) = position(GRID)
+    (full,) = position(GRID)
     tokens = Subset(index, N)
-    actual = attention(tokens.of(x), whole.take(tokens))
+    actual = attention(tokens.of(x), full.take(tokens))
     for sample in range(2):
         rows = index if index.ndim == 1 else index[sample]
         hidden = torch.full((HEADS, N, N), -1e300, dtype=F64)
         hidden[:, :, rows] = 0
-        expected = attention(x[sample : sample + 1], whole.merge(LayerPosition(bias=hidden)))[0, rows]
+        expected = attention(x[sample : sample + 1], full.merge(LayerPosition(bias=hidden)))[0, rows]
         torch.testing.assert_close(actual[sample], expected, rtol=0, atol=1e-10)
         weights = torch.randn_like(expected)
-        one, other = (
+        outputs, other = (
             torch.autograd.grad((y * weights).sum(), [x, *position.parameters()], retain_graph=True, allow_unused=True)
             for y in (actual[sample], expected)
         )
-        for given, wanted in zip(one, other, strict=True):
-            assert (given is None) == (wanted is None)
-            if given is not None:
-                torch.testing.assert_close(given, wanted, rtol=0, atol=1e-9)
+        for output, wanted in zip(outputs, other, strict=True):
+            assert (output is None) == (wanted is None)
+            if output is not None:
+                torch.testing.assert_close(output, wanted, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
@@ -55,7 +55,7 @@ def test_what_is_added_to_a_subset_are_its_rows(index):
     table = torch.randn(N, DIM)
     taken = LayerPosition(added_to_stream=table, after_norm=table, queries_keys=table).take(Subset(index, N))
     assert all(
-        torch.equal(given, table[index]) for given in (taken.added_to_stream, taken.after_norm, taken.queries_keys)
+        torch.equal(tensor, table[index]) for tensor in (taken.added_to_stream, taken.after_norm, taken.queries_keys)
     )
 
 

@@ -30,6 +30,7 @@ class Folded(Position):
         super().__init__()
         self._original = (original,)  # not a submodule, which would change the names of the parameters
         self._share_modules()
+        nn.Module.register_load_state_dict_post_hook(self, _fold_again)
 
     def _share_modules(self) -> None:
         for name, module in self.original.named_children():
@@ -96,7 +97,6 @@ class FoldedPosition(Folded):
         super().__init__(original)
         self.grid = grid
         self.fold()
-        nn.Module.register_load_state_dict_post_hook(self, _fold_again)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -245,7 +245,7 @@ def _without_functions(value: Any) -> Any:
 
 
 def _fold_again(module: nn.Module, _: Any) -> None:
-    cast("FoldedPosition", module).fold()
+    cast("Folded", module).fold()
 
 
 class FoldedSizes(Folded):
@@ -267,7 +267,6 @@ class FoldedSizes(Folded):
         self.most = most
         #: Replaced by another one, never changed: threads may read it at once.
         self._folded: dict[Any, FoldedPosition] = {}
-        nn.Module.register_load_state_dict_post_hook(self, _forget)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the constants for `grid`, if the model is in evaluation mode."""
@@ -298,7 +297,3 @@ class FoldedSizes(Folded):
 
     def extra_repr(self) -> str:
         return f"sizes={self.most}"
-
-
-def _forget(module: nn.Module, _: Any) -> None:
-    cast("FoldedSizes", module).fold()
