@@ -135,17 +135,16 @@ def create_segmenter(
 
 def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool) -> Backbone:
     """Return the backbone, built from a name without classifier, and without class token unless `tokens`."""
-    if isinstance(backbone, str) and (backbone.startswith((HUB, TIMM)) or is_path(backbone)):
-        if arguments:
-            raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got {backbone!r}.")
-        opened = from_pretrained(backbone)
-        backbone_module = opened if isinstance(opened, Backbone) else getattr(opened, "backbone", None)
-        if not isinstance(backbone_module, Backbone):
+    is_source = isinstance(backbone, str) and (backbone.startswith((HUB, TIMM)) or is_path(backbone))
+    if arguments and (is_source or isinstance(backbone, Backbone)):
+        what = repr(backbone) if is_source else "a module"
+        raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got {what}.")
+    if is_source:
+        opened = from_pretrained(str(backbone))
+        backbone = opened if isinstance(opened, Backbone) else getattr(opened, "backbone", "")
+        if not isinstance(backbone, Backbone):
             raise ValueError(f"`backbone` must open as a backbone, got a {type(opened).__name__}.")
-        return backbone_module
     if isinstance(backbone, Backbone):
-        if arguments:
-            raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got a module.")
         return backbone
     name = known_name("backbone", backbone.removeprefix(PREFIX), MODELS)
     optional = "class_token" in list_arguments(name) and not MODELS[name].kind.needs_class_token

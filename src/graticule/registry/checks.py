@@ -239,23 +239,17 @@ def _rule(kind: Any) -> tuple[str, Callable[[Any], bool]]:
     if origin is Literal:
         words = f"one of {', '.join(map(str, inner))}"
         return words, lambda value: any(type(value) is type(word) and value == word for word in inner)
-    if origin is tuple and inner[-1:] != (...,):
-        words = f"{len(inner)} {_plural(inner[0]) if len(set(inner)) == 1 else 'values'}"
-        return (
-            words,
-            lambda value: (
-                isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_matches, value, inner))
-            ),
-        )
     if origin in (tuple, list, collections.abc.Sequence):
-        return (
-            f"a sequence of {_plural(inner[0])}",
-            lambda value: (
-                isinstance(value, collections.abc.Sequence)
-                and not isinstance(value, str | bytes)
-                and all(_matches(part, inner[0]) for part in value)
-            ),
-        )
+        fixed = origin is tuple and inner[-1:] != (...,)
+        plural = _plural(inner[0]) if not fixed or len(set(inner)) == 1 else "values"
+
+        def matches(value: Any) -> bool:
+            if fixed:
+                return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_matches, value, inner))
+            sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+            return sequence and all(_matches(part, inner[0]) for part in value)
+
+        return f"{len(inner)} {plural}" if fixed else f"a sequence of {plural}", matches
     if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
         return "a callable", callable
     plain = origin or kind
