@@ -55,6 +55,23 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding):
                 build(encoding, joining)
 
 
+@in_turn("encoding", ENCODINGS)
+def test_parameters_that_start_at_random_are_drawn_again_each_time(encoding):
+    grid = Grid(4, 4) if issubclass(ENCODINGS[encoding], TokenMixing) else GRID
+    one, other = (build_position(grid, dim=24, depth=3, num_heads=3, encoding=encoding) for _ in range(2))
+    pairs = zip(one.named_parameters(), other.parameters(), strict=True)
+    at_random = {name for (name, value), again in pairs if not torch.equal(value, again)}
+    makers = {name: part for name, part in one.named_modules() if hasattr(part, "reset_parameters")}
+    redrawn = {name for at, part in makers.items() for name, _ in part.named_parameters(prefix=at)}
+    for _ in range(2):
+        before = {name: value.detach().clone() for name, value in one.named_parameters()}
+        for part in makers.values():
+            part.reset_parameters()
+        assert at_random & redrawn <= {
+            name for name, value in one.named_parameters() if not torch.equal(value, before[name])
+        }
+
+
 def test_every_file_of_the_folder_is_imported_and_its_classes_are_public():
     files = {path.stem for path in Path(encodings.__file__).parent.glob("[!_]*.py")}
     imported = {name.removeprefix("graticule.encodings.") for name in sys.modules if name.startswith("graticule.enc")}
