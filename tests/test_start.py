@@ -28,10 +28,11 @@ LIGHT = {0: ["--help", "--version", "train --help"], 1: ["trian", "train digts"]
 def test_importing_the_package_and_printing_help_imports_no_pytorch():
     heavy = "{'torch', 'timm', 'lightning', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()"
     done = run(
-        "import sys, graticule\nfrom graticule.lab.cli import main\ngraticule.__version__\n"
+        f"import sys, graticule\ngraticule.__version__\nprint({heavy})\nfrom graticule.lab.cli import main\n"
         f"print([{{code: [line for line in lines if main(line.split()) != code] for code, lines in {LIGHT}.items()}}, "
         f"{heavy}])"
     )
+    assert done.stdout.startswith("set()\n"), done.stdout  # before, nothing is printed
     assert done.stdout.endswith("\n[{0: [], 1: [], 2: []}, set()]\n"), done.stdout + done.stderr
 
 

@@ -335,6 +335,23 @@ def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
     assert torch.equal(run(model, tokens, 3 * 16, temperature=0, use_cache=False), longer)
 
 
+@in_turn(
+    ("kwargs", "message"),
+    [
+        ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),
+        ({"temperature": -0.5}, "`temperature` must be at least 0 and finite, got -0.5"),
+        ({"temperature": float("nan")}, "`temperature` must be at least 0 and finite, got nan"),
+        ({"top_k": 0}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got 0"),
+        ({"top_k": WORDS + 1}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got {WORDS + 1}"),
+        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"`tokens` must be int64 \(B, N\), N at least 1, got"),
+        ({"tokens": torch.zeros(2, 3)}, r"`tokens` must be int64 \(B, N\), N at least 1, got torch.float32 \(2, 3\)"),
+    ],
+)
+def test_bad_arguments_of_generation_are_refused_at_once(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        graticule.generate(writer(), **{"tokens": texts(4, 3), "new_tokens": 3, **kwargs})
+
+
 def test_the_work_a_token_does_not_grow_with_the_text():
     """Each token is computed alone, and its position was computed once."""
     model, seen, asked = writer("learnable+relative_bias", "lape"), [], []

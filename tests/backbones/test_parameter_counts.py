@@ -74,11 +74,15 @@ def test_a_pyramid_has_the_parameters_of_cpvts_table_13(row):
 
 
 def test_one_peg_has_the_parameters_of_cpvts_table_16_without_bias_and_of_table_8_with_it():
-    without = count(full_size("cpvt_tiny_patch16_224", encoding="peg(bias=False)"))
+    plain = full_size("cpvt_tiny_patch16_224", encoding="peg(bias=False)")
+    without = count(plain)
+    assert count(plain.position) == 192 * 9 == 1728
     assert without == FIGURES["params_exact"]["cpvt_tiny_peg0_without_bias"] == 5_681_320
     model = full_size("cpvt_tiny_patch16_224")
     assert count(model) == without + 192 == 5_681_512
     assert count(model.position) == 192 * 9 + 192 == 1920
+    projection = full_size("cpvt_tiny_patch16_224", encoding="convolutional_projection")
+    assert count(projection.position) == 3 * 1920  # table 16
 
 
 def test_le_and_rpe_have_the_positional_parameters_of_cpvts_table_8():

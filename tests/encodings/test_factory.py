@@ -202,6 +202,8 @@ REFUSED = [
         r"`joining` must be 'default' with encoding 'peg \+ convolutional_projection'.*got 'lape'",
     ),
     ({"encoding": "peg+relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*'shared'"),
+    ({"encoding": "shaw", "joining": "lape"}, r"'default' with encoding 'shaw': .* to join, got 'lape'"),
+    ({"encoding": "none", "joining": "default(layers=2)"}, r"`layers` of the joining must be left out .*'none'"),
     ({"encoding": "peg", "joining": "default(layers=1)"}, r"`layers` of the joining must be left out .*'peg'"),
     (
         {"encoding": "peg+learnable", "joining": "default(layers=2)"},
@@ -336,3 +338,8 @@ def test_joined_layers_are_those_of_the_table_beside_a_peg():
     positions = build("peg(places=[0, 1, 2])+learnable", "lape(layers=1)")(GRID)
     assert [position.after_norm is not None for position in positions] == [True, False, False]
     assert [position.map_after is not None for position in positions] == [True] * 3
+
+
+def test_lape_normalizes_a_relative_bias_beside_a_peg():
+    parts = build("peg+relative_bias", "lape").parts
+    assert [type(bias) for bias in parts[1].encodings] == [NormalizedBias] * DEPTH

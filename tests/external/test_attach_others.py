@@ -303,7 +303,7 @@ REFUSED = [
     (
         {"kind": Pyramid},
         {"example": ROWS},
-        r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); .*no.* pyramids",
+        r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach does not support pyramids",
     ),
     ({"kind": Unused}, {"example": ROWS}, "in the order of their names; layers.1 was not called"),
 ]

@@ -75,20 +75,32 @@ REFUSED = [
     (changed(VIT, attribute("blocks.1.norm2.eps", 1e-3)), "`norm2` of Block must be layernorm(eps=1e-06) as the other"),
     (
         changed(VIT, attribute("blocks.1.mlp.act", torch.nn.SiLU())),
-        "`blocks.1` of VisionTransformer must have act_l",
+        "`blocks.1` of VisionTransformer must have act_layer='gelu'",
     ),
-    (changed(VIT, attribute("extra", torch.nn.Linear(2, 2))), "no tensor without a counterpart here, got VisionTransf"),
-    (changed(SWIN, attribute("layers.0.blocks.1.shift_size", (0, 0))), "`layers.0.blocks.1.shift_size` of SwinTransf"),
+    (
+        changed(VIT, attribute("extra", torch.nn.Linear(2, 2))),
+        "no tensor without a counterpart here, got VisionTransformer with extra.weight",
+    ),
+    (
+        changed(SWIN, attribute("layers.0.blocks.1.shift_size", (0, 0))),
+        "`layers.0.blocks.1.shift_size` of SwinTransformer must be (2, 2)",
+    ),
     (changed(SWIN, attribute("norm.eps", 0.1)), "`norm.eps` of SwinTransformer must be"),
-    (changed(MIXER, attribute("blocks.1.mlp_channels.act", torch.nn.ReLU())), "`blocks.1.mlp_channels.act` of MlpM"),
+    (
+        changed(MIXER, attribute("blocks.1.mlp_channels.act", torch.nn.ReLU())),
+        "`blocks.1.mlp_channels.act` of MlpMixer must be the exact GELU",
+    ),
     # parts without a counterpart
     (of("vit_dwee_patch16_reg1_gap_256"), "`attn` of Block must be Attention to be converted, got DiffAttention"),
     (partial(VIT, dynamic_img_pad=True), "`dynamic_img_pad` of PatchEmbed must be False"),
     (
         of("vit_small_patch16_rope_mixed_224", rope_grid_indexing="ij"),
-        "`grid_indexing` of RotaryEmbeddingMixed mu",
+        "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'",
     ),
-    (of("vit_srelpos_small_patch16_224", rel_pos_type="mlp-swin", shared_rel_pos=True), "`mode` of RelPosMlp must be"),
+    (
+        of("vit_srelpos_small_patch16_224", rel_pos_type="mlp-swin", shared_rel_pos=True),
+        "`mode` of RelPosMlp must be 'cr' if shared",
+    ),
     (naflex(pos_embed_ar_preserving=True), "`pos_embed_ar_preserving` of NaFlexEmbeds must be False with a table"),
     (naflex(pos_embed="factorized"), "`pos_embed_type` of NaFlexEmbeds must be 'learned' or 'none'"),
     (naflex(rope_type="axial"), "`rope` of NaFlexVit must be None"),

@@ -62,7 +62,6 @@ def test_a_program_with_free_sides_is_right_at_every_size(encoding, joining):
     assert_same(traced(model, *EVERY), model, (1, 32, 32), (3, 16, 24), (2, 48, 16))
 
 
-@pytest.mark.slow
 def test_weights_that_mix_tokens_are_made_for_every_size():
     model = draw(build("gMLP", "sgu(layers=[0]) + ggqpe(layers=[1])")).eval()
     assert_same(traced(model, "sides"), model, (1, 32, 32), (1, 48, 80))
@@ -145,7 +144,6 @@ def test_a_film_is_exported_with_fixed_and_with_free_sides(encoding, suffix, tmp
     assert [comparison.size for comparison in free.compared] == [(4, 16, 32), (4, 16, 24), (6, 16, 16)]
 
 
-@pytest.mark.slow
 def test_shaw_is_exported_with_as_many_heads_as_rows_of_patches(tmp_path):
     """Otherwise an optimizer takes the heads for the rows."""
     model = draw(tiny("shaw", img_size=(16, 32), patch_size=8, embed_dim=24, num_heads=2, depth=2)).eval()

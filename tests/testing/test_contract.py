@@ -49,7 +49,6 @@ def test_every_family_passes_the_contract(family):
     check_backbone(name, compiled=False, img_size=size, **kwargs)  # tests/backbones/test_compile.py compiles them
 
 
-@pytest.mark.slow
 def test_a_small_backbone_passes_the_contract_compiled():
     check_backbone("vit_nano_patch4_28", depth=1, img_size=(12, 20))
 

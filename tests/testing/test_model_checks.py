@@ -435,7 +435,6 @@ def test_the_command_checks_what_a_plugin_registers(my_methods, monkeypatch, cap
     assert re.search(r"joining decayed +passed", out) and re.search(r"backbone convolutional_vit +passed", out)
 
 
-@pytest.mark.slow
 def test_the_output_in_the_docs_is_what_the_command_prints(capsys):
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     command, printed = re.findall(r"^    (graticule check \S+ --skip export)\n\n((?:    .*\n)+)", page, re.M)[0]

@@ -212,7 +212,7 @@ def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_
 
     def compile(module: nn.Module) -> None:
         compiled.append(module)
-        inner(module, backend="eager")  # captures the model without a compiler
+        inner(module, backend="aot_eager")  # captures the model and its gradients, without a C++ compiler
 
     monkeypatch.setattr(nn.Module, "compile", compile)
     run = stopped(short(augmentation=EACH, compile=True), tmp_path / "run", step=3)
