@@ -1,13 +1,17 @@
 """Commands of the command line, run within a test."""
 
 import dataclasses
+from collections.abc import Iterable
 from importlib import import_module
 
 from graticule.lab.cli import main
+from graticule.lab.commands.declared import DECLARED
 
 
 def command_options(name: str) -> type:
     """Return the dataclass of a command's options."""
+    if name in DECLARED:
+        return DECLARED[name]
     module = import_module(f"graticule.lab.commands.{name}")
     if hasattr(module, "options_class"):
         return module.options_class()
@@ -15,12 +19,17 @@ def command_options(name: str) -> type:
     return next(value for value in classes if dataclasses.is_dataclass(value) and isinstance(value, type))
 
 
+def code_of(arguments: Iterable[str]) -> int:
+    """Run a command; returns its exit code."""
+    try:
+        return main(list(arguments))
+    except SystemExit as exit:  # after --help
+        return int(exit.code or 0)
+
+
 def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
     """Run a command; returns its exit code and its output."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # after --help
-        code = int(exit.code or 0)
+    code = code_of(map(str, arguments))
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     return code, out, err

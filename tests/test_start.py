@@ -1,6 +1,7 @@
 """Importing the package and listing commands or recipes do not import PyTorch, so they are fast."""
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -22,18 +23,33 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 #: Exit code -> command lines that must not import PyTorch.
-LIGHT = {0: ["--help", "--version", "train --help"], 1: ["trian", "train digts"], 2: [""]}
+LIGHT = {
+    0: [
+        *("--help", "--version", "train --help", "audit --help", "models --help", "analyze correlations --help"),
+        *("new --help-all", "runs FOLDER"),
+    ],
+    1: ["trian", "train digts", "analyze correlation", "runs nowhere"],
+    2: ["", "audit --imags FOLDER", "check"],
+}
 
 
-def test_importing_the_package_and_printing_help_imports_no_pytorch():
+def test_importing_the_package_and_printing_help_imports_no_pytorch(tmp_path, monkeypatch):
+    metric = {"key": "top1", "label": "top-1", "unit": "%", "highest": True}
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {"epochs": 2}, "metric": metric}))
+    (tmp_path / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    calls = [
+        ([str(tmp_path) if word == "FOLDER" else word for word in line.split()], code)
+        for code, lines in LIGHT.items()
+        for line in lines
+    ]
     heavy = "{'torch', 'timm', 'lightning', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()"
     done = run(
-        f"import sys, graticule\ngraticule.__version__\nprint({heavy})\nfrom graticule.lab.cli import main\n"
-        f"print([{{code: [line for line in lines if main(line.split()) != code] for code, lines in {LIGHT}.items()}}, "
-        f"{heavy}])"
+        f"import sys, graticule\ngraticule.__version__\nprint({heavy})\nfrom commands import code_of\n"
+        f"print([[words for words, code in {calls} if code_of(words) != code], {heavy}])"
     )
     assert done.stdout.startswith("set()\n"), done.stdout  # before, nothing is printed
-    assert done.stdout.endswith("\n[{0: [], 1: [], 2: []}, set()]\n"), done.stdout + done.stderr
+    assert done.stdout.endswith("\n[[], set()]\n"), done.stdout + done.stderr
 
 
 def test_errors_have_the_exit_code_1_and_wrong_options_2():

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 
+from graticule.lab.commands.declared import DECLARED, parse_declared
 from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import install, known_name, printable
@@ -128,7 +129,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
-    return import_module(f"graticule.lab.commands.{name}").run(arguments)
+    options = parse_declared(name, arguments) if name in DECLARED else arguments
+    return import_module(f"graticule.lab.commands.{name}").run(options)
 
 
 def _run_resumable(name: str, arguments: list[str]) -> int:

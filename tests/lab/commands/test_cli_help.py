@@ -6,7 +6,7 @@ import shlex
 from commands import command_options, run_command
 from graticule.lab.arguments import help_page, options_of
 from graticule.lab.cli import COMMANDS
-from graticule.lab.commands.analyze import KINDS
+from graticule.lab.commands.declared import KINDS
 from graticule.lab.commands.options import parse
 from in_turn import in_turn
 

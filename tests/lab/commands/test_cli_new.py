@@ -7,7 +7,7 @@ import pytest
 
 from commands import refused, run_command
 from graticule.lab.arguments import options_of
-from graticule.lab.commands.new import New
+from graticule.lab.commands.declared import New
 from in_turn import in_turn
 
 KINDS = next(option.choices for option in options_of(New) if option.name == "kind")

@@ -4,76 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
 from graticule.analysis.audit import audit, audit_json, time_in_turns
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView
-from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.declared import AuditCommand
 from graticule.lab.commands.opening import Opened, choose_device, has_data, open_models, pictures_of, test_data
-from graticule.lab.commands.options import (
-    JsonOutput,
-    NamedData,
-    NamedModels,
-    OnDevice,
-    command_line,
-    output_folder,
-    parse,
-    parse_size,
-)
+from graticule.lab.commands.options import NamedData, output_folder, parse_size
 from graticule.lab.data.pictures import find_pictures
 from graticule.lab.pages.audit import audit_page, findings
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.terminal import bar
 from graticule.lab.training.run import surroundings
-from graticule.registry.checks import Range, parse_sizes, printable
+from graticule.registry.checks import parse_sizes, printable
 from graticule.system.files import write_json
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
 
 
-@dataclass
-class AuditCommand(NamedModels, JsonOutput, OnDevice):
-    """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
-
-        graticule audit RUN
-        graticule audit deit_tiny_patch16_224 --images FOLDER
-        graticule audit my_model.py:build --images FOLDER --sizes 288
-
-    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME if both have
-    it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
-    column per layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and attention.
-    """
-
-    model: Positional[str]
-    """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
-    images: Path | None = None
-    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known (default: the test
-    images, or films, of the run)"""
-    count: Annotated[int, Range(5)] = 64
-    """largest number of images, evenly spaced; at least one for each of the five folds of the probe"""
-    sizes: list[str] = dataclasses.field(default_factory=list)
-    """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films (default: about 1.5 times the
-    model's)"""
-    labels: Rare[Path | None] = None
-    """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
-    img_size: str | None = None
-    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
-    batch_size: Rare[Annotated[int, Range(1)]] = 16
-    """images per forward pass"""
-    output: Path | None = None
-    """folder for audit.html and audit.json (default: the run's, or runs/NAME)"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: AuditCommand) -> int:
     """Audit the position information of a model."""
-    options = parse(AuditCommand, "audit", arguments)
     if options.images is not None:
         find_pictures(options.images)  # before the model is built
     elif not has_data(options.model):
@@ -112,7 +67,7 @@ def run(arguments: list[str]) -> int:
         return bar(total=total, unit=unit)
 
     result = audit(model, images, size, labels, batch_size=options.batch_size, progress=announced_bar)
-    about = _about(opened, options, device, command_line("audit", arguments))
+    about = _about(opened, options, device, options.line)
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(result, opened.title, list(about.items()))
     record = audit_json(result, about)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from torch import nn
 from graticule.backbones.registry import backbone_of, list_models
 from graticule.external.images import pair
 from graticule.hub.kinds import TIMM
-from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import JsonOutput, parse
+from graticule.lab.commands.declared import Check
 from graticule.lab.recipes.load import RECIPES
 from graticule.lab.testing import check_task, check_training
 from graticule.lab.training.opening import create_named, open_module, source_kind
@@ -33,34 +31,8 @@ from graticule.testing.models import Finding, inspect_model
 from graticule.testing.tables import PositionCode, inspect_code
 
 
-@dataclass
-class Check(JsonOutput):
-    """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
-
-        graticule check vit_small_patch16_rope_224 --skip export
-        graticule check my_model.py:build --img-size 64x96
-        graticule check my_methods.py        # the classes of a plugin
-
-    MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
-    FILE.py:NAME is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a
-    function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers, backbones and tasks are checked,
-    tasks by short runs of the first recipe in it.
-    The exit code is 1 if a check failed.
-    """
-
-    target: Positional[str]
-    """MODEL, FILE.py or FILE.py:NAME"""
-    img_size: str | None = None
-    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
-    patch_size: Rare[str | None] = None
-    """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
-    skip: list[str] = dataclasses.field(default_factory=list)
-    """names of checks to leave out"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Check) -> int:
     """Check the position code of a model or a plugin."""
-    options = parse(Check, "check", arguments)
     sizes = {
         name: parse_sizes([text], name)[0]
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from graticule.analysis.correlation import position_correlations
-from graticule.lab.commands.options import output_folder, parse
+from graticule.lab.commands.declared import Demo
+from graticule.lab.commands.options import output_folder
 from graticule.lab.figures.position_sheets import center_sheet
 from graticule.lab.pages.explorer import explored, write_explorer
 from graticule.lab.pages.report import run_page
@@ -38,25 +38,8 @@ EPOCHS = 6
 SIZES = ((20, 20), (28, 28), (40, 40))
 
 
-@dataclass
-class Demo:
-    """Train a small ViT on embedded digits with a table, LaPE, LaPE's amplitude alone and a PEG; write report.html.
-
-    graticule demo
-    graticule demo --quick --seeds 0
-    """
-
-    output: Path = Path("runs/demo")
-    """folder of the runs and the report"""
-    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2, 3])
-    """seeds, the same for all choices"""
-    quick: bool = False
-    """train a few steps on a few images, to check that everything works"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Demo) -> int:
     """Train, evaluate and analyze on embedded digits."""
-    options = parse(Demo, "demo", arguments)
     report = demo(output_folder(options.output, Demo.output), options.seeds, quick=options.quick)
     print(printable(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}"))
     return 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import webbrowser
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ import torch
 from torch import Tensor
 
 import graticule
-from graticule.lab.arguments import Positional
+from graticule.lab.commands.declared import Explore
 from graticule.lab.commands.opening import Opened, has_data, label_models, open_models, read_picture
-from graticule.lab.commands.options import NamedModels, command_line, parse, print_written
+from graticule.lab.commands.options import print_written
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import LARGEST, decode
 from graticule.lab.data.transforms import evaluation_transform
@@ -25,34 +23,8 @@ from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_bytes
 
 
-@dataclass
-class Explore(NamedModels):
-    """Write one page to explore position in a model, or in two side by side, and open it in the browser.
-
-        graticule explore RUN
-        graticule explore RUN RUN --images 0 5 --sizes 224 288
-        graticule explore deit_tiny_patch16_224 --images photo.jpg
-
-    Choose layer, head and token, by pointer or keys: the page shows the position correlations of the token, its
-    attention with and without position, the bias, the similarity under rotation, and mixing weights. The page contains
-    all its data, so it can be sent as one file.
-    """
-
-    models: Positional[list[str]]
-    """one or two: runs, published folders, files of weights, names, timm:NAME, hf:NAME, or FILE.py:NAME"""
-    images: list[str] = dataclasses.field(default_factory=list)
-    """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
-    sizes: list[str] = dataclasses.field(default_factory=list)
-    """sizes of the images, sides in pixels or HEIGHTxWIDTH, the first shown first (default: each model's)"""
-    output: Path | None = None
-    """folder for explorer.html, or file NAME.html (default: the first run's, or runs/NAME)"""
-    open: bool = True
-    """open the page in the browser, if there is a terminal"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Explore) -> int:
     """Write the page of the explorer."""
-    options = parse(Explore, "explore", arguments)
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
     page = options.output
@@ -73,7 +45,7 @@ def run(arguments: list[str]) -> int:
     page = page or opened[0].folder / "explorer.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    about = f"Made by {command_line('explore', arguments)} with graticule {graticule.__version__}, {date}."
+    about = f"Made by {options.line} with graticule {graticule.__version__}, {date}."
     print_written(write_explorer(models, page, about))
     if options.open and sys.stdout.isatty():
         webbrowser.open(page.resolve().as_uri())

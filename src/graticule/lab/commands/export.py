@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from graticule.lab.arguments import Positional
+from graticule.lab.commands.declared import Export
 from graticule.lab.commands.opening import open_source
-from graticule.lab.commands.options import JsonOutput, NamedModels, parse, parse_size
+from graticule.lab.commands.options import parse_size
 from graticule.position.places import by
 from graticule.registry.checks import known_name
 from graticule.surgery.export import Exported, export
@@ -19,39 +17,8 @@ from graticule.surgery.export_program import Exportable
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
-@dataclass
-class Export(NamedModels, JsonOutput):
-    """Export a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
-
-        graticule export RUN --dynamic batch
-        graticule export RUN --output model.pt2 --dynamic batch sides
-        graticule export timm:deit_tiny_patch16_224 --weights FILE --joining lape
-
-    With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
-    than 1e-4 of the largest one (in float32).
-    """
-
-    model: Positional[str]
-    """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, which are converted"""
-    format: str | None = None
-    """onnx or torch-export (default: from the name of the output, or onnx)"""
-    output: Path | None = None
-    """folder for model.onnx or model.pt2, or file (default: the run's folder, or runs/NAME)"""
-    dynamic: list[str] = dataclasses.field(default_factory=list)
-    """free (dynamic) axes of the program: batch, and sides, all of an image; separated by spaces or commas"""
-    img_size: str | None = None
-    """side in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films, if fixed (default: that of the model)"""
-    features: list[int] = dataclasses.field(default_factory=list)
-    """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
-    maps: bool = False
-    """for a detector or segmentation model, export only the backbone with its pyramid, whose maps are outputs"""
-    int8: bool = False
-    """quantize the weights of linear layers to 8 bits"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Export) -> int:
     """Export a model, run it and compare it."""
-    options = parse(Export, "export", arguments)
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
         known_name("dynamic", name, ("batch", "sides"))

@@ -6,7 +6,6 @@ import difflib
 import fnmatch
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
 from graticule.dense.segmentation import DECODERS
 from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
-from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, parse
+from graticule.lab.commands.declared import Models
 from graticule.lab.data.registry import list_datasets, list_texts
 from graticule.lab.data.text_module import ByteTokenizer
 from graticule.lab.recipes.load import list_recipes
@@ -31,35 +29,8 @@ from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
 
 
-@dataclass
-class Models(JsonOutput):
-    """List all names that options accept, the sizes of models, or which models take which encodings.
-
-        graticule models
-        graticule models "deit_*"
-        graticule models --matrix
-        graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
-
-    Multiply-adds are those of matrix products and convolutions for one image. PosMLP's paper counts the logits of GGQPE
-    for each pair of patches as well, 0.12 G in T, S and B; here they are computed per displacement.
-    A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
-    Methods and models that --plugin FILE.py registers are included.
-    """
-
-    patterns: Positional[list[str]] = field(default_factory=list)
-    """names or patterns of names, as in a shell, whose sizes are printed: "deit_*" or "lm_*" (default: only the names
-    of all; for a matrix, one of each family)"""
-    matrix: bool = False
-    """print the supported combinations of models, encodings and joinings"""
-    encodings: list[str] = field(default_factory=list)
-    """for a matrix: encodings, with options (default: every one)"""
-    reasons: bool = False
-    """for a matrix: also print the reason why a combination is refused"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Models) -> int:
     """List the names that options accept, or print the sizes of models, or the matrix."""
-    options = parse(Models, "models", arguments)
     if options.matrix:
         return _print_matrix(options)
     if options.encodings or options.reasons:

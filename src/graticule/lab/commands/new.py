@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import keyword
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Literal
 
-from graticule.lab.arguments import Positional
+from graticule.lab.commands.declared import New
 from graticule.lab.commands.models import list_names
-from graticule.lab.commands.options import output_folder, parse, print_written
+from graticule.lab.commands.options import output_folder, print_written
 from graticule.system.files import write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -27,30 +25,8 @@ _TRY = {
 }
 
 
-@dataclass
-class New:
-    """Write a working Python file to start from, and a passing test of it.
-
-        graticule new encoding my_encoding
-        graticule new joining my_joining --output methods
-        graticule new study my_study
-
-    The file is a plugin: commands take it as --plugin my_encoding.py; a study is run by graticule study. An encoding is
-    a table of one row per token, which joinings pass to the layers; a bias is an encoding that is added to the
-    attention logits.
-    """
-
-    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task", "study"]]
-    """kind of class or function in the file"""
-    name: Positional[str]
-    """its name, an identifier such as my_encoding"""
-    output: Path = Path()
-    """folder to write to (default: this one)"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: New) -> int:
     """Write a plugin and its test."""
-    options = parse(New, "new", arguments)
     name, file = options.name, output_folder(options.output, Path()) / f"{options.name}.py"
     _check_name(options.kind, name)
     test = file.with_name(f"test_{name}.py")

@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import colorsys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from graticule.lab.arguments import Positional
+from graticule.lab.commands.declared import Predict
 from graticule.lab.commands.opening import choose_device, read_picture
-from graticule.lab.commands.options import Figures, JsonOutput, OfCheckpoint, OnDevice, output_folder, parse
+from graticule.lab.commands.options import output_folder
 from graticule.lab.data.dense import read_image
 from graticule.lab.data.dense_transforms import plain
 from graticule.lab.figures.save import save_figure
 from graticule.lab.training.results import Prediction, above, image_ids
 from graticule.lab.training.run import Run
-from graticule.registry.checks import Range, printable
+from graticule.registry.checks import printable
 from graticule.system.files import write_json, write_whole
 
 
-@dataclass
-class Predict(Figures, JsonOutput, OnDevice, OfCheckpoint):
-    """Draw the predictions of a run: the most likely classes, boxes and masks with labels, or the class of each pixel.
-
-        graticule predict RUN a.jpg b.jpg
-
-    They are also written as JSON: boxes.json and masks.json are results in COCO's format, images.json has the ids of
-    the images.
-    """
-
-    run: Positional[Path]
-    """run folder"""
-    images: Positional[list[Path]]
-    """files of images"""
-    threshold: Annotated[float, Range(0, 1)] = 0.5
-    """detections with a lower score are not drawn; JSON has all"""
-    output: Path | None = None
-    """folder for pictures and JSON (default: predictions in the run folder)"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Predict) -> int:
     """Draw and write the predictions of a run."""
-    options = parse(Predict, "predict", arguments)
     run = Run.open(options.run)
     if missing := [path for path in options.images if not path.is_file()]:
         raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -14,9 +13,9 @@ from graticule.backbones.base import Backbone
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.hub import save_pretrained
 from graticule.hub.files import Card, check_repo_id, push_folder
-from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.declared import Publish
 from graticule.lab.commands.opening import Opened, open_source
-from graticule.lab.commands.options import NamedModels, parse, print_written
+from graticule.lab.commands.options import print_written
 from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
 from graticule.lab.figures.save import save_figure
 from graticule.lab.tasks.classification import images_of
@@ -27,34 +26,8 @@ from graticule.registry.fields import read_typed
 _UNTRAINED = 39
 
 
-@dataclass
-class Publish(NamedModels):
-    """Write a model as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
-
-        graticule publish RUN FOLDER
-        graticule publish timm:vit_small_patch16_224 FOLDER --joining lape
-        graticule publish RUN FOLDER --push OWNER/NAME
-
-    graticule.from_pretrained opens it, and timm.create_model("local-dir:FOLDER", pretrained=True) opens classifiers.
-    """
-
-    model: Positional[str]
-    """folder of a run, file of its weights, name of a model, timm:NAME or hf:NAME (converted), or FILE.py:NAME"""
-    folder: Positional[Path]
-    """folder to write to"""
-    push: str | None = None
-    """upload the folder to this repository of the hub, OWNER/NAME"""
-    private: Rare[bool] = False
-    """make a new repository private"""
-    host: str | None = None
-    """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""
-    format: Literal["png", "pdf", "svg"] = "png"
-    """format of the figure: pdf and svg, for papers, are written beside the png of the model card"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Publish) -> int:
     """Write a model as a folder for the hub, and upload it with --push."""
-    options = parse(Publish, "publish", arguments)
     if options.private and options.push is None:
         raise ValueError("`private` must be left out without --push, which creates the repository.")
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, parse
+from graticule.lab.commands.declared import Runs
 from graticule.lab.studies.runs import Summary, find_runs, flat_values, summarise
 from graticule.registry.checks import printable
 
@@ -23,23 +20,8 @@ _FIRST = ("model", "encoding", "joining", "seed", "lr")
 _OTHERS = 4
 
 
-@dataclass
-class Runs(JsonOutput):
-    """List the runs in folders with their progress, their best score so far, and the values in which they differ.
-
-    graticule runs
-    graticule runs runs/study --sort best
-    """
-
-    folders: Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
-    """folders with runs, at any depth"""
-    sort: Literal["age", "name", "best"] = "age"
-    """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Runs) -> int:
     """List the runs in folders."""
-    options = parse(Runs, "runs", arguments)
     runs = _sorted(_find_runs(options.folders), options.sort)
     if options.json:
         return options.finish([_record(name, summary) for name, summary in runs])

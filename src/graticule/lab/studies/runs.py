@@ -19,7 +19,6 @@ from typing_extensions import TypedDict
 
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
-from graticule.lab.training.task import metric_of
 from graticule.registry.fields import Epochs, read_typed
 from graticule.system.files import read_bytes
 
@@ -127,7 +126,10 @@ def summarise(folder: Path) -> Summary:
     if run.metrics_file.exists():  # it is written at the end of the first epoch
         with _recorded(damage):
             metrics = read_metrics(run.metrics_file)
-    metric = metric or next(filter(None, map(metric_of, metrics)), None)
+    if metric is None and metrics:  # of a run that does not record it
+        from graticule.lab.training.task import metric_of  # imports PyTorch
+
+        metric = next(filter(None, map(metric_of, metrics)), None)
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
