@@ -55,7 +55,9 @@ def test_importing_the_package_and_printing_help_imports_no_pytorch(tmp_path, mo
 def test_errors_have_the_exit_code_1_and_wrong_options_2():
     lines = {
         "train digits_quick --data-root ./nowhere": 1,
+        "runs nowhere": 1,
         "train digits_quick --epochs many": 2,
+        "runs --sort size": 2,
         "runs --srot name": 2,
     }
     assert {line: main(line.split()) for line in lines} == lines

@@ -160,7 +160,7 @@ def test_maps_of_blocks_are_outputs_too(lape, tmp_path):
     torch.testing.assert_close(logits, lape(x))
 
 
-@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
 def test_weights_in_8_bits_halve_the_file_at_least(suffix, tmp_path):
     model = draw(tiny("learnable", depth=1, embed_dim=192)).eval()
     small = export_function(model, tmp_path / f"small.{suffix}", int8=True)
