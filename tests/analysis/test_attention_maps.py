@@ -1,13 +1,16 @@
 """Attention maps are the weights of the forward pass, for every family, and computing them changes nothing."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import graticule
-from graticule.analysis.attention import attention_maps
+from graticule.analysis.attention import attention_maps, attention_summary
 from graticule.external.attention_map import AttentionMap
+from graticule.external.traced_model import view_of
 from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet
 from graticule.position.grid import Grid
 from in_turn import in_turn
@@ -173,3 +176,18 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
 def test_invalid_requests_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_summary_keeps_the_weights_of_the_first_image_alone(monkeypatch):
+    view, weights, alive = view_of(tiny()), [], []
+    attention = view.attention
+
+    def watched(image):
+        alive.append(sum(weight() is not None for weight in weights))
+        maps = attention(image)
+        weights.append(weakref.ref(maps[0].weights))
+        return maps
+
+    monkeypatch.setattr(view, "attention", watched)
+    attention_summary(view, images(batch=4))
+    assert alive == [0, 1, 1, 1]

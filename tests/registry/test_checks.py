@@ -63,9 +63,11 @@ def test_a_number_is_finite(value):
             check("argument", given, kind)
 
 
-def test_an_unknown_choice_is_a_value_error_with_the_choices():
+def test_an_error_names_the_choices_or_the_kind_of_values():
     with pytest.raises(ValueError, match="`mode` must be one of a, b; got 'c'"):
         check("mode", "c", Literal["a", "b"] | None)
+    with pytest.raises(TypeError, match="`sizes` must be a sequence of values, got 3"):
+        check("sizes", 3, Sequence[int | None])
 
 
 def test_a_long_value_is_shown_in_a_line():

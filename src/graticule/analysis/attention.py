@@ -39,9 +39,9 @@ class AttentionSummary:
 
 def attention_summary(view: ModelView, images: Tensor) -> AttentionSummary:
     """Summarize the attention weights of a few images (B, C, height, width), computed one image at a time."""
-    images_maps = [view.attention(image[None]) for image in images]
-    distance, entropy, prefix = np.stack([_numbers(maps) for maps in images_maps], -1)  # (layers, heads, images) each
-    first = images_maps[0]
+    first = view.attention(images[:1])  # all maps of all images would need too much memory
+    numbers = [_numbers(first), *(_numbers(view.attention(image[None])) for image in images[1:])]
+    distance, entropy, prefix = np.stack(numbers, -1)  # (layers, heads, images) each
     return AttentionSummary(
         layers=tuple(layer.layer for layer in first),
         distance=distance.mean(-1),

@@ -258,7 +258,8 @@ def _rule(kind: Any) -> tuple[str, Callable[[Any], bool]]:
 
 
 def _plural(kind: Any) -> str:
-    words = _PLAIN.get(_alternatives(kind)[0], ("a value",))[0]
+    first, *others = _alternatives(kind)
+    words = "a value" if others else _PLAIN.get(first, ("a value",))[0]
     return f"{words.removeprefix('a ')}s" if words.startswith("a ") else "booleans"
 
 

@@ -193,6 +193,14 @@ def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data
         train_job(run.recipe.to_dict(), str(run.folder), [str(plugin)])
 
 
+def test_a_local_process_starts_with_one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda *_, **options: Scripted())
+    threads = [module.LocalProcesses(1).submit(os.getenv, f"{name}_NUM_THREADS").result() for name in ("OMP", "MKL")]
+    assert threads == ["1", "1"] and os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
+
+
 def test_unknown_executors_are_refused():
     for on, message in [
         ("everywhere", "`on` must be here, local:N"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from timm.layers import GluMlp, LayerNorm, Mlp, RmsNorm, SwiGLU
+from timm.layers import GluMlp, LayerNorm, LayerScale, Mlp, RmsNorm, SwiGLU
 from timm.layers.activations import GELU
 from torch import nn
 
@@ -258,16 +258,14 @@ def _read_projection(attn: Any) -> dict[str, Any]:
 
 def layer_scale(block: Any) -> tuple[float, float]:
     """Return the initial values of LayerScale for attention and MLP; 0 if there is none."""
-    scales = [
-        initial_scale(getattr(block, name, None)) if getattr(block, gamma, None) is None else initial_scale(block)
-        for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2"))
-    ]
+    pairs = [(getattr(block, f"gamma_{n}", None), getattr(block, f"ls{n}", None)) for n in (1, 2)]
+    scales = [initial_scale(part) if gamma is None else float(block.init_values or 1.0) for gamma, part in pairs]
     return scales[0], scales[1]
 
 
 def initial_scale(scale: Any) -> float:
-    """Return the initial value of a LayerScale, or of a block that has its own; 0 if it is another module."""
-    return float(scale.init_values or 1.0) if hasattr(scale, "init_values") else 0.0
+    """Return the initial value of a LayerScale; 0 if it is another module."""
+    return float(scale.init_values or 1.0) if isinstance(scale, LayerScale) else 0.0
 
 
 def rate_of(owner: nn.Module, attribute: str) -> float:

@@ -268,24 +268,33 @@ class LocalProcesses(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call `fn` in one of the processes."""
-        try:
-            return self._pool.submit(fn, *args, **kwargs)
-        except BrokenProcessPool:
-            self._pool = self._start()
-            return self._pool.submit(fn, *args, **kwargs)
+        with _one_thread():
+            try:
+                return self._pool.submit(fn, *args, **kwargs)
+            except BrokenProcessPool:
+                self._pool = self._start()
+                return self._pool.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes after their current calls."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def _start(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_use_one_thread)
+        context = get_context("spawn")
+        return ProcessPoolExecutor(self.count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
 
 
-def _use_one_thread() -> None:
-    """Limit this process, and the libraries that it imports later, to one thread."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Limit processes that start in the block to one thread, by variables that libraries read when imported."""
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(before, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            os.environ.update({} if value is None else {name: value})
 
 
 def _epochs_done(planned: PlannedRun) -> int:

@@ -208,7 +208,11 @@ class TrainingRecipe:
                 f"be 0 with `warmup_epochs` {self.warmup_epochs}",
             ),
             ("decay_epochs", stepwise and epochs > 1 and not decays, "be given with the schedule step"),
-            ("decay_epochs", decays and not stepwise, "be given with the schedule step and no other"),
+            (
+                "decay_epochs",
+                decays and not stepwise,
+                f"be given with the schedule step and no other, not with {self.schedule}",
+            ),
             ("decay_epochs", unordered, f"increase and be below `epochs`, {epochs}"),
             ("poly_power", self.poly_power != 1 and self.schedule != "poly", other),
             ("k_decay", self.k_decay != 1 and stepwise, other),

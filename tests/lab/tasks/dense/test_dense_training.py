@@ -99,7 +99,7 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
     ("options", "message"),
     [
         ({"schedule": "step"}, "`decay_epochs` must be given with the schedule step"),
-        ({"decay_epochs": (1,)}, "`decay_epochs` must be given with the schedule step and no other"),
+        ({"decay_epochs": (1,)}, "`decay_epochs` must be given with the schedule step and no other, not"),
         ({"schedule": "step", "decay_epochs": (2,)}, "`decay_epochs` must increase and be below `epochs`, 2"),
         ({"warmup_epochs": 1, "warmup_steps": 1}, "`warmup_steps` must be 0 with `warmup_epochs` 1, got 1"),
         ({"warmup_epochs": 2}, "`warmup_epochs` must be fewer than `epochs`, 2, got 2"),
