@@ -185,7 +185,6 @@ def test_the_verifier_needs_numpy_alone():
 @pytest.mark.slow
 def test_jax_gives_the_vectors():
     """JAX on the CPU, in a process of its own, by its own formulas of pairs and its own resampling."""
-    pytest.importorskip("jax")
     script = """
 import runpy, sys
 import jax
