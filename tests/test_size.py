@@ -11,7 +11,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 LINES = """
 benchmarks: . 2790
 evidence: . 2640
-graticule: . 30, analysis 3280, backbones 4910, checkpoints 1280, dense 2120, encodings 4820, external 5500, hub 750,
+graticule: . 30, analysis 3280, backbones 4910, checkpoints 1280, dense 2120, encodings 4820, external 5520, hub 750,
   layers 1020, position 3410, registry 1120, surgery 2510, system 440, testing 2580
 graticule/lab: . 750, commands 3160, data 3630, figures 1290, gym 1430, pages 920, recipes 1170, studies 2350, tasks
   2450, training 2630
@@ -26,7 +26,7 @@ claims.md 2440, compare.md 1230, convert.md 1590, dense.md 1780, deploy.md 1240,
   gym.md 1940, models.md 1490, pretrained.md 2350, recipe_sources.md 1550, results/costs.md 1890, results/gym.md 1250,
   results/lape_place.md 1540, which.md 1760, why_lape.md 1370
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_000, 45, 278
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_000, 45, 279
 
 
 def limits(table: str) -> dict[str, int]:

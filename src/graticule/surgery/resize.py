@@ -158,7 +158,9 @@ def table_of(module: Any) -> Any:
 
 Model = TypeVar("Model", bound=nn.Module)
 #: The functions that resize models of another library in place, from the arguments of `resize`, by its name.
-LIBRARIES: NameTable[str, Callable[..., None]] = NameTable("library", "graticule.external.resize")
+LIBRARIES: NameTable[str, Callable[..., None]] = NameTable(
+    "library", "graticule.external.resize", "graticule.external.resize_timm"
+)
 
 
 @checked
