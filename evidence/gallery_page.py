@@ -21,11 +21,13 @@ sys.path.append(str(DOCS / "_ext"))
 #: Encoding -> when to take it; others are described by the first line of their class.
 USES = {
     "coordinates": "a table should be a function of coordinates that are shifted and scaled at random in training",
+    "cropped": "images have many sizes and shapes: training samples random parts of one large table, as in RADIO",
     "factorized": "a learned table should have few parameters: one vector per row and one per column",
     "fourier": "a smooth function of the coordinates should be learned, for any grid",
     "learnable": "images have one size; start it at `std=1` or join it by `lape`",
     "sinusoidal_1d": "you need the encoding of the first transformer as a reference; it ignores that an image has rows",
     "sinusoidal_2d": "nothing should be learned, and a vector is needed for each token of any grid",
+    "windowed": "attention has windows, and images have many sizes: SAM 2 and Hiera",
     "alibi": "near patches should count more and nothing may be learned; it does not tell left from right",
     "bucketed_bias": "far displacements may share numbers, as in T5",
     "causal": "tokens must not attend to later ones; it is added to another encoding",
@@ -36,6 +38,7 @@ USES = {
     "gqpe_bias": "each head should look at a Gaussian around a displacement that it learns",
     "irpe": "queries, keys or attention weights should meet vectors of displacements",
     "kerple": "near patches should count more, at a rate that each head learns",
+    "mirrored_bias": "left and right should count the same, with a quarter of the numbers of `relative_bias` (LeViT)",
     "mlp_bias": "a function of the displacement should be learned, without a table",
     "relative_bias": "attention has windows of one size, as in Swin",
     "sandwich": "attention should decay with the distance and nothing may be learned",

@@ -76,10 +76,11 @@ def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
     without = {law: {name for name in ENCODINGS if law not in outcomes[name]} for law in LAWS}
     divided = {"sinusoidal_2d", "rope", "rope_golden_gate", "pope", "mrope", "irpe"}
     convolved = {"peg", "convolutional_projection"}
-    assert without["one_frame"] == {*divided, "causal"}
+    assert without["one_frame"] == {*divided, "causal", "windowed", "cropped"}
     ordered = {"sinusoidal_1d", "rope_1d", "causal"}
     assert without["permutation"] == {*divided, *ordered, "global_filter"}
     tables = {"learnable", "factorized", "relative_bias", "shared_relative_bias", "decomposed", "shaw", "bucketed_bias"}
+    tables |= {"windowed", "cropped", "mirrored_bias"}
     assert {name for name in without["points"] if not mixes(name)} == {*tables, *convolved, *ordered} - {"causal"}
     assert {name for name in without["crop"] if not mixes(name)} == {*convolved, "log_n", "gpsa"}
 
@@ -202,7 +203,10 @@ def test_attention_takes_points_of_each_sample():
 
 @in_turn(
     "encoding",
-    ["learnable", "factorized", "relative_bias", "decomposed", "shaw", "bucketed_bias", "rope_1d", "sinusoidal_1d"],
+    [
+        *("learnable", "factorized", "windowed", "mirrored_bias", "relative_bias", "decomposed", "shaw"),
+        *("bucketed_bias", "rope_1d", "sinusoidal_1d"),
+    ],
 )
 def test_points_are_refused_with_the_choice_where_there_is_a_table_or_an_order(encoding):
     points = Points(torch.rand(5, 2))

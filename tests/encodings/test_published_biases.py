@@ -7,12 +7,14 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.layers.pos_embed_rel import RelPosBias, RelPosBiasTf, RelPosMlp
+from timm.layers.pos_embed_rel import RelPosBias, RelPosBiasTf, RelPosMlp, resize_rel_pos_bias_table_levit
+from timm.models import efficientformer, efficientformer_v2, efficientvit_msra, levit, tiny_vit
 from timm.models.beit import Attention as BeitAttention
 from timm.models.convit import GPSA
 from timm.models.swin_transformer_v2 import WindowAttention as SwinV2Attention
 from timm.models.vision_transformer_relpos import RelPosAttention
 from timm.models.vision_transformer_sam import Attention as SamAttention
+from transformers.models.levit.modeling_levit import LevitAttention
 
 import graticule
 from graticule import Grid, LayerPosition
@@ -21,6 +23,7 @@ from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.encodings.gpsa import Gpsa
 from graticule.encodings.gqpe import GqpeBias, QuadraticMixing
 from graticule.encodings.irpe import Irpe
+from graticule.encodings.mirrored_bias import MirroredBias
 from graticule.encodings.mlp_bias import ContinuousBias, MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
@@ -131,6 +134,60 @@ def test_the_table_of_coatnet_is_ours(grid):
     encoding = RelativeBias(grid, HEADS).double()
     encoding.load_state_dict(reference.state_dict())
     assert_same(encoding(grid), reference.get_bias()[0])
+
+
+# LeViT, TinyViT, EfficientFormer, and EfficientViT of MSRA
+
+
+@in_turn(
+    ("kind", "shape"),
+    [
+        *((kind, shape) for kind in (levit.Attention, tiny_vit.Attention) for shape in ((4, 4), (3, 5), (14, 2))),
+        (efficientformer.Attention, (3, 5)),
+        (efficientformer_v2.Attention2d, (3, 5)),
+        (efficientvit_msra.CascadedGroupAttention, 4),
+        (LevitAttention, 4),
+    ],
+)
+@torch.no_grad()
+def test_the_bias_of_absolute_offsets_is_that_of_levit_and_its_successors(kind, shape):
+    """facebookresearch/LeViT#9, #17, #6 and #25: the order of the table, and images that are not square."""
+    more = {"attn_ratio": 1} if kind is not LevitAttention else {"attention_ratio": 1}
+    sizes = (DIM, HEAD_DIM, HEADS) if kind is not efficientvit_msra.CascadedGroupAttention else (DIM, 8, HEADS)
+    reference = kind(*sizes, **more, resolution=shape)
+    assert not reference.attention_biases.any()  # as ours starts
+    reference.double().attention_biases.normal_()
+    grid = Grid(*shape, prefix=1) if isinstance(shape, tuple) else Grid(shape, shape, prefix=1)
+    encoding = MirroredBias(grid, HEADS).double()
+    assert not encoding.attention_biases.any()
+    encoding.load_state_dict({"attention_biases": reference.attention_biases})
+    assert torch.equal(encoding(grid)[:, 1:, 1:], reference.get_attention_biases(torch.device("cpu")))
+    assert not encoding(grid)[:, 0].any() and not encoding(grid)[:, :, 0].any()
+
+
+@in_turn("shape", [(6, 6), (3, 7), (9, 4)])
+@torch.no_grad()
+def test_a_table_of_absolute_offsets_is_resampled_as_by_timm(shape):
+    """huggingface/pytorch-image-models#1540 and snap-research/EfficientFormer#19; timm computes in float32."""
+    encoding = draw_double(MirroredBias(Grid(4, 4), HEADS))
+    table = F.interpolate(encoding.attention_biases.view(1, HEADS, 4, 4), shape, mode="bicubic", antialias=True)
+    moved = draw_double(MirroredBias(Grid(*shape), HEADS))
+    fitted = moved.fit_parameter("attention_biases", encoding.attention_biases)
+    assert_same(fitted, table.reshape(HEADS, -1), 1e-12)
+    if shape[0] == shape[1]:
+        assert_same(fitted, resize_rel_pos_bias_table_levit(encoding.attention_biases.T, (36, HEADS)).T, 1e-5)
+    moved.load_state_dict({"attention_biases": fitted})
+    assert_same(encoding(Grid(*shape)), moved(Grid(*shape)))
+
+
+@torch.no_grad()
+def test_a_bias_of_absolute_offsets_is_the_same_in_opposite_directions_and_its_first_entry_stays_with_corners():
+    corners = "bicubic(antialias=False, align_corners=True)"
+    encoding, grid = draw_double(MirroredBias(Grid(4, 5), HEADS, resampler=corners)), Grid(7, 3)
+    bias = encoding(grid).view(HEADS, 7, 3, 7, 3)
+    assert torch.equal(bias, bias.flip(1, 3)) and torch.equal(bias, bias.flip(2, 4))
+    assert_same(bias[:, 2, 1, 2, 1], encoding.attention_biases[:, 0], 1e-12)
+    assert_same(bias[:, 0, 0, 6, 2], encoding.attention_biases[:, -1], 1e-12)
 
 
 # Decomposed positions

@@ -74,6 +74,10 @@ def assert_exact(model, old, x):
         (("learnable", "default"), ("learnable + peg", "default")),
         (("mlp_bias", "default"), ("relative_bias", "default")),
         (("sandwich", "default"), ("relative_bias", "default")),
+        (("sandwich", "default"), ("mirrored_bias", "default")),
+        (("mirrored_bias", "default"), ("relative_bias", "default")),
+        (("factorized", "default"), ("windowed", "default")),
+        (("factorized", "default"), ("cropped", "default")),
         (("sinusoidal_2d", "default"), ("sinusoidal_2d", "concatenation")),
         (("shared_relative_bias", "default"), ("relative_bias", "default")),
         (("learnable", "lape"), ("learnable", "lape")),
@@ -141,11 +145,12 @@ def test_logits_that_depend_on_the_displacement_alone_become_a_bias(x):
 # Least squares: the closest solution
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
 @torch.no_grad()
-def test_the_mean_over_pairs_of_a_displacement_is_the_nearest_bias():
+def test_the_mean_over_pairs_of_a_displacement_is_the_nearest_bias(mirrored):
     logits = torch.randn(2, 15, 15, dtype=torch.float64)
-    table = displacement_means(logits, GRID)
-    index = GRID.offset_index().flatten()
+    table = displacement_means(logits, GRID, mirrored)
+    index = ((GRID.offsets().abs() @ torch.tensor([5, 1])) if mirrored else GRID.offset_index()).flatten()
     design = F.one_hot(index).double()
     torch.testing.assert_close(table, torch.linalg.lstsq(design, logits.flatten(1).T).solution)
 

@@ -19,8 +19,8 @@ from graticule.testing.places import LAWS, check_places
 from in_turn import in_turn
 from tiny import SMALL, every_family, layers, shallow
 
-#: Options that change nothing in a model of 15 patches, or only the algorithm of the same result.
-WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",), "peg": ("fill",)}
+#: Options that change nothing in a model of 15 patches, or only training, or the algorithm of the same result.
+WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",), "peg": ("fill",), "cropped": ("least", "aspect")}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

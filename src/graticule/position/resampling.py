@@ -248,6 +248,24 @@ class CropResampler(Resampler):
         return tuple(self.weights(n, c, device)[:m] for n, c, m in zip(old, covering, new, strict=True))
 
 
+@register_resampler("tiled")
+class Tiled(Resampler):
+    r"""Repeats the table from the top left on; a smaller grid gets its top left part.
+
+    .. math:: T'_{y, x} = T_{y \bmod H,\; x \bmod W}
+
+    Nothing is interpolated, so each patch has the position that it has in training within its window of H x W patches.
+
+    Reference: SAM 3 (Carion et al., 2025), whose table of 24 x 24 patches is repeated over 72 x 72.
+    """
+
+    takes = frozenset({"positions"})
+
+    def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
+        index, entry = torch.arange(new, device=device)[:, None], torch.arange(old, device=device)
+        return (index % old == entry).double()
+
+
 @register_resampler("geometric")
 class Geometric(Resampler):
     r"""A spline through knots in a geometric series, as BEiT's fine-tuning resamples relative position biases.

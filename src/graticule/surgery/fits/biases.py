@@ -10,12 +10,14 @@ from torch import Tensor
 
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
+from graticule.encodings.mirrored_bias import MirroredBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
+from graticule.position.places import ravel
 from graticule.position.position import NoPosition
 from graticule.surgery.fits.contributions import Contribution, is_plain
 from graticule.surgery.fits.registry import Before, register_fit
@@ -50,10 +52,17 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
 def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
     """Set tables of displacements to zero, so that they have no effect."""
     encodings = _encodings(new)
-    tables = [bias for encoding in encodings if isinstance(bias := getattr(encoding, "bias", encoding), RelativeBias)]
-    for encoding in tables:
-        encoding.relative_position_bias_table.zero_()
+    tables = [table for encoding in encodings if (table := _table_of(getattr(encoding, "bias", encoding))) is not None]
+    for table in tables:
+        table.zero_()
     return len(tables) == len(encodings)
+
+
+def _table_of(encoding: Any) -> Tensor | None:
+    """Return the table of displacements of an encoding, (displacements, heads), a view; None if it has none."""
+    if isinstance(encoding, MirroredBias):
+        return encoding.attention_biases.T
+    return encoding.relative_position_bias_table if isinstance(encoding, RelativeBias) else None
 
 
 def _encodings(position: Any) -> list[Any]:
@@ -67,19 +76,23 @@ def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool 
     fitted = True
     for encoding, layers in zip(_encodings(new), groups, strict=True):
         terms = [term for layer in layers if (term := logits[layer]) is not None]
-        is_table = isinstance(encoding, RelativeBias) and encoding.grid.shape == before.grid.within.shape
-        if len(terms) < len(layers) or not is_table or len(terms[0]) != encoding.num_heads:
+        table = _table_of(encoding) if encoding.grid.shape == before.grid.within.shape else None
+        if len(terms) < len(layers) or table is None or len(terms[0]) != encoding.num_heads:
             fitted = False
             continue
-        means = displacement_means(torch.stack(terms).mean(0), encoding.grid)
-        table = encoding.relative_position_bias_table
+        mirrored = isinstance(encoding, MirroredBias)
+        means = displacement_means(torch.stack(terms).mean(0), encoding.grid, mirrored)
         table[: len(means)] = means.to(table.dtype)
     return fitted
 
 
-def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
-    """Return the mean of a bias of the patches, (h, N, N), over the pairs of each displacement, (displacements, h)."""
-    index = grid.offset_index(bias.device).flatten()
+def displacement_means(bias: Tensor, grid: Grid, mirrored: bool = False) -> Tensor:
+    """Return the mean of a bias of the patches, (h, N, N), over the pairs of each displacement, (displacements, h).
+
+    With `mirrored` over the pairs of each absolute displacement, (N, h).
+    """
+    absolute = ravel(grid.offsets(bias.device).abs().unbind(-1), grid.shape) if mirrored else None
+    index = (grid.offset_index(bias.device) if absolute is None else absolute).flatten()
     values = bias.flatten(1).T  # (N * N, h)
     count = index.bincount()[:, None]
     return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
