@@ -392,7 +392,7 @@ def test_hiera_of_timm_is_resized_in_place_as_built_for_the_size(name):
         torch.testing.assert_close(model.pos_embed, expected)
     for sizes, message in (
         ({"img_size": 80}, "`img_size` must be a multiple of the mask units, 32 x 32 pixels, got 80 x 80."),
-        ({"img_size": 96, "patch_size": 8}, "of Hiera, only `img_size` can be changed"),
+        ({"img_size": 96, "patch_size": 8}, "`patch_size` must be left out with Hiera"),
     ):
         with pytest.raises(ValueError, match=message):
             resize(model, **sizes)

@@ -10,7 +10,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from graticule.backbones.staged import StagedModel
-from graticule.hub.config import backbone_config, written_words
+from graticule.hub.config import backbone_config, record_input, written_words
 from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Crop
@@ -93,6 +93,7 @@ class Backbone(StagedModel, HubModel):
         grid = self.grid_at(size)
         self.position.set_grid(grid)
         self.img_size, self.grid = size, grid
+        record_input(self, self.in_chans, size)
 
     def _describe_features(self) -> list[dict[str, Any]]:
         """Describe each intermediate for timm: the module that outputs it, its channels, and its pixels per token."""

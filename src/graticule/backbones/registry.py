@@ -33,6 +33,7 @@ from graticule.hub.config import (
     check_arguments,
     given_choices,
     prepare,
+    record_input,
     take_position,
     tuples,
     written_words,
@@ -255,6 +256,8 @@ def _build(
     words = written_words(position)
     if isinstance(model, Backbone) and words is not None:
         model.created = {"name": name, "arguments": {**created, **words}}
+    if isinstance(model, Backbone):
+        record_input(model, model.in_chans, model.img_size)
     return model
 
 

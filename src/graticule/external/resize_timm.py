@@ -1,61 +1,273 @@
-"""Resizing of models of timm in place, whose class has no `set_input_size`: as their conversion, Hiera, SAM 2's."""
+"""Resizing of models of timm in place: by their own `set_input_size`, and where the class has none, edited here.
+
+Only tables of position, their caches and recorded sizes change; all other objects are kept.
+"""
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
+from timm.models.convit import GPSA, ConVit
 from timm.models.hiera import Hiera, Reroll, Unroll
 from timm.models.hieradet_sam2 import HieraDet
-from torch import nn
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.naflexvit import NaFlexVit
+from timm.models.twins import Twins
+from timm.models.vision_transformer_sam import VisionTransformerSAM
+from torch import Tensor, nn
 
-from graticule.external.convert.back import to_timm
-from graticule.external.convert.conversion import convert
-from graticule.external.convert.parts import can_convert
+from graticule.encodings.sgu import resize_pairs
 from graticule.external.convert.transformers import CUBIC
+from graticule.external.images import image_channels, image_size
+from graticule.hub.config import record_input
+from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
-from graticule.position.resampling import BICUBIC, build_resampler
-from graticule.surgery.resize import LIBRARIES, resize
+from graticule.position.resampling import BICUBIC, build_resampler, resize_rows
+from graticule.surgery.resize import LIBRARIES, same_layers, set_channels
 
 
 @LIBRARIES.register("timm")
-def resize_timm(model: Any, img_size: Any, **others: Any) -> None:
-    """Resize a model of timm in place, whose class has no `set_input_size`: as its conversion, or Hiera, or SAM 2's."""
-    if can_convert(model):
-        resized = to_timm(resize(convert(model), img_size, **others))
-        vars(model).clear()
-        vars(model).update(vars(resized))
-        return
-    if not isinstance(model, Hiera | HieraDet) or img_size is None or any(size is not None for size in others.values()):
+def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, channels: int | None) -> None:
+    """Resize a model of timm in place, with timm's resampling of its tables."""
+    kind = type(model).__name__
+    if resampler is not None:
         raise ValueError(
-            f"`model` must be of this library, have timm's `set_input_size`, or be converted first, got "
-            f"{type(model).__name__}. A model that accepts images of any size needs no resizing; of Hiera, only "
-            "`img_size` can be changed."
+            f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
+            "convert the model (graticule.convert) to choose it."
         )
-    size = to_2tuple(img_size)
-    if isinstance(model, HieraDet):
-        shape = _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
-        table = build_resampler(CUBIC)(model.pos_embed.detach(), shape)  # that of a window is repeated
-        model.pos_embed = nn.Parameter(table.contiguous(), model.pos_embed.requires_grad)
-        model.global_pos_size = to_2tuple(shape)
-    else:
-        shape = _tokens(size, model.patch_stride, model.mask_unit_size, "mask units")
-        if model.pos_embed is not None and model.pos_embed_win is None:
-            table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, model.tokens_spatial_shape), shape).flatten(2).mT
-            model.pos_embed = nn.Parameter(table.contiguous(), model.pos_embed.requires_grad)
-        strides = [model.q_stride] * (len(model.stage_ends) - 1)
-        model.tokens_spatial_shape = list(shape)
-        model.mask_spatial_shape = [side // step for side, step in zip(shape, model.mask_unit_size, strict=True)]
-        model.unroll = Unroll(size, model.patch_stride, strides)
-        model.reroll = Reroll(size, model.patch_stride, strides, model.stage_ends, model.q_pool)
-    if known := getattr(model, "pretrained_cfg", None):
-        config = {**known, "input_size": (model.in_chans, *size)}
-        vars(model).update(pretrained_cfg=config, default_cfg=config)
+    if img_size is not None or patch_size is not None:
+        resize_tables(model, img_size and to_2tuple(img_size), patch_size and to_2tuple(patch_size))
+    if channels is not None:
+        set_channels(model, channels)
+    size = image_size(model) if img_size is None else to_2tuple(img_size)
+    if size is not None:
+        record_input(model, channels or image_channels(model), size)
 
 
-def _tokens(size: Shape, stride: Shape, window: Shape, name: str) -> Shape:
+def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) -> None:
+    """Change the images or patches that the position of a model of timm is stored for; others are refused."""
+    kind, embed = type(model).__name__, getattr(model, "patch_embed", None)
+    own = next((resize for known, resize in _RESIZES.items() if isinstance(model, known)), None)
+    arguments = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
+    if own is None and "img_size" not in arguments:
+        raise ValueError(
+            f"`model` must be of this library or have timm's `set_input_size`, got {kind}; of timm's other classes, "
+            f"{', '.join(known.__name__ for known in _RESIZES)} are resized. A model that accepts images of any size "
+            "needs no resizing, and an attached position follows the size of each image."
+        )
+    if patch is not None and "patch_size" not in arguments:
+        raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
+    side = patch or getattr(embed, "patch_size", None)
+    size = size or embed.img_size  # type: ignore[union-attr]
+    if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
+        Grid.of_image(size, side)  # refuses other sizes with its own message
+    check_tables(model)
+    if own is not None:
+        own(model, size)
+        _record_traits(model, size)
+        return
+    with same_layers(model):
+        model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
+
+
+def check_tables(model: nn.Module) -> None:
+    """Check that the tables of a model have the grids that it has on record, from which they are resampled."""
+    kind = type(model).__name__
+    for name, value, shape in _tables(model):
+        owner, _, leaf = name.rpartition(".")
+        holder = model.get_submodule(owner)
+        if leaf not in holder._parameters and leaf not in holder._buffers:
+            raise ValueError(f"`{name}` of {kind} must be a tensor of its own to be resized, got one that is computed.")
+        if tuple(value.shape) != shape:
+            raise ValueError(
+                f"`{name}` of {kind} must be {shape}, for the grid that the model has on record, to be resized, got "
+                f"{tuple(value.shape)}; tell it the images of the table first: "
+                "model.patch_embed.set_input_size(img_size=(height, width))."
+            )
+    embed: Any = getattr(model, "patch_embed", None)
+    if type(embed) is PatchEmbed and isinstance(embed.proj, nn.Conv2d):
+        for attribute in ("kernel_size", "stride"):
+            if (value := getattr(embed.proj, attribute)) != tuple(embed.patch_size):
+                raise ValueError(
+                    f"`patch_embed.proj.{attribute}` of {kind} must be that of its patches, {by(embed.patch_size)}, "
+                    f"to be resized, got {by(value)}."
+                )
+
+
+def _tables(model: Any) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
+    """Yield the name of each table, its value, and its shape by the grid on record."""
+    embed, table = getattr(model, "patch_embed", None), getattr(model, "pos_embed", None)
+    patches = getattr(embed, "num_patches", None)
+    if isinstance(table, Tensor) and table.ndim == 3 and isinstance(patches, int) and not isinstance(model, Hiera):
+        no_rows = getattr(model, "no_embed_class", False) or isinstance(model, ConVit)
+        rows = patches + (0 if no_rows else getattr(model, "num_prefix_tokens", 0))
+        yield "pos_embed", table, (1, rows, model.embed_dim)
+    if isinstance(table, Tensor) and isinstance(model, Hiera) and model.pos_embed_win is None:
+        yield "pos_embed", table, (1, int(torch.tensor(model.tokens_spatial_shape).prod()), table.shape[-1])
+    if isinstance(table, Tensor) and isinstance(model, VisionTransformerSAM | HieraDet):
+        yield "pos_embed", table, (1, *table.shape[1:])  # a map, of any size
+    for name, part in model.named_modules():
+        bias, window = getattr(part, "relative_position_bias_table", None), getattr(part, "window_size", None)
+        if isinstance(bias, Tensor) and window is not None:
+            sides = tuple(2 * side - 1 for side in to_2tuple(window))
+            extra = 3 if getattr(part, "class_token", None) or "beit" in type(part).__module__ else 0
+            extra = 3 if getattr(part, "prefix_tokens", 0) else extra
+            shape = (bias.shape[0], *sides) if bias.ndim == 3 else (sides[0] * sides[1] + extra, bias.shape[-1])
+            yield f"{name}.relative_position_bias_table", bias, shape
+        feat, cache = getattr(part, "feat_shape", None), getattr(part, "pos_embed", None)
+        if feat is not None and isinstance(cache, Tensor):
+            yield f"{name}.pos_embed", cache, (feat[0] * feat[1], cache.shape[-1])
+
+
+def _put(owner: Any, name: str, value: Tensor) -> None:
+    """Replace a parameter by a table of another size, as trainable as the old one."""
+    old = getattr(owner, name)
+    if old.shape != value.shape:
+        setattr(owner, name, nn.Parameter(value.detach().to(old.dtype).contiguous(), old.requires_grad))
+
+
+def _resize_map(owner: Any, name: str, grid: Shape, resampler: Any = BICUBIC) -> None:
+    """Resample a table that is a map, (1, H, W, D)."""
+    _put(owner, name, resampler(getattr(owner, name).detach().permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1))
+
+
+def _resize_sam(model: Any, size: Shape) -> None:
+    """Resize timm's encoder of Segment Anything: its table, and the tables of displacements of its global layers."""
+    model.patch_embed.set_input_size(img_size=size)
+    grid = model.patch_embed.grid_size
+    if model.pos_embed is not None:
+        _resize_map(model, "pos_embed", grid)
+    if model.rope_global is not None:
+        model.rope_global.update_feat_shape(grid)
+    for block in model.blocks:
+        if block.window_size == 0 and block.attn.use_rel_pos:
+            for name, side in zip(("rel_pos_h", "rel_pos_w"), grid, strict=True):
+                rows = getattr(block.attn, name).detach().T[None]
+                _put(block.attn, name, F.interpolate(rows, 2 * side - 1, mode="linear")[0].T)
+
+
+def _resize_mixer(model: Any, size: Shape) -> None:
+    """Resize MLP-Mixer, ResMLP or gMLP: the weights of their layers over tokens, as the conversion does."""
+    old = Grid(*model.stem.grid_size)
+    model.stem.set_input_size(img_size=size)
+    new = Grid(*model.stem.grid_size)
+    if old == new:
+        return
+    sides, scale = (old.shape, new.shape), old.patches / new.patches
+    for block in model.blocks:
+        if hasattr(block, "mlp_tokens"):
+            first, last = block.mlp_tokens.fc1, block.mlp_tokens.fc2
+            _put(first, "weight", resize_rows(first.weight.detach(), *sides) * scale)
+            _put(last, "weight", resize_rows(last.weight.detach().T, *sides).T)
+        else:
+            first = last = block.linear_tokens if hasattr(block, "linear_tokens") else block.mlp_channels.gate.proj
+            _put(last, "weight", resize_pairs(last.weight.detach(), old, new))
+        if last.bias is not None:
+            _put(last, "bias", resize_rows(last.bias.detach()[None], *sides)[0])
+        first.in_features = last.out_features = new.patches
+
+
+def _resize_convit(model: Any, size: Shape) -> None:
+    """Resize ConViT: its table, and the displacements of its gated layers, which it computes for squares alone."""
+    old = model.patch_embed.grid_size
+    model.patch_embed.set_input_size(img_size=size)
+    grid = Grid(*model.patch_embed.grid_size)
+    if model.use_pos_embed:
+        _put(model, "pos_embed", resize_rows(model.pos_embed[0].T.detach(), old, grid.shape).T[None])
+    places = grid.coordinates()
+    offsets = (places[None] - places[:, None]).flip(-1)  # (N, N, 2), columns and rows from query to key
+    indices = torch.cat([offsets, offsets.square().sum(-1, keepdim=True)], -1)[None]
+    gates = [part for part in model.modules() if isinstance(part, GPSA)]
+    for part in gates:
+        part.rel_indices = indices.to(part.qk.weight)
+    if gates and grid.height != grid.width:
+        warnings.warn(
+            f"ConVit computes displacements for squares alone: those of {by(grid.shape)} patches are set, and are not "
+            "saved with the weights; graticule.convert(model).save_pretrained(folder) saves all.",
+            stacklevel=2,
+        )
+
+
+def _resize_twins(model: Any, size: Shape) -> None:
+    """Record the sizes of Twins, whose positional convolutions take any."""
+    for embed in model.patch_embeds:
+        embed.img_size, step = size, embed.patch_size
+        size = embed.H, embed.W = size[0] // step[0], size[1] // step[1]
+        embed.num_patches = embed.H * embed.W
+
+
+def _resize_naflex(model: Any, size: Shape) -> None:
+    """Resize the table of NaFlexVit, by the resampler that it uses for each image; rotations are computed for any."""
+    embeds = model.embeds
+    grid = Grid.of_image(size, tuple(embeds.patch_size)).shape
+    antialias = getattr(embeds, "pos_embed_antialias", True)
+    if embeds.pos_embed_type not in ("learned", "none") or getattr(embeds, "pos_embed_align_corners", False):
+        raise ValueError(
+            "`model` must have a learned table, not aligned at its corners, to be resized, got NaFlexVit with "
+            f"{embeds.pos_embed_type!r}; it accepts images of any size as it is."
+        )
+    if embeds.pos_embed is not None:
+        options = f"antialias={antialias}"
+        name = f"{embeds.pos_embed_interp_mode}({options})"
+        if embeds.pos_embed_ar_preserving:
+            name = f"crop(mode={embeds.pos_embed_interp_mode!r}, {options})"
+        _resize_map(embeds, "pos_embed", grid, build_resampler(name))
+    embeds.default_img_size, embeds.pos_embed_grid_size = size, grid
+
+
+def _resize_hieradet(model: Any, size: Shape) -> None:
+    """Resize SAM 2's encoder: its table; that of a window is repeated."""
+    shape = _whole(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
+    _put(model, "pos_embed", build_resampler(CUBIC)(model.pos_embed.detach(), shape))
+    model.global_pos_size = to_2tuple(shape)
+
+
+def _resize_hiera(model: Any, size: Shape) -> None:
+    """Resize Hiera: its table, unless that of a window is repeated, and the order of its tokens."""
+    shape = _whole(size, model.patch_stride, model.mask_unit_size, "mask units")
+    if model.pos_embed is not None and model.pos_embed_win is None:
+        table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, model.tokens_spatial_shape), shape).flatten(2).mT
+        _put(model, "pos_embed", table)
+    strides = [model.q_stride] * (len(model.stage_ends) - 1)
+    model.tokens_spatial_shape = list(shape)
+    model.mask_spatial_shape = [side // step for side, step in zip(shape, model.mask_unit_size, strict=True)]
+    orders = (
+        Unroll(size, model.patch_stride, strides),
+        Reroll(size, model.patch_stride, strides, model.stage_ends, model.q_pool),
+    )
+    for part, other in zip((model.unroll, model.reroll), orders, strict=True):
+        vars(part).update({key: value for key, value in vars(other).items() if key in ("size", "schedule")})
+
+
+#: How models of a class without `set_input_size` are edited for images of (height, width).
+_RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], None]] = {
+    VisionTransformerSAM: _resize_sam,
+    MlpMixer: _resize_mixer,
+    ConVit: _resize_convit,
+    Twins: _resize_twins,
+    NaFlexVit: _resize_naflex,
+    HieraDet: _resize_hieradet,
+    Hiera: _resize_hiera,
+}
+
+
+def _whole(size: Shape, stride: Shape, window: Shape, name: str) -> Shape:
     """Return the grid of tokens of an image, which must have whole windows."""
     unit = tuple(step * side for step, side in zip(stride, window, strict=True))
     if any(side % step for side, step in zip(size, unit, strict=True)):
         raise ValueError(f"`img_size` must be a multiple of the {name}, {by(unit)} pixels, got {by(size)}.")
     return tuple(side // step for side, step in zip(size, stride, strict=True))
+
+
+def _record_traits(model: Any, size: Shape) -> None:
+    """Record the size where timm does, from 1.0.31 on."""
+    for name in ("_traits", "_model_args"):
+        if hasattr(model, name):
+            setattr(model, name, {**getattr(model, name), "img_size": size})

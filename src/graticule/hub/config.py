@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import cycle, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -146,6 +147,25 @@ def prepare(model: Any, preparation: Preparation) -> None:
     values = {key: value for key, value in vars(preparation).items() if value is not None}
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
+
+
+def record_input(model: Any, channels: int, size: Sequence[int]) -> None:
+    """Keep timm's configuration of a model in step with its images: timm resolves the transforms from it.
+
+    For other channels, means and standard deviations are repeated, or averaged to one.
+    """
+    known = getattr(model, "pretrained_cfg", None)
+    if not known:
+        return
+    values: dict[str, Any] = {"input_size": (channels, *size)}
+    for name in ("mean", "std"):
+        numbers = known.get(name)
+        if numbers and len(numbers) != channels:
+            mean = (sum(numbers) / len(numbers),)
+            values[name] = mean if channels == 1 else tuple(islice(cycle(numbers), channels))
+    if tuple(known.get("input_size") or ()) != values["input_size"] and known.get("test_input_size"):
+        values["test_input_size"] = None
+    model.pretrained_cfg = model.default_cfg = {**known, **values}
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

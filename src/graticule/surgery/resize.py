@@ -14,7 +14,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.pyramid import Pyramid
 from graticule.checkpoints.transfer import with_channels
-from graticule.hub.config import take_position
+from graticule.hub.config import record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
@@ -209,11 +209,7 @@ def resize(
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
-    resizable = hasattr(model, "set_input_size") or img_size is None  # channels alone are those of the first layer
-    if not backbones and not attached and library in LIBRARIES and not (library == "timm" and resizable):
-        LIBRARIES[library](model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels)
-        return model
-    if isinstance(img_size, tuple) and len(img_size) == 3 and len(backbones) != 1:
+    if isinstance(img_size, tuple) and len(img_size) == 3 and len(backbones) != 1 and library != "transformers":
         raise ValueError(
             f"`img_size` must be (height, width) unless `model` is one of our backbones, got {img_size}; "
             "graticule.convert makes one of a model of timm or transformers."
@@ -228,26 +224,60 @@ def resize(
                 _set_resampler([*backbones, *attached], resampler)
             for backbone in backbones:
                 _resize_backbone(backbone, size or backbone.img_size, patch)
-        else:
-            _resize_timm(model, size, patch, resampler, attached)
-        if channels is not None:
-            parts: Sequence[nn.Module] = backbones or [model]
-            for part in parts:
-                _set_channels(part, channels)
+                if channels is not None:
+                    set_channels(backbone, channels)
+                    record_input(backbone, channels, backbone.img_size)
+            return model
+        if attached and patch is not None:
+            raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
+        if attached and resampler is not None:
+            _set_resampler(attached, resampler)
+            resampler = None
+        if (img_size, patch_size, channels, resampler) != (None,) * 4:
+            resize_library = LIBRARIES[library if library in LIBRARIES else "timm"]  # others may have its interface
+            with _as_attached_to(model, attached, size):
+                resize_library(model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels)
     return model
 
 
-def _set_channels(model: Any, channels: int) -> None:
-    """Adapt the first convolution of a backbone of this library or of timm."""
+@contextmanager
+def _as_attached_to(model: nn.Module, attached: Sequence[AttachedPosition], size: Any) -> Iterator[None]:
+    """Restore the tables that attached positions replaced, to be resized too, and then set the grids of both."""
+    for position in attached:
+        for removed in position.removed:
+            put_back(model, removed)
+    grids = [position.grid if size is None else position.grid_at(size) for position in attached]
+    yield
+    for position, grid in zip(attached, grids, strict=True):
+        position.removed = [take_out(model, removed.name) for removed in position.removed]
+        if grid != position.grid:
+            position.set_grid(grid)
+            with torch.no_grad():
+                position.position(grid)
+
+
+@contextmanager
+def same_layers(model: nn.Module) -> Iterator[None]:
+    """Keep the convolutions that the block replaces by new ones of another size: they get the weights of these."""
+    layers: dict[str, Any] = dict(model.named_modules())
+    yield
+    for name, new in list(model.named_modules()):
+        old = layers.get(name)
+        if isinstance(new, nn.Conv2d) and isinstance(old, nn.Conv2d) and old is not new:
+            old.weight, old.kernel_size, old.stride = new.weight, new.kernel_size, new.stride
+            model.set_submodule(name, old)
+
+
+def set_channels(model: Any, channels: int) -> None:
+    """Adapt the first convolution of a backbone of this library or of timm, in place."""
     name = getattr(model, "first_conv", None) or (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
-    old = model.get_submodule(name) if isinstance(name, str) and name else None
-    if not isinstance(old, nn.Conv2d | nn.Conv3d) or old.groups != 1:
+    layer: Any = model.get_submodule(name) if isinstance(name, str) and name else None
+    if not isinstance(layer, nn.Conv2d | nn.Conv3d) or layer.groups != 1:
         raise ValueError(f"`channels` must be left out with {type(model).__name__}, whose first layer is another.")
-    if old.in_channels == channels:
+    if layer.in_channels == channels:
         return
-    names = ("kernel_size", "stride", "padding", "dilation")
-    weight = with_channels(old.weight.detach(), channels)
-    model.set_submodule(name, _convolution(type(old), weight, old, **{name: getattr(old, name) for name in names}))
+    layer.weight = nn.Parameter(with_channels(layer.weight.detach(), channels), layer.weight.requires_grad)
+    layer.in_channels = channels
     if hasattr(model, "in_chans"):
         model.in_chans = channels
 
@@ -269,59 +299,13 @@ def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None) -> None
     else:
         backbone.grid_at(size)  # refuses other sizes
     if size != backbone.img_size or sizes:
-        backbone.set_input_size(size, **sizes)
+        with same_layers(backbone):
+            backbone.set_input_size(size, **sizes)
         if not isinstance(backbone.position, Folded):  # a folded position was computed already
             with torch.no_grad():
                 backbone.position(backbone.grid)
     if volume is not None:
         inflate(backbone, volume, deep)
-
-
-def _resize_timm(
-    model: Any,
-    size: Any,
-    patch: Shape | None,
-    resampler: str | Spec | None,
-    attached: list[AttachedPosition],
-) -> None:
-    """Resize a model of another library by timm's `set_input_size`, with its attached positions."""
-    kind = type(model).__name__
-    if attached:
-        if patch is not None:
-            raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
-        if resampler is not None:
-            _set_resampler(attached, resampler)
-    elif resampler is not None and hasattr(model, "set_input_size"):
-        raise ValueError(
-            f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
-            "convert the model (graticule.convert) to choose it."
-        )
-    if size is None and patch is None and (resampler is None or attached):
-        return
-    parameters = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
-    if "img_size" not in parameters:
-        raise ValueError(
-            f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that accepts "
-            "images of any size needs no resizing, and an attached position follows the size of each image."
-        )
-    if patch is not None and "patch_size" not in parameters:
-        raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
-    embed: Any = getattr(model, "patch_embed", None)
-    side = patch or getattr(embed, "patch_size", None)
-    size = size or embed.img_size
-    if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
-        Grid.of_image(size, (side[0], side[1]))  # refuses other sizes with its own message
-    for position in attached:
-        for removed in position.removed:
-            put_back(model, removed)
-    model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
-    for position in attached:
-        position.removed = [take_out(model, removed.name) for removed in position.removed]
-        grid = position.grid_at(size)
-        if grid != position.grid:
-            position.set_grid(grid)
-            with torch.no_grad():
-                position.position(grid)
 
 
 def _set_resampler(holders: Sequence[Backbone | AttachedPosition], resampler: str | Spec) -> None:

@@ -10,12 +10,13 @@ from typing import Any, cast
 import torch
 from timm.layers import RelPosMlp
 from timm.layers.helpers import to_2tuple
-from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
 from graticule.external.convert.transformers import channels_of, rebuild, sizes_of
+from graticule.external.images import image_size
+from graticule.external.resize_timm import resize_tables
 from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.registry.checks import checked
@@ -47,36 +48,15 @@ def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
 
 def _resize(there: Any, model: Backbone) -> None:
     """Set the image size and the classifier of timm's model to those of ours."""
-    size = getattr(there.patch_embed, "img_size", None) if hasattr(there, "patch_embed") else None
     windows = getattr(model, "windows", None)
     other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
-    if size is not None and (tuple(size) != model.img_size or other_windows):
-        if isinstance(there, VisionTransformerSAM):
-            _resize_sam(there, model)
-        elif not hasattr(there, "set_input_size"):
-            raise ValueError(
-                f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
-                f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
-            )
-        elif windows is None:
-            there.set_input_size(img_size=model.img_size)
+    if image_size(there) != model.img_size or other_windows:
+        if windows is None:
+            resize_tables(there, model.img_size)
         else:
             _resize_windows(there, model, windows)
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
         there.reset_classifier(model.num_classes, model.global_pool)
-
-
-def _resize_sam(there: Any, model: Backbone) -> None:
-    """Give timm's encoder of Segment Anything tables of the sizes of ours, without values."""
-    there.patch_embed.set_input_size(img_size=model.img_size)
-    old = there.pos_embed
-    if old is not None:
-        there.pos_embed = nn.Parameter(old.new_empty(1, *model.grid.shape, old.shape[-1]), old.requires_grad)
-    for block in there.blocks:
-        if block.window_size == 0 and block.attn.use_rel_pos:
-            for name, side in zip(("rel_pos_h", "rel_pos_w"), model.grid.shape, strict=True):
-                value = getattr(block.attn, name)
-                setattr(block.attn, name, nn.Parameter(value.new_empty(2 * side - 1, value.shape[1])))
 
 
 def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,201 @@
+"""In place means in place: only what holds position changes, and every other object stays the one that it was."""
+
+import re
+import warnings
+from contextlib import suppress
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+import graticule
+from external.timm_models import in_float64
+from tiny import draw
+
+PLAIN = {"depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 5, "img_size": 32, "patch_size": 8}
+SWIN = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2), "window_size": 4, "num_classes": 5}
+MIXER = {"img_size": 64, "num_classes": 5}
+SAM = {**PLAIN, "window_size": 2, "global_attn_indexes": (1,)}
+CONVIT = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "num_classes": 5}
+ROPE = {"rope_type": "dinov3", "img_size": None, **{name: PLAIN[name] for name in ("depth", "embed_dim", "num_heads")}}
+#: Models of timm, and two sizes.
+TIMM = {
+    "vit_tiny_patch16_224": (PLAIN, (48, 64)),
+    "deit_tiny_distilled_patch16_224": (PLAIN, (24, 16)),
+    "vit_relpos_small_patch16_224": (PLAIN, (48, 64)),
+    "vit_srelpos_small_patch16_224": (PLAIN, (24, 16)),
+    "beit_base_patch16_224": (PLAIN, (48, 64)),
+    "eva02_tiny_patch14_224": (PLAIN, (48, 64)),
+    "vit_small_patch16_dinov3": (PLAIN, (48, 64)),
+    "vit_small_patch16_rope_mixed_224": (PLAIN, (48, 64)),
+    "swin_tiny_patch4_window7_224": (SWIN, (96, 128)),
+    "swinv2_tiny_window8_256": (SWIN, (96, 128)),
+    "samvit_base_patch16": (SAM, (48, 64)),
+    "convit_tiny": (CONVIT, (48, 64)),
+    "twins_pcpvt_small": (MIXER, (96, 128)),
+    "mixer_s16_224": (MIXER, (96, 128)),
+    "gmixer_12_224": (MIXER, (32, 48)),
+    "resmlp_12_224": (MIXER, (96, 128)),
+    "gmlp_ti16_224": (MIXER, (32, 48)),
+    "naflexvit_base_patch16_gap": ({**PLAIN, "img_size": None}, (64, 96)),
+    "hiera_tiny_224": ({"img_size": 64, "num_classes": 5}, (128, 96)),
+    "sam2_hiera_tiny": ({}, (256, 512)),
+}
+#: Names of parameters and buffers that hold position, or weights over the tokens, or are caches.
+POSITION = re.compile(
+    r"(^|\.)(pos_embed|rel_pos_[hw]|relative_position\w*|relative_coords_table|rel_coords_log|rel_indices|attn_mask|bands"
+    r"|pos_embed_cached|t_[xy])$|mlp_tokens\.fc1\.weight|mlp_tokens\.fc2|linear_tokens|gate\.proj|^graticule\.|^position\."
+)
+
+
+#: Of those, the larger ones.
+SLOW = ("hiera", "sam2", "mixer", "gmixer", "resmlp", "gmlp", "twins", "vit_srelpos", "deit")
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name for name in TIMM]
+#: Those that convert; Swin scales its windows in timm, and keeps them here.
+CONVERTED = [
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name
+    for name in TIMM
+    if not name.startswith(("swin", "hiera", "sam2", "gmixer"))
+]
+
+
+def hook(module, args, output):
+    """Change nothing."""
+
+
+def prepared(model):
+    """Return a model as it is in use: some parameters frozen, some modules in evaluation mode, hooks, checkpointing."""
+    model = draw(model).double().train()
+    for index, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(index % 3 != 0)
+    for index, module in enumerate(model.modules()):
+        module.training = index % 4 != 0
+        if index % 2:
+            module.register_forward_hook(hook)
+            module.register_forward_pre_hook(lambda module, args: None)
+    with suppress(AssertionError, AttributeError):  # of timm's Twins and ConViT, which lack it
+        model.set_grad_checkpointing(True)
+    return model
+
+
+def described(model):
+    """Return what an operation in place keeps: by name, the object or value."""
+    kept = {}
+    for name, module in model.named_modules():
+        if POSITION.search(f"{name}."):
+            continue
+        hooks = [tuple(vars(module)[key].items()) for key in vars(module) if key.endswith("_hooks")]
+        kept[name] = id(module), module.training, hooks, getattr(module, "grad_checkpointing", None)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    kept |= {f"{name} flags": (value.dtype, value.device, value.requires_grad) for name, value in tensors}
+    return kept | {f"{name} object": id(value) for name, value in tensors if not POSITION.search(name)}
+
+
+def check_in_place(model, operation):
+    """Check that an operation on a model returns it, with everything as it was."""
+    before = described(model)
+    assert operation(model) is model
+    after = described(model)
+    assert {name: value for name, value in before.items() if after.get(name) != value} == {}
+
+
+def resized(model, size, **sizes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return graticule.resize(model, size, **sizes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_of_timm_is_resized_in_place(name):
+    options, size = TIMM[name]
+    model = prepared(timm.create_model(name, **options))
+    check_in_place(model, lambda model: resized(model, size))
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, *size, dtype=torch.float64)).isfinite().all()
+    assert timm.data.resolve_model_data_config(model)["input_size"] == (3, *size)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_resized_model_of_timm_is_what_its_resized_conversion_is(name):
+    """By either door, tables are resampled by timm's rules."""
+    options, size = TIMM[name]
+    with in_float64(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = draw(timm.create_model(name, **options)).eval()
+        ours = graticule.resize(graticule.convert(model), size)
+        graticule.resize(model, size)
+        x = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), ours(x), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            dict(graticule.to_timm(ours).state_dict()), dict(model.state_dict()), rtol=0, atol=1e-9
+        )
+
+
+def _table(path, *shape):
+    """Return a change of a model: another table."""
+    owner, _, leaf = path.rpartition(".")
+    return lambda model: setattr(model.get_submodule(owner), leaf, nn.Parameter(torch.randn(shape)))
+
+
+def _overlapping(model):
+    model.pos_embed = nn.Parameter(torch.randn(1, 1 + 12 * 25, 32))
+    model.patch_embed.proj = nn.Conv2d(3, 32, 8, stride=5)
+
+
+def _buffer(model):
+    model.rope.register_buffer("pos_embed", torch.randn(36, 64), persistent=False)
+
+
+BIAS = "attn.relative_position_bias_table"
+#: Model -> a change by hand as people make it, and the error; the grid on record is 4 x 4.
+REPLACED = [
+    # Martinser/REG#9: a table that was resampled by hand
+    (
+        "vit_tiny_patch16_224",
+        _table("pos_embed", 1, 37, 32),
+        r"`pos_embed` .* must be \(1, 17, 32\), .* got \(1, 37, 32\)",
+    ),
+    ("vit_tiny_patch16_224", _overlapping, "got .1, 301, 32.; tell it"),  # YuanGongND/ast#27: patches that overlap
+    ("vit_tiny_patch16_224", _table("pos_embed", 1, 16, 32), "must be .1, 17, 32."),  # without the row of the class
+    ("deit_tiny_distilled_patch16_224", _table("pos_embed", 1, 17, 32), "must be .1, 18, 32."),
+    ("eva02_tiny_patch14_224", _table("pos_embed", 1, 37, 32), "must be .1, 17, 32."),
+    ("eva02_tiny_patch14_224", _buffer, r"`rope.pos_embed` of Eva must be \(16, 64\)"),
+    ("beit_base_patch16_224", _table(f"blocks.0.{BIAS}", 124, 2), "must be .52, 2."),
+    ("swin_tiny_patch4_window7_224", _table(f"layers.0.blocks.0.{BIAS}", 81, 2), "must be .49, 2."),
+    ("vit_relpos_small_patch16_224", _table("blocks.0.attn.rel_pos.relative_position_bias_table", 81, 2), "must be .49, 2."),
+    ("convit_tiny", _table("pos_embed", 1, 36, 32), "must be .1, 16, 32."),
+    (
+        "vit_tiny_patch16_224",
+        lambda model: setattr(model.patch_embed.proj, "stride", (5, 5)),
+        "proj.stride` .* got 5 x 5",
+    ),
+    ("vit_tiny_patch16_224", lambda model: prune.l1_unstructured(model, "pos_embed", 3), "got one that is computed"),
+    (
+        "vit_tiny_patch16_224",
+        lambda model: parametrize.register_parametrization(model, "pos_embed", nn.Identity()),
+        "got one that is computed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), REPLACED)
+def test_a_table_of_another_grid_than_that_on_record_is_refused(name, change, message):
+    model = timm.create_model(name, **TIMM[name][0])
+    change(model)
+    state = {key: value.data_ptr() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        graticule.resize(model, 64)
+    assert {key: value.data_ptr() for key, value in model.state_dict().items()} == state
+
+
+def test_a_table_that_was_replaced_is_resized_from_the_grid_that_the_model_is_told():
+    model = timm.create_model("vit_tiny_patch16_224", **PLAIN).eval()
+    model.patch_embed.set_input_size(img_size=(48, 32))  # as the error says
+    _table("pos_embed", 1, 25, 32)(model)
+    other = timm.create_model("vit_tiny_patch16_224", **{**PLAIN, "img_size": (48, 32)}).eval()
+    other.load_state_dict(model.state_dict())
+    other.set_input_size(img_size=(64, 96))
+    assert torch.equal(graticule.resize(model, (64, 96)).pos_embed, other.pos_embed)
