@@ -165,7 +165,7 @@ REPLACED = [
     ("eva02_tiny_patch14_224", _buffer, r"`rope.pos_embed` of Eva must be \(16, 64\)"),
     ("beit_base_patch16_224", _table(f"blocks.0.{BIAS}", 124, 2), "must be .52, 2."),
     ("swin_tiny_patch4_window7_224", _table(f"layers.0.blocks.0.{BIAS}", 81, 2), "must be .49, 2."),
-    ("vit_relpos_small_patch16_224", _table("blocks.0.attn.rel_pos.relative_position_bias_table", 81, 2), "must be .49, 2."),
+    ("vit_relpos_small_patch16_224", _table(f"blocks.0.{BIAS.replace('.', '.rel_pos.')}", 81, 2), "must be .49, 2."),
     ("convit_tiny", _table("pos_embed", 1, 36, 32), "must be .1, 16, 32."),
     (
         "vit_tiny_patch16_224",
