@@ -54,9 +54,9 @@ def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, chan
 def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) -> None:
     """Change the images or patches that the position of a model of timm is stored for; others are refused."""
     kind, embed = type(model).__name__, getattr(model, "patch_embed", None)
-    own = next((resize for known, resize in _RESIZES.items() if isinstance(model, known)), None)
+    edit = next((resize for known, resize in _RESIZES.items() if isinstance(model, known)), None)
     arguments = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
-    if own is None and "img_size" not in arguments:
+    if edit is None and "img_size" not in arguments:
         raise ValueError(
             f"`model` must be of this library or have timm's `set_input_size`, got {kind}; of timm's other classes, "
             f"{', '.join(known.__name__ for known in _RESIZES)} are resized. A model that accepts images of any size "
@@ -69,8 +69,8 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
     if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
         Grid.of_image(size, side)  # refuses other sizes with its own message
     check_tables(model)
-    if own is not None:
-        own(model, size)
+    if edit is not None:
+        edit(model, size)
         _record_traits(model, size)
         return
     with same_layers(model):
@@ -224,14 +224,14 @@ def _resize_naflex(model: Any, size: Shape) -> None:
 
 def _resize_hieradet(model: Any, size: Shape) -> None:
     """Resize SAM 2's encoder: its table; that of a window is repeated."""
-    shape = _whole(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
+    shape = _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
     _put(model, "pos_embed", build_resampler(CUBIC)(model.pos_embed.detach(), shape))
     model.global_pos_size = to_2tuple(shape)
 
 
 def _resize_hiera(model: Any, size: Shape) -> None:
     """Resize Hiera: its table, unless that of a window is repeated, and the order of its tokens."""
-    shape = _whole(size, model.patch_stride, model.mask_unit_size, "mask units")
+    shape = _tokens(size, model.patch_stride, model.mask_unit_size, "mask units")
     if model.pos_embed is not None and model.pos_embed_win is None:
         table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, model.tokens_spatial_shape), shape).flatten(2).mT
         _put(model, "pos_embed", table)
@@ -258,7 +258,7 @@ _RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], None]] = {
 }
 
 
-def _whole(size: Shape, stride: Shape, window: Shape, name: str) -> Shape:
+def _tokens(size: Shape, stride: Shape, window: Shape, name: str) -> Shape:
     """Return the grid of tokens of an image, which must have whole windows."""
     unit = tuple(step * side for step, side in zip(stride, window, strict=True))
     if any(side % step for side, step in zip(size, unit, strict=True)):
