@@ -73,6 +73,7 @@ class Broken(BiasEncoding):
         self.known.add(id(self))
         self.plain = torch.rand(()).item() if fault == "outside the state dict" else 0.0
         self.function = (lambda: 0) if fault == "pickle" else None
+        self.register_buffer("one", torch.ones(()), persistent=False)
 
     def forward(self, grid: graticule.Grid) -> Tensor:
         self.calls += 1
@@ -86,6 +87,7 @@ class Broken(BiasEncoding):
         factors = {
             "state": self.calls,
             "no number": float("nan") if grid != self.grid else 1.0,
+            "buffer": self.one,
             "copy": 1.0 if id(self) in self.known else 2.0,
             "way back": 2.0 if self.moved and grid == self.first else 1.0,
         }
@@ -127,6 +129,7 @@ FAULTS = {
     "copy": "a copy must compute the same",
     "pickle": "a model must be picklable",
     "outside the state dict": "a model with the same state dict must compute the same",
+    "buffer": "a model from the meta device must compute the same once its state dict is loaded",
     "shared values": "two models with other parameters must differ",
     "overflow": "logits must be finite torch.float32",
     "rounding": "a model must compute the same in torch.float32",

@@ -26,7 +26,7 @@ from graticule.checkpoints.read import (
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, Position
+from graticule.position.position import ENCODINGS, GridModule, Position
 from graticule.registry.checks import checked, printable
 from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
@@ -182,7 +182,19 @@ def position_of(model: nn.Module) -> Position:
 def register_names(model: Any) -> None:
     """Let `load_state_dict` of `model` accept published names and other grids, and `state_dict` record the grids."""
     model.register_load_state_dict_pre_hook(rename_published)
+    model.register_load_state_dict_pre_hook(leave_meta)
     model.register_state_dict_post_hook(_keep_grids)
+
+
+def leave_meta(
+    module: nn.Module, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *_: Any
+) -> None:
+    """Compute the buffers of positions where the weights are that are assigned to a model on the meta device."""
+    if local_metadata.get("assign_to_params_buffers"):
+        device = next((value.device for name, value in state_dict.items() if name.startswith(prefix)), None)
+        for part in module.modules():
+            if isinstance(part, GridModule) and any(value.is_meta for value in part.buffers(recurse=False)):
+                part.init_non_persistent_buffers(device)
 
 
 def rename_published(

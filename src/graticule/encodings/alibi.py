@@ -49,6 +49,7 @@ class Alibi(BiasEncoding):
 
     shared = True
     crops = True
+    initial: Tensor
 
     def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean", slopes: Slopes = None) -> None:
         super().__init__(grid, num_heads)
@@ -60,17 +61,19 @@ class Alibi(BiasEncoding):
             self.exempt = ("one_frame, permutation: heads are divided among the axes",)
         self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
         if slopes is None or slopes == "learned":
-            initial = [
+            self.initial_slopes = [
                 m for heads in (self.heads if distance == "axes" else [num_heads]) for m in default_slopes(heads)
             ]
         elif len(slopes) != num_heads:
             raise ValueError(f"`slopes` must be one per head, {num_heads}, got {len(slopes)}.")
         else:
-            initial = [float(m) for m in slopes]
-        self.register_buffer("initial", torch.tensor(initial), persistent=False)
-        self.initial: Tensor
+            self.initial_slopes = [float(m) for m in slopes]
+        self.init_non_persistent_buffers()
         self.log_slopes = nn.Parameter(torch.empty(num_heads)) if slopes == "learned" else None
         self.reset_parameters()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"initial": torch.tensor(self.initial_slopes, device=device, dtype=dtype)}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -44,6 +44,7 @@ class BucketedBias(BiasEncoding):
 
     shared = True
     crops = True
+    edges: Tensor
 
     def __init__(
         self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
@@ -59,8 +60,7 @@ class BucketedBias(BiasEncoding):
         last = len(grid.shape) - 1
         self.axes = [axis for axis, side in enumerate(grid.shape) if axis == last or (side > 1 and not causal)]
         self._check(grid)
-        self.register_buffer("edges", torch.tensor(edges(side, max_distance)), persistent=False)
-        self.edges: Tensor
+        self.init_non_persistent_buffers()
         self.relative_attention_bias = nn.Parameter(torch.empty(buckets, num_heads))
         # the table of an axis with one patch would be one number per head, which a softmax cancels
         self.names = [
@@ -70,6 +70,10 @@ class BucketedBias(BiasEncoding):
         for name in self.names[1:]:
             self.register_parameter(name, nn.Parameter(torch.empty(buckets, num_heads)))
         self.reset_parameters()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        side = self.buckets if self.causal else self.buckets // 2
+        return {"edges": torch.tensor(edges(side, self.max_distance), device=device)}
 
     def reset_parameters(self) -> None:
         """Initialize the tables: a normal of std 0.02, truncated at 2 (absolute), as in `RelativeBias`."""

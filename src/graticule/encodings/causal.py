@@ -26,11 +26,14 @@ class Causal(BiasEncoding):
     shared = True
     crops = True
     exempt = ("one_frame, permutation: the first axis is that of time, also of an image",)
+    like: Tensor
 
     def __init__(self, grid: Grid, num_heads: int) -> None:
         super().__init__(grid, num_heads)
-        self.register_buffer("like", torch.empty(0), persistent=False)  # has our dtype and device
-        self.like: Tensor
+        self.init_non_persistent_buffers()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"like": torch.empty(0, device=device, dtype=dtype)}  # has our dtype and device
 
     def forward(self, grid: Grid) -> Tensor:
         grid.check_pairs(self.like.element_size(), self.like.device)

@@ -94,7 +94,10 @@ class Irpe(BiasEncoding):
             shape = shapes[letter] if mode == "contextual" else (heads, buckets)
             parameters = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(tables))
             self.register_module(f"rpe_{letter}", parameters)
-        self.register_buffer("index", self._buckets(grid), persistent=False)
+        self.init_non_persistent_buffers()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"index": self._buckets(self.grid, device)}
 
     def forward(self, grid: Grid) -> LayerPosition:
         """Return functions of queries, keys and attention weights on `grid`; with the mode 'bias' a bias."""
@@ -130,10 +133,6 @@ class Irpe(BiasEncoding):
             sums = sums.scatter_add(-1, index.expand_as(weights), weights)
             added = added + sums @ table.to(weights.dtype)
         return added
-
-    def set_grid(self, grid: Grid) -> None:
-        self.index = self._buckets(grid, self.index.device)
-        self.grid = grid
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the name of a table in iRPE's code."""

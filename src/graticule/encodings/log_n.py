@@ -48,9 +48,12 @@ class LogN(Encoding):
         # a part of the weights: what a model was trained for stays when it is resized, saved and opened
         self.register_buffer("reference_patches", torch.tensor(known))
         self.reference_patches: Tensor
-        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("like", torch.empty(0, dtype=wide), persistent=False)  # has our dtype and device
         self.like: Tensor
+        self.init_non_persistent_buffers()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        wide = torch.promote_types(dtype, torch.float32)
+        return {"like": torch.empty(0, device=device, dtype=wide)}  # has our dtype and device
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the factor of the queries of each token, (N,), float32 at least."""

@@ -52,9 +52,12 @@ class RelativeBias(PatchBias):
         self.std = std
         rows = math.prod(grid.table) + _PREFIX_ROWS * prefix_rows
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
-        self.register_buffer("index", grid.offset_index(), persistent=False)
         self.index: Tensor
+        self.init_non_persistent_buffers()
         self.reset_parameters()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"index": self.grid.offset_index(device)}
 
     def reset_parameters(self) -> None:
         """Initialize the table: a normal of `std`, truncated at 2 (absolute)."""
@@ -79,10 +82,6 @@ class RelativeBias(PatchBias):
         above = torch.cat([within.expand(-1, count, count), to_patch.expand(-1, count, grid.patches)], 2)
         left = from_patch.expand(-1, grid.patches, count)
         return torch.cat([above, torch.cat([left, bias], 2)], 1)
-
-    def set_grid(self, grid: Grid) -> None:
-        super().set_grid(grid)
-        self.index = grid.offset_index(self.index.device)
 
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Make a table of a checkpoint fit; a table of MaxViT, (heads, 2H'-1, 2W'-1), is converted."""

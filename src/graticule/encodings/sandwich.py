@@ -45,12 +45,15 @@ class Sandwich(BiasEncoding):
         if channels % 2:
             raise ValueError(f"`channels` must be a multiple of 2 (sin and cos), got {channels}.")
         self.channels, self.temperature = channels, temperature
-        wave = torch.arange(1, channels // 2 + 1, dtype=torch.float64)
-        self.register_buffer("omega", (temperature ** (-2 * wave / channels)).float(), persistent=False)
-        head = torch.arange(1, num_heads + 1, dtype=torch.float64)
-        self.register_buffer("scales", (num_heads / (8 * head)).float(), persistent=False)
         self.omega: Tensor
         self.scales: Tensor
+        self.init_non_persistent_buffers()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        wave = torch.arange(1, self.channels // 2 + 1, dtype=torch.float64, device=device)
+        head = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device=device)
+        omega, scales = self.temperature ** (-2 * wave / self.channels), self.num_heads / (8 * head)
+        return {"omega": omega.to(dtype), "scales": scales.to(dtype)}
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N), nowhere positive."""

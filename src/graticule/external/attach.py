@@ -149,6 +149,11 @@ def detach(module: Module) -> Module:
     attached = getattr(module, NAME, None)
     if not isinstance(attached, AttachedPosition):
         raise ValueError(f"`module` must have an attached position, got {type(module).__name__}, which has none.")
+    if lost := [tensor.name for tensor in attached.removed if tensor.value.is_meta]:
+        raise ValueError(
+            f"`module` must have been attached to with values, got {lost[0]} on the meta device: what was removed is "
+            "in no state dict, so attach once it is loaded."
+        )
     attached.uninstall()
     for removed in attached.removed:
         put_back(module, removed)

@@ -146,6 +146,46 @@ class GridModule(Checked, nn.Module):
     #: The grid, or the grid of a window, that it is built for.
     grid: Grid
 
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the tensors that follow from the arguments and `self.grid` alone, by name; here there are none.
+
+        A constructor calls `init_non_persistent_buffers` to make them buffers that no state dict has. They are computed
+        again for another grid or dtype, after `to_empty`, and when a state dict is loaded, so a model from the meta
+        device is the same model. `dtype` is that of the module.
+        """
+        return {}
+
+    @torch.no_grad()
+    def init_non_persistent_buffers(self, device: torch.device | None = None) -> None:
+        """Compute the buffers of `compute_buffers`, on `device` or where they are; timm calls it by this name."""
+        buffers = [value for value in self._buffers.values() if value is not None]
+        at = next((value.device for value in buffers), None) if device is None else device
+        dtype = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
+        for name, value in self.compute_buffers(at, dtype).items():
+            old = self._buffers.get(name)
+            alike = old is not None and (old.shape, old.dtype, old.device) == (value.shape, value.dtype, value.device)
+            if old is None or not alike or old.is_inference():
+                self.register_buffer(name, value, persistent=False)
+            else:  # the same memory, which a recorded graph may read
+                old.copy_(value)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Compute the buffers again after a change of dtype, so that they are rounded once, or from the meta device."""
+        before = [value is None or (value.dtype, value.is_meta) for value in self._buffers.values()]
+        nn.Module._apply(self, fn, recurse)
+        if before != [value is None or (value.dtype, value.is_meta) for value in self._buffers.values()]:
+            self.init_non_persistent_buffers()
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Mapping[str, Any], *arguments: Any
+    ) -> None:
+        """Load parameters and buffers, and compute the others: before, they may have been uninitialized memory."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+        assigned = local_metadata.get("assign_to_params_buffers") and any(value.is_meta for value in self.buffers())
+        devices = (value.device for value in chain(self.parameters(), self.buffers()) if not value.is_meta)
+        self.init_non_persistent_buffers(next(devices, torch.get_default_device()) if assigned else None)
+
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample the values of the parameter `name` for another grid; here no parameter depends on it."""
         return value
@@ -179,6 +219,7 @@ class GridModule(Checked, nn.Module):
                 new = nn.Parameter(value.clone(), requires_grad=parameter.requires_grad)
                 setattr(self.get_submodule(owner), leaf, new)
         self.grid = grid
+        self.init_non_persistent_buffers()
 
 
 def _outermost(module: nn.Module) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.load import PublishedNames, register_names
+from graticule.checkpoints.load import PublishedNames, leave_meta, register_names
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -184,6 +184,8 @@ class AttachedPosition(PublishedNames):
         if self.dynamic and patches is not None:
             self._handles.append(module.get_submodule(patches).register_forward_hook(self._compute))
         self._handles.append(module.register_forward_hook(self._forget))
+        self._handles.append(module.register_load_state_dict_pre_hook(leave_meta))
+        self._handles.append(module.register_load_state_dict_post_hook(self._clear))
         for layer, (name, position) in enumerate(zip(blocks, positions, strict=True)):
             block = module.get_submodule(name)
             self._handles.append(block.register_forward_pre_hook(self._recall, with_kwargs=True))
@@ -204,6 +206,14 @@ class AttachedPosition(PublishedNames):
             self._handles.pop().remove()
 
     # Hooks; the arguments after the bound ones are those of PyTorch's hooks
+
+    def _clear(self, module: nn.Module, keys: object) -> None:
+        """Set to zero what replaces removed tensors, which `to_empty` left as uninitialized memory."""
+        device = next((value.device for value in module.parameters() if not value.is_meta), torch.device("meta"))
+        for removed in self.removed:
+            owner, leaf = _owner(module, removed.name)
+            zeros = owner.get_buffer(leaf)
+            setattr(owner, leaf, torch.zeros_like(zeros, device=device if zeros.is_meta else None))
 
     def _compute(self, module: nn.Module, args: object, output: Tensor) -> None:
         """Compute the position for the grid of patches, output: (B, D, H, W) or (B, D, T, H, W)."""

@@ -217,6 +217,23 @@ def _copies(case: _Case) -> None:
     check_same(run(model, images), logits, "a second model must not change the first: no process-wide state")
 
 
+def _meta(case: _Case) -> None:
+    """Check that a model from the meta device is the same model once its state dict is loaded."""
+    for assign in (False, True):
+        try:
+            with torch.device("meta"):
+                other = case.build().double().eval()
+        except (NotImplementedError, RuntimeError) as error:
+            raise AssertionError(f"a model must be built on the meta device: {error}") from error
+        if not assign:
+            other.to_empty(device="cpu")
+            for tensor in (*other.parameters(), *other.buffers()):
+                tensor.detach().fill_(3)  # what memory may hold
+        other.load_state_dict(case.model.state_dict(), assign=assign)
+        law = "a model from the meta device must compute the same once its state dict is loaded (`compute_buffers`)"
+        check_same(run(other, case.images), case.logits, law, 0.0)
+
+
 def _sizes(case: _Case) -> None:
     """Check that other image sizes work, also by `set_input_size`, as in a model that is built for them, and back."""
     model = case.model
@@ -305,7 +322,8 @@ def _subsets(case: _Case) -> None:
 
 #: Name of each law of a model -> its function.
 LAWS: dict[str, _Law] = {
-    law.__name__.strip("_"): law for law in (_gradients, _copies, _sizes, _folding, _dtypes, _compilation, _subsets)
+    law.__name__.strip("_"): law
+    for law in (_gradients, _copies, _meta, _sizes, _folding, _dtypes, _compilation, _subsets)
 }
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise, linear
 from graticule.position.grid import Grid
@@ -271,9 +271,11 @@ class FixedRotary(PlaneRotary):
                 frequencies = self.vectors().norm(dim=-1).unique()
             if len(frequencies) < 2:
                 raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
-        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
         self.table: Tensor
+        self.init_non_persistent_buffers()
+
+    def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"table": self._formula(self.grid, device).to(torch.promote_types(dtype, torch.float32))}
 
     def forward(self, grid: Grid) -> Tensor:
         """Return sines, then cosines, for `grid`, (N, 2d) or (h, N, 2d)."""
@@ -286,21 +288,8 @@ class FixedRotary(PlaneRotary):
         factor = self.scaling.logit_factor(grid, self.table)
         return None if factor is None else factor.expand(grid.tokens)
 
-    def set_grid(self, grid: Grid) -> None:
-        super().set_grid(grid)
-        self.table = self._formula(grid, self.table.device).to(self.table.dtype)
-
     def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         return waves(self.angles(grid, device, noisy), grid, self.layout, self.pairs)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FixedRotary:
-        """Compute the table again after a change of dtype, so that it is rounded once, and never below float32."""
-        before = self.table.dtype
-        nn.Module._apply(self, fn, recurse)
-        if self.table.dtype != before:
-            wide = torch.promote_types(self.table.dtype, torch.float32)
-            self.table = self._formula(self.grid, self.table.device).to(wide)
-        return self
 
 
 class RotaryPosition(SharedPosition):
