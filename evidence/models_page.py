@@ -2,7 +2,8 @@
 
 `python -m evidence.models_page` writes the page from evidence/models.csv. With `--measure timm` or `--measure
 transformers` it first runs all operations on small models with random weights, in processes of a few models each, with
-at most 4 GB; with `--measure NAME ...` on those models, and with `--only OPERATION ...` of these operations alone.
+at most 4 GB, two at a time; with `--measure NAME ...` on those models, and with `--only OPERATION ...` of these
+operations alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import timm
 import torch
 import transformers
@@ -30,7 +35,7 @@ from torch import Tensor, nn
 
 import graticule
 from graticule.analysis.audit import audit
-from graticule.external.images import call, image_size
+from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
 from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
@@ -111,7 +116,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "DonutSwinModel": STAGES,
     "MaskFormerSwinModel": STAGES,
     "VitDetModel": {**SMALL, "use_relative_position_embeddings": True, "window_size": 2, "window_block_indices": [0]},
-    "VJEPA2Model": {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
+    "VJEPA2Model": {
+        **{**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
+        **{"pred_hidden_size": 16, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 2},
+    },
     "CvtModel": {"embed_dim": [12, 24, 48], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
     "LevitModel": {
         "image_size": 64,
@@ -133,6 +141,23 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "global_attention_blocks": [4],
     },
 }
+#: Forms of these classes whose outputs are maps, logits or embeddings.
+TRANSFORMERS |= {
+    **{
+        f"{name}Backbone": TRANSFORMERS[f"{name}Model"]
+        for name in ("Beit", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "Sapiens2", "Swin", "Swinv2", "VitDet")
+    },
+    **{f"{name}ForImageClassification": TRANSFORMERS[f"{name}Model"] for name in ("ViT", "Dinov2")},
+    "CLIPVisionModelWithProjection": TRANSFORMERS["CLIPVisionModel"],
+    "RfDetrDinov2Backbone": {**SMALL, "num_windows": 2, "out_indices": [1]},
+    "DepthAnythingForDepthEstimation": {
+        "backbone_config": transformers.Dinov2Config(
+            **{**SMALL, "num_hidden_layers": 4}, out_indices=[1, 2, 3, 4], reshape_hidden_states=False
+        ),
+        "patch_size": 8,
+        **{"reassemble_hidden_size": 32, "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8},
+    },
+}
 
 
 #: Further image encoders of transformers with attention; each is built with the values of `SHRUNK` that it knows.
@@ -143,7 +168,7 @@ OTHERS = (
     *("GLPNModel", "GroupViTVisionModel", "HunYuanVLVisionTransformer", "Idefics3VisionTransformer"),
     *("InstructBlipVisionModel", "InternVLVisionModel", "JanusVisionModel", "LevitModel", "Llama4VisionModel"),
     *("MetaClip2VisionModel", "MllamaVisionModel", "MLCDVisionModel", "MobileViTModel", "MobileViTV2Model"),
-    *("OwlViTVisionModel", "PixioModel", "PvtModel", "PvtV2Model"),
+    *("OwlViTVisionModel", "PixioBackbone", "PixioModel", "PvtModel", "PvtV2Model"),
     *("RadioModel", "Sam2HieraDetModel", "Sam3ViTModel", "SamHQVisionModel", "Sapiens2Model", "SegformerModel"),
     *("SegGptModel", "SmolVLMVisionTransformer", "SwiftFormerModel", "Swin2SRModel", "TimesformerModel"),
     *("Tipsv2VisionModel", "XCLIPVisionModel", "YolosModel"),
@@ -214,15 +239,20 @@ class Row:
     convert: str
     view: str
     audit: str
-    resize: str
     attach: str
     export: str
+    wide: str
+    half: str
+    double: str
+    saved: str
+    kept: str
+    onnx: str
     version: str
     date: str
     reason: str
 
 
-COLUMNS = ("convert", "view", "audit", "resize", "attach", "export")
+COLUMNS = ("convert", "view", "audit", "attach", "export", "wide", "half", "double", "saved", "kept", "onnx")
 
 
 class TooSlowError(Exception):
@@ -233,8 +263,8 @@ class TooSlowError(Exception):
 UNTRIED = "not registered"
 
 
-def attempt(work: Callable[[], str | None], reasons: dict[str, str]) -> str:
-    """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long. `said` gets the error."""
+def attempt(work: Callable[[], str | None], reasons: dict[str, str], name: str) -> str:
+    """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long. `reasons` get the error."""
 
     def stop(*_: Any) -> None:
         raise TooSlowError
@@ -246,7 +276,7 @@ def attempt(work: Callable[[], str | None], reasons: dict[str, str]) -> str:
     except TooSlowError:
         return "slow"
     except Exception as error:  # any error of another library
-        reasons[work.__name__] = " ".join(str(error).split())[:300]
+        reasons[name] = " ".join(str(error).split())[:300]
         return "-"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -262,8 +292,121 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
     result = call(model, for_model(x))
     if isinstance(result, Tensor):
         return result
-    names = [name for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if name in result]
-    return result[names[0]]
+    names = ("logits", "predicted_depth", "feature_maps", "image_embeds", "pooler_output", "last_hidden_state")
+    value = next(result[name] for name in names if name in result)
+    return value if isinstance(value, Tensor) else torch.cat([part.flatten(1) for part in value], 1)
+
+
+class Called(nn.Module):
+    """A model that returns one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for images as `output` does."""
+        return output(self.model, x)
+
+
+class Resizing:
+    """Operations on a model that is resized in place.
+
+    model: the model, which is not changed.
+    size: of its images.
+    resized: the first copy that was resized, with its images.
+    """
+
+    def __init__(self, model: nn.Module, size: tuple[int, ...]) -> None:
+        self.model, self.size = model, size
+        self.resized: tuple[nn.Module, Tensor] | None = None
+
+    def works(self) -> dict[str, Callable[[], str | None]]:
+        """Map the name of each operation to the function that runs it, in order."""
+        height, width = self.size[-2:]
+        sides = {"half": (height // 2, width // 2), "double": (2 * height, 2 * width)}
+        at = {name: partial(self.resize, pixels) for name, pixels in sides.items()}
+        return {"wide": self.wide, **at, "saved": self.saved, "kept": self.kept, "onnx": self.onnx}
+
+    def wide(self) -> str | None:
+        """Resize to 16:9, in patches or in multiples of them."""
+        patch = own_patch_size(self.model) or (4, 4)
+        errors = []
+        for step in (1, 2, 4, 8):
+            try:
+                return self.resize((9 * step * patch[0], 16 * step * patch[1]))
+            except Exception as error:  # any error of another library
+                errors.append(error)
+        raise errors[0]
+
+    def resize(self, pixels: tuple[int, int]) -> str | None:
+        """Resize a copy, and compare it with the model itself where that takes the size."""
+        shape = (*self.size[:-2], *pixels)
+        images = torch.randn(1, 3, *shape)
+        try:
+            expected = output(copy.deepcopy(self.model), images)  # which may change its windows for the size
+        except Exception:  # any error of another library
+            expected = None
+        changed = copy.deepcopy(self.model)
+        try:
+            assert graticule.resize(changed, shape) is changed
+            actual = output(changed, images)
+        except Exception:  # any error of another library
+            if expected is None:
+                raise
+            return "itself"
+        self.resized = self.resized or (changed, images)
+        return None if expected is None or self.same(actual, expected) else "other outputs"
+
+    @staticmethod
+    def same(actual: Tensor, expected: Tensor) -> bool:
+        """Return whether outputs are the same up to rounding."""
+        close = torch.allclose(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+        return actual.shape == expected.shape and close
+
+    def result(self) -> tuple[nn.Module, Tensor]:
+        """Return the resized model and its images."""
+        if self.resized is None:
+            for work in list(self.works().values())[:3]:
+                with suppress(Exception):
+                    work()
+        if self.resized is None:
+            raise ValueError("`model` must have been resized.")
+        return self.resized
+
+    def saved(self) -> str | None:
+        """Save the resized model as its library does, and open it."""
+        model, images = self.result()
+        with tempfile.TemporaryDirectory() as folder:
+            if hasattr(model, "save_pretrained"):
+                model.save_pretrained(folder)
+                opened = type(model).from_pretrained(folder).eval()
+            else:
+                torch.save(model, f"{folder}/model.pt")
+                opened = torch.load(f"{folder}/model.pt", weights_only=False)
+        return None if self.same(output(opened, images), output(model, images)) else "other outputs"
+
+    def kept(self) -> None:
+        """Compare the parameters before and after: those of the same shape must be the same objects."""
+        _, images = self.result()
+        model = copy.deepcopy(self.model)
+        before = dict(model.named_parameters())
+        graticule.resize(model, tuple(images.shape[2:]))
+        after = dict(model.named_parameters())
+        moved = [name for name, value in before.items() if name not in after or after[name] is not value]
+        others = [name for name in moved if name not in after or after[name].shape == before[name].shape]
+        if others:
+            raise ValueError(f"{len(others)} of {len(before)} parameters are other objects, such as {others[0]}")
+
+    def onnx(self) -> str | None:
+        """Export the resized model and run the file."""
+        model, images = self.result()
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/model.onnx"
+            torch.onnx.export(Called(model), (images,), file, dynamo=True, verbose=False)
+            session = onnxruntime.InferenceSession(file)
+            (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        return None if self.same(torch.from_numpy(actual), output(model, images)) else "other outputs"
 
 
 def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -293,16 +436,6 @@ def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[d
         report = audit(copy.deepcopy(model), {size: x}, size, timed=False)
         return "in part" if report.unavailable else None
 
-    def resize() -> str | None:
-        wide = *size[:-2], 2 * size[-2], 2 * size[-1]
-        images = for_model(torch.randn(1, 3, *wide))
-        try:
-            call(graticule.resize(copy.deepcopy(model), wide), images)
-        except ValueError:
-            call(model, images)
-            return "itself"
-        return None
-
     def attach() -> None:
         example = for_model(x[:2])
         for blocks, norm in ((None, None), *BLOCKS):
@@ -322,8 +455,8 @@ def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[d
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         works: dict[str, Callable[[], str | None]] = {"convert": convert, "view": view, "audit": measured}
-        works |= {"resize": resize, "attach": attach, "export": export}
-        return {name: attempt(work, reasons) for name, work in works.items() if not only or name in only}, reasons
+        works |= {"attach": attach, "export": export, **Resizing(model, size).works()}
+        return {name: attempt(work, reasons, name) for name, work in works.items() if not only or name in only}, reasons
 
 
 def small(name: str) -> tuple[nn.Module, int]:
@@ -382,24 +515,29 @@ def measure(names: list[str], only: list[str]) -> None:
             continue
         rows, reasons = rows_of(model, size, only)
         if only:
-            rows = {column: rows.get(column, getattr(before[name], column)) for column in COLUMNS}
+            rows = {column: rows.get(column, getattr(before.get(name), column, "-")) for column in COLUMNS}
         print(name, rows, reasons, file=sys.stderr)
         known = before.get(name)
         why = known.reason if known and known.convert == rows["convert"] else reasons.get("convert", "")
+        why = UNTRIED if "must be of one of timm's classes" in why else why
         writer.writerow([library, name, type(model).__name__, *rows.values(), version, date, why])
         sys.stdout.flush()
 
 
 def record(names: list[str], only: list[str]) -> None:
-    """Measure models in processes of a few each, and replace their rows in the recorded data."""
-    for start in range(0, len(names), SLICE):
-        part = names[start : start + SLICE]
+    """Measure models in processes of a few each, two at a time, and replace their rows in the recorded data."""
+
+    def lines(part: list[str]) -> list[str]:
         command = [sys.executable, "-m", "evidence.models_page", "--slice", *part, "--only", *only]
-        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
-        rows = {row.name: row for row in read_records(DATA, Row)}
-        rows |= {values[1]: Row(*values) for values in csv.reader(lines) if len(values) == len(Row.__match_args__)}
-        ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
-        write_text(DATA, csv_of_records(Row, ordered))
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
+
+    names = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(2) as pool:
+        for results in pool.map(lines, [names[start : start + SLICE] for start in range(0, len(names), SLICE)]):
+            rows = {row.name: row for row in read_records(DATA, Row)}
+            rows |= {cells[1]: Row(*cells) for cells in csv.reader(results) if len(cells) == len(Row.__match_args__)}
+            ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
+            write_text(DATA, csv_of_records(Row, ordered))
 
 
 def table(rows: list[Row]) -> str:
@@ -414,7 +552,8 @@ def table(rows: list[Row]) -> str:
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     lines = [(*cells, ", ".join(names)) for cells, names in ordered]
     why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-    return f"{markdown([(*COLUMNS, 'classes'), *lines])}\n\nWhy they do not convert (others: {UNTRIED}): {why}."
+    cells = markdown([(*COLUMNS, "classes"), *lines]).replace("| ", "|").replace(" |", "|")
+    return f"{cells}\n\nWhy they do not convert (others: {UNTRIED}): {why}."
 
 
 def main() -> None:

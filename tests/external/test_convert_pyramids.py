@@ -5,6 +5,8 @@ import math
 import pytest
 import timm
 import torch
+from timm.layers import GatedMlp
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 from timm.models.swin_transformer_v2 import WindowAttention
 from timm_models import assert_same_bits
 
@@ -25,15 +27,18 @@ NAMES = {
     "convit_tiny": {**CONVIT, "num_heads": 3, "depth": 4, "local_up_to_layer": 2},
     "twins_pcpvt_small": {"img_size": (64, 32), **TWINS},
     "twins_svt_small": {"img_size": (32, 64), "wss": (3, 3), **TWINS},
-    "mixer_s32_224": {"img_size": (64, 96)},
-    "resmlp_12_224": {"img_size": 32},
-    "gmlp_ti16_224": {"img_size": (32, 48)},
+    "mixer": {"img_size": (64, 96)},
+    "resmlp": {"img_size": 32, "mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine},
+    "gmlp": {"img_size": (32, 48), "mlp_ratio": 6, "block_layer": SpatialGatingBlock, "mlp_layer": GatedMlp},
 }
+MIXERS = ("mixer", "resmlp", "gmlp")
 
 
 @torch.no_grad()
 def timms(name):
     """Build timm's model with every tensor drawn, in float64 and evaluation mode."""
+    if name in MIXERS:  # by name, they have all channels
+        return draw_double(MlpMixer(patch_size=16, num_blocks=2, embed_dim=16, num_classes=5, **NAMES[name]))
     return exact(draw_double(timm.create_model(name, num_classes=5, **NAMES[name])))
 
 

@@ -11,7 +11,7 @@ import transformers.models.dinov3_vit.modeling_dinov3_vit as dinov3
 from timm_models import in_float64
 from torch import Tensor, nn
 
-from evidence.models_page import MERGED, SMALL, VIDEO
+from evidence.models_page import MERGED, SMALL, TRANSFORMERS, VIDEO
 from evidence.models_page import STAGES as WINDOWS
 from graticule.external.images import call
 from graticule.external.transformers_folder import class_of
@@ -57,7 +57,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("VideoMAEForVideoClassification", {**VIDEO, "num_labels": 5}, {}),
     ("VivitModel", {**VIDEO, "tubelet_size": [2, 8, 8]}, {}),
     ("VivitForVideoClassification", {**VIDEO, "tubelet_size": [2, 8, 8], "num_labels": 5}, {}),
-    ("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0}, {}),
+    ("VJEPA2Model", TRANSFORMERS["VJEPA2Model"], {}),
     ("Qwen2VisionTransformerPretrainedModel", {**MERGED, "embed_dim": 32, "mlp_ratio": 2}, {}),
     ("Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}, {}),
 ]
