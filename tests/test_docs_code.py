@@ -42,6 +42,7 @@ NAMED = {
     "pack": "lab/data/test_hugging_face.py",
     "publish": "external/test_publish.py",
     "resize": "external/test_guide.py",
+    "shard": "position/test_meta_device.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "test_printed_commands.py",
     "study": "lab/studies/test_study_docs.py",

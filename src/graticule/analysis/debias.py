@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.analysis.certificate import PlaceReader, certify
 from graticule.analysis.share import ShareSums, additive_basis, check_images
+from graticule.checkpoints.read import check_whole
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction
 from graticule.external.images import Size, image_channels
 from graticule.external.traced_model import view_of
@@ -114,6 +115,7 @@ def _check(
     if isinstance(model, Debiased):
         raise ValueError("`model` must have its position in its features, got a debiased one; use model.backbone.")
     check_floating(model)
+    check_whole(model)
     if images is None:
         if method != "blank":
             raise ValueError(f"`images` must be given for {method!r}, got none; only 'blank' works without any.")

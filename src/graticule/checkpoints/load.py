@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from graticule.checkpoints.read import (
     GRIDS,
     POSITION,
+    check_whole,
     dtype_name,
     kind,
     read_metadata,
@@ -119,6 +120,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
 
 def load_all(model: nn.Module, state: Mapping[str, Tensor], source: object) -> nn.Module:
     """Load all of `state`, which `source` contains, into `model`, and return the model."""
+    check_whole(model)
     if complaints := misfits(model, state):
         raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
     model.load_state_dict(state)
@@ -312,6 +314,7 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
 
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
+    check_whole(model)
     rename_published(model, state, "", read_metadata(state))
     return with_metadata(state, {GRIDS: _own_grids(model)})
 

@@ -10,13 +10,14 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from graticule.registry.checks import checked
 from graticule.system.files import write_whole
@@ -80,6 +81,7 @@ def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
     Raises:
         OSError: if it cannot be written; an existing file at `path` is then unchanged.
     """
+    check_whole(state)
     tensors = {name: value.contiguous() for name, value in state.items()}
     recorded = read_metadata(state)
     metadata = {"format": "pt", **{entry: json.dumps(value, sort_keys=True) for entry, value in recorded.items()}}
@@ -121,6 +123,21 @@ def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
         return unwrap_checkpoint(checkpoint)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
+
+
+def check_whole(source: nn.Module | Mapping[str, Tensor], name: str = "model", values: bool = True) -> None:
+    """Check that no tensor of a model or a state dict is sharded, and unless `values` is False that each has values."""
+    model = isinstance(source, nn.Module)
+    for at, tensor in chain(source.named_parameters(), source.named_buffers()) if model else source.items():
+        if getattr(tensor, "device_mesh", None) is not None:
+            raise ValueError(
+                f"`{name}` must have whole tensors, got {at}, which is a DTensor; do this before `fully_shard`, "
+                "or with the state dict of `get_model_state_dict` with `full_state_dict=True` in an unsharded model."
+            )
+        if values and isinstance(tensor, Tensor) and tensor.is_meta:
+            raise ValueError(
+                f"`{name}` must have values, got {at} on the meta device; call `to_empty` and `load_state_dict` first."
+            )
 
 
 def unusable(value: Tensor) -> str:

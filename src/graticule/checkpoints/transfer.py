@@ -15,7 +15,7 @@ from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import position_of
-from graticule.checkpoints.read import GRIDS, dtype_name, kind, read_metadata, read_state, unusable
+from graticule.checkpoints.read import GRIDS, check_whole, dtype_name, kind, read_metadata, read_state, unusable
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.folded import Folded
@@ -152,7 +152,9 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     """
     if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
+    check_whole(model)
     published = read_state(source)
+    check_whole(published, "source", values=False)
     grids = read_metadata(published)[GRIDS]
     values = model.own_layout(published)
     released = dict(zip(values, published, strict=False))  # our name -> name in the checkpoint

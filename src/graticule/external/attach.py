@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.checkpoints.read import check_whole
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
@@ -96,6 +97,7 @@ def attach(
             the joining or encoding. The module is then unchanged.
     """
     check_floating(module, "module")
+    check_whole(module, "module", values=False)
     if any(isinstance(part, Position | AttachedPosition) for part in module.modules()):
         raise ValueError(
             f"`module` must have no position of this library, got {type(module).__name__}, which has one; call "

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import TokenModel
+from graticule.checkpoints.read import check_whole
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.debiased import Debiased
@@ -347,6 +348,7 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     Raises:
         ValueError: if no blocks are found, no image size is known, or the model refuses it.
     """
+    check_whole(model)
     if isinstance(model, Debiased):
         view = view_of(model.backbone, img_size)
         view.debiased = model

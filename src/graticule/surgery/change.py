@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from graticule.backbones.base import Backbone
+from graticule.checkpoints.read import check_whole
 from graticule.checkpoints.transfer import transfer
 from graticule.hub.config import take_position
 from graticule.position.folded import Folded
@@ -293,6 +294,7 @@ def _check(model: Backbone, images: Tensor | None) -> Tensor | None:
             "model of timm, with another position if you name it."
         )
     check_floating(model)
+    check_whole(model)
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
     if images is None:

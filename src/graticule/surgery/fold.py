@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from graticule.backbones.language import LanguageModel
+from graticule.checkpoints.read import check_whole
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
 from graticule.position.position import Position
 from graticule.registry.checks import checked
@@ -40,6 +41,7 @@ def fold(
     backbones = _backbones(model)
     if not backbones:
         raise ValueError(f"`model` must be or contain a backbone with a `position`, got {type(model).__name__}.")
+    check_whole(model, values=False)
     folded: list[Folded]
     if sizes is not None:
         if img_size is not None or any(isinstance(backbone, LanguageModel) for backbone in backbones):

@@ -13,6 +13,7 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.pyramid import Pyramid
+from graticule.checkpoints.read import check_whole
 from graticule.checkpoints.transfer import with_channels
 from graticule.hub.config import record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
@@ -206,6 +207,7 @@ def resize(
     """
     if img_size is None and patch_size is None and channels is None and resampler is None:
         raise ValueError("`img_size`, `patch_size`, `channels` or `resampler` must be given, got none.")
+    check_whole(model, values=False)
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]

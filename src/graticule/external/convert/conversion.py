@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
+from graticule.checkpoints.read import check_whole
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.external.convert.parts import Conversion, read
@@ -117,6 +118,7 @@ def convert(
     if images is not None and encoding is None and joining is None:
         raise ValueError("`images` must be left out where the position of the model stays.")
     check_floating(model)
+    check_whole(model, values=False)
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)
