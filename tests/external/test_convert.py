@@ -103,7 +103,7 @@ REFUSED = [
     ),
     (naflex(pos_embed_ar_preserving=True), "`pos_embed_ar_preserving` of NaFlexEmbeds must be False with a table"),
     (naflex(pos_embed="factorized"), "`pos_embed_type` of NaFlexEmbeds must be 'learned' or 'none'"),
-    (naflex(rope_type="axial"), "`rope` of NaFlexVit must be None"),
+    (naflex(rope_type="mixed"), "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'"),
     (partial(timm.create_model, "gmixer_12_224", img_size=32), "`blocks.0.mlp_tokens.act` of MlpMixer must be the ex"),
     # other classes
     (partial(timm.create_model, "pvt_v2_b0"), "`model` must be of one of timm's classes Beit, ConVit, "),

@@ -161,20 +161,29 @@ def test_published_checkpoints_load_by_their_names(name, options):
 
 
 #: Models of NaFlexVit with a table, and its sides: prefix tokens and average pooling, pooling by attention, bilinear
-#: resampling, and one that keeps the aspect ratio.
-NAFLEX = {
-    "naflexvit_base_patch16_gap": (4, 6),
-    "naflexvit_base_patch16_map": (4, 6),
-    "naflexvit_base_patch16_siglip": (4, 6),
-    "naflexvit_base_patch16_par_gap": (5, 5),
-}
+#: resampling, and one that keeps the aspect ratio; rotations with and without a table, of all kinds.
+NAFLEX = [
+    ("gap", (4, 6), {}),
+    ("map", (4, 6), {}),
+    ("siglip", (4, 6), {}),
+    ("par_gap", (5, 5), {}),
+    (
+        "gap",
+        (4, 6),
+        {"rope_type": "axial", "rope_ref_feat_shape": (3, 5), "rope_grid_offset": 0.5, "class_token": True},
+    ),
+    ("map", (4, 6), {"rope_type": "axial", "rope_rotate_half": True, "rope_grid_indexing": "xy", "qk_norm": True}),
+    ("gap", (4, 6), {"rope_type": "mixed", "rope_grid_indexing": "xy", "pos_embed": "none"}),
+    ("gap", (4, 6), {"rope_type": "dinov3", "rope_rotate_half": True, "pos_embed": "none", "reg_tokens": 2}),
+    ("gap", (4, 6), {"rope_type": "dinov3", "attn_type": "eva"}),
+]
 
 
-@pytest.mark.parametrize("name", NAFLEX)
-def test_a_naflex_model_computes_the_same_for_images_of_any_size(name):
-    options = {"img_size": None, "pos_embed_grid_size": NAFLEX[name]}
+@pytest.mark.parametrize(("name", "grid", "rotation"), NAFLEX)
+def test_a_naflex_model_computes_the_same_for_images_of_any_size(name, grid, rotation):
+    options = {"img_size": None, "pos_embed_grid_size": grid, **rotation}
     with in_float64():
-        original = build(name, **options)
+        original = build(f"naflexvit_base_patch16_{name}", **options)
         ours = graticule.convert(original)
         for size in ((32, 48), (48, 32), (24, 24)):
             x = torch.randn(2, 3, *size)

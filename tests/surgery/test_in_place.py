@@ -7,11 +7,13 @@ from contextlib import suppress
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import graticule
 from external.timm_models import in_float64
+from graticule.position.resampling import build_resampler
 from tiny import draw
 
 PLAIN = {"depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 5, "img_size": 32, "patch_size": 8}
@@ -199,3 +201,55 @@ def test_a_table_that_was_replaced_is_resized_from_the_grid_that_the_model_is_to
     other.load_state_dict(model.state_dict())
     other.set_input_size(img_size=(64, 96))
     assert torch.equal(graticule.resize(model, (64, 96)).pos_embed, other.pos_embed)
+
+
+def _vit():
+    return timm.create_model("vit_tiny_patch16_224", **PLAIN)
+
+
+#: Models whose transforms follow their images, and whether they are saved and opened.
+CONFIGURED = {
+    "converted": (lambda: graticule.convert(_vit()), True),  # lxtGH/CAE#4
+    "built": (lambda: graticule.create_model("vit_tiny_patch16_224", **{**PLAIN, "img_size": (16, 24)}), True),
+    "built, of windows": (lambda: graticule.create_model("swin_tiny_patch4_window7_224", **SWIN), True),
+    "mixer": (lambda: graticule.create_model("mixer_s16_224", img_size=32, embed_dim=8, num_blocks=1), True),
+    "debiased": (lambda: graticule.debias(graticule.convert(_vit()), torch.randn(9, 3, 32, 32), "mean"), True),
+    "of timm": (_vit, False),
+    "of timm, SAM": (lambda: timm.create_model("samvit_base_patch16", **SAM), False),
+    "attached": (lambda: graticule.attach(timm.create_model("vit_tiny_patch16_224", img_size=32)), True),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "attached" else name for name in CONFIGURED]
+)
+def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
+    build, is_saved = CONFIGURED[name]
+    model = build()
+    if name.startswith("built"):
+        assert timm.data.resolve_model_data_config(model)["input_size"] == (3, *model.img_size)
+    for sizes, expected in (((64, 96), None), (3, 64, 96)), ((64, 1), (1, 64, 64)), ((None, 6), (6, 64, 64)):
+        graticule.resize(model, sizes[0], channels=sizes[1])  # huggingface/pytorch-image-models#2780
+        models = [model]
+        if is_saved and expected[0] == 1:
+            models.append(graticule.from_pretrained(graticule.save_pretrained(model, tmp_path / "model")))
+        for changed in models:
+            config = timm.data.resolve_model_data_config(changed)
+            assert (config["input_size"], len(config["mean"]), len(config["std"])) == (expected, *[expected[0]] * 2)
+
+
+@pytest.mark.parametrize("window", [12, 4])  # microsoft/Swin-Transformer#24, #117
+def test_the_table_of_swin_at_another_window_is_that_of_timm(window):
+    """By conversion; Microsoft's is that of another resampler."""
+    options = {**SWIN, "img_size": 56, "window_size": 7}
+    theirs = draw(timm.create_model("swin_tiny_patch4_window7_224", **options)).eval()
+    ours, table = graticule.convert(theirs), theirs.layers[0].blocks[0].attn.relative_position_bias_table.detach()
+    ours.set_input_size(96, window_size=window)
+    theirs.set_input_size(img_size=96, window_size=window)
+    states = graticule.published_state_dict(ours), theirs.state_dict()
+    for name in [name for name in states[1] if name.endswith("bias_table")]:
+        torch.testing.assert_close(states[0][name], states[1][name], rtol=1e-6, atol=1e-6)  # timm computes in float32
+    table = table.T.reshape(1, 2, 13, 13)
+    microsoft = build_resampler("bicubic(antialias=False)", "displacements")(table[0], (2 * window - 1,) * 2)
+    expected = F.interpolate(table, (2 * window - 1,) * 2, mode="bicubic")[0]
+    torch.testing.assert_close(microsoft, expected, rtol=1e-5, atol=1e-5)

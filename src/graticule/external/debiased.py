@@ -110,7 +110,11 @@ class Debiased(HubModel):
         self.method = method
         self.removals = nn.ModuleDict(removals)
         self.num_classes = int(getattr(backbone, "num_classes", 0))
-        self.pretrained_cfg = dict(getattr(backbone, "pretrained_cfg", None) or {})
+
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """timm's configuration of the model."""
+        return getattr(self.backbone, "pretrained_cfg", None) or {}
 
     def grid_of(self, images: Tensor) -> Grid:
         """Return the grid of the features of images (B, C, height, width)."""

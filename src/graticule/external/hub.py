@@ -19,7 +19,7 @@ from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
 from graticule.external.images import evaluating, image_channels
 from graticule.external.transformers_folder import converted_or_itself, import_transformers, with_weights
-from graticule.hub.config import CHOICES, OF_TIMM, Preparation, built_from, prepare, used_by
+from graticule.hub.config import CHOICES, OF_TIMM, Preparation, built_from, prepare, record_input, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
 from graticule.hub.kinds import SOURCES, HubModel, ModelWords, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name, printable
@@ -164,7 +164,7 @@ def host_of(module: nn.Module) -> str:
         )
     options: dict[str, Any] = {}
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    channels, *sides = configuration.get("input_size", (3, 224, 224))
+    channels, *sides = timm.get_pretrained_cfg(name).input_size  # by default; that of the module follows its images
     if size is not None and list(size) != sides:
         options["img_size"] = tuple(size)
     for option, value, known in (
@@ -229,6 +229,7 @@ def open_attached(config: Path, weights: Path) -> nn.Module:
         module = described.attach_to(build_host(described.graticule.model))
     if hasattr(module, "pretrained_cfg"):
         prepare(module, described.pretrained_cfg)
+        record_input(module, image_channels(module), described.attached.image)
     return load_own(module, weights)
 
 

@@ -22,6 +22,7 @@ from timm.models.beit import Beit
 from timm.models.convit import GPSA, MHSA, ConVit
 from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock, SpatialGatingUnit
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer_relpos import (
     RelPosAttention,
     RelPosBlock,
@@ -36,7 +37,7 @@ from graticule.backbones.sam import SamVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.external.convert import parts
 from graticule.external.convert.parts import Conversion, check_kind, check_values, refuse, sum_of
-from graticule.external.convert.vit import read_trunk, table, vit_arguments, with_norms
+from graticule.external.convert.vit import PLAIN, read_ends, read_trunk, table, vit_arguments, with_norms
 from graticule.registry.specs import Spec
 
 #: Resampler that timm uses for tables at other sizes: linear between knots in a geometric series.
@@ -96,14 +97,53 @@ def _read_bias(bias: Any) -> Spec:
     return Spec("continuous_bias", {"hidden": hidden})
 
 
+_EVA = {
+    EvaBlock: with_norms("pre_norm", EvaAttention, AttentionRope),
+    EvaBlockPostNorm: with_norms("post_norm", EvaAttention, AttentionRope),
+}
+
+
 @parts.register_conversion(Eva)
 def read_eva(model: Any) -> Conversion:
     """Describe timm's `Eva`."""
-    attentions = (EvaAttention, AttentionRope)
-    kinds = {EvaBlock: with_norms("pre_norm", *attentions), EvaBlockPostNorm: with_norms("post_norm", *attentions)}
-    arguments = vit_arguments(model, read_trunk(model), kinds)
+    arguments = vit_arguments(model, read_trunk(model), _EVA)
     arguments["pool_include_prefix"] = model.attn_pool is not None  # it pools all tokens
     return Conversion(VisionTransformer, arguments, sum_of(table(model), model.rope and read_rotary(model)))
+
+
+@parts.register_conversion(NaFlexVit)
+def read_naflex(model: Any) -> Conversion:
+    """Describe timm's NaFlexVit for a batch of images: a ViT, or EVA with rotations, without rows for prefix tokens.
+
+    Its patches are often mapped by a linear layer, whose inputs are in the order (height, width, channels).
+    """
+    embeds = model.embeds
+    check_values(embeds, enable_patch_interpolator=False, dynamic_img_pad=False, norm_input=None)
+    if embeds.pos_embed_type not in ("learned", "none"):
+        raise refuse(embeds, "pos_embed_type", embeds.pos_embed_type, "must be 'learned' or 'none'")
+    # timm before 1.0.31 has no `pos_embed_align_corners`, and antialiases
+    check_values(embeds, pos_embed_align_corners=False, pos_embed_use_grid_sample=False)
+    patch, grid = tuple(embeds.patch_size), embeds.pos_embed_grid_size or (16, 16)
+    if embeds.pos_embed_ar_preserving and len(set(grid)) > 1:
+        raise refuse(embeds, "pos_embed_ar_preserving", True, "must be False with a table that is not square")
+    size = tuple(side * step for side, step in zip(grid, patch, strict=True))
+    trunk = {
+        **{"img_size": size, "patch_size": patch, "in_chans": embeds.in_chans},
+        **{"num_classes": model.num_classes, "embed_dim": model.embed_dim},
+        **{"class_token": model.has_class_token, "reg_tokens": model.num_reg_tokens},
+        "patch_bias": embeds.proj.bias is not None,
+        **read_ends(model, embeds),
+    }
+    names = {name: name.removeprefix("embeds.") for name in model.state_dict() if name.startswith("embeds.")}
+    names |= {there: f"patch_embed.{name}" for there, name in names.items() if name.startswith(("proj.", "norm."))}
+    mode, antialias = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True)
+    cropped = f"crop(mode={mode!r}, antialias={antialias})"
+    resampler = cropped if embeds.pos_embed_ar_preserving else f"{mode}(antialias={antialias})"
+    options = {"prefix_rows": False, "resampler": resampler} if model.num_prefix_tokens else {"resampler": resampler}
+    tables = embeds.pos_embed_type == "learned" and Spec("learnable", options)
+    encoding = sum_of(tables, model.rope and read_rotary(model))
+    arguments = vit_arguments(model, trunk, {**PLAIN, **_EVA})
+    return Conversion(VisionTransformer, arguments, encoding, names=names)
 
 
 def read_rotary(model: Any) -> Spec:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from timm.layers import Attention, AttentionPoolLatent, LayerScale, Mlp, PatchEmbed
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import nn
@@ -16,7 +15,6 @@ from torch import nn
 from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
 from graticule.external.convert import parts
 from graticule.external.convert.parts import Conversion, check_kind, check_values, norm_text, refuse, same_norm
-from graticule.registry.specs import Spec
 
 #: Function that describes a block of timm as arguments of our ViT, with 'drop_path' for its rate of stochastic depth.
 Describe = Callable[[Any], dict[str, Any]]
@@ -180,41 +178,6 @@ def read_vit(model: Any) -> Conversion:
     return Conversion(backbone, arguments, parts.sum_of(table(model)), names=names)
 
 
-@parts.register_conversion(NaFlexVit)
-def read_naflex(model: Any) -> Conversion:
-    """Describe timm's NaFlexVit for a batch of images: a ViT whose table has no rows for prefix tokens.
-
-    Its patches are often mapped by a linear layer, whose inputs are in the order (height, width, channels).
-    """
-    embeds = model.embeds
-    check_values(embeds, enable_patch_interpolator=False, dynamic_img_pad=False, norm_input=None)
-    check_values(model, rope=None)
-    if embeds.pos_embed_type not in ("learned", "none"):
-        raise refuse(embeds, "pos_embed_type", embeds.pos_embed_type, "must be 'learned' or 'none'")
-    # timm before 1.0.31 has no `pos_embed_align_corners`, and antialiases
-    check_values(embeds, pos_embed_align_corners=False, pos_embed_use_grid_sample=False)
-    patch, grid = tuple(embeds.patch_size), embeds.pos_embed_grid_size or (16, 16)
-    if embeds.pos_embed_ar_preserving and len(set(grid)) > 1:
-        raise refuse(embeds, "pos_embed_ar_preserving", True, "must be False with a table that is not square")
-    size = tuple(side * step for side, step in zip(grid, patch, strict=True))
-    trunk = {
-        **{"img_size": size, "patch_size": patch, "in_chans": embeds.in_chans},
-        **{"num_classes": model.num_classes, "embed_dim": model.embed_dim},
-        **{"class_token": model.has_class_token, "reg_tokens": model.num_reg_tokens},
-        "patch_bias": embeds.proj.bias is not None,
-        **_read_ends(model, embeds),
-    }
-    names = {name: name.removeprefix("embeds.") for name in model.state_dict() if name.startswith("embeds.")}
-    names |= {there: f"patch_embed.{name}" for there, name in names.items() if name.startswith(("proj.", "norm."))}
-    mode, antialias = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True)
-    cropped = f"crop(mode={mode!r}, antialias={antialias})"
-    resampler = cropped if embeds.pos_embed_ar_preserving else f"{mode}(antialias={antialias})"
-    options = {"prefix_rows": False, "resampler": resampler} if model.num_prefix_tokens else {"resampler": resampler}
-    encoding = parts.sum_of(embeds.pos_embed_type == "learned" and Spec("learnable", options))
-    arguments = vit_arguments(model, trunk, PLAIN)
-    return Conversion(VisionTransformer, arguments, encoding, names=names)
-
-
 def table(model: Any) -> str | None:
     """Return the encoding of a learned table, with or without rows for prefix tokens; None if there is none."""
     if model.pos_embed is None:
@@ -235,11 +198,11 @@ def read_trunk(model: Any) -> dict[str, Any]:
         **parts.trunk_arguments(model, patches),
         "class_token": model.cls_token is not None,
         "reg_tokens": 0 if registers is None else registers.shape[1],
-        **_read_ends(model, patches),
+        **read_ends(model, patches),
     }
 
 
-def _read_ends(model: Any, patches: nn.Module) -> dict[str, Any]:
+def read_ends(model: Any, patches: nn.Module) -> dict[str, Any]:
     """Return norms, rates and pooling before and after the blocks as arguments of our ViT."""
     norms = {name: norm_text(model, name) for name in ("norm_pre", "norm", "fc_norm") if hasattr(model, name)}
     if norms["norm"] and norms["fc_norm"]:
