@@ -238,6 +238,7 @@ def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
             assert (config["input_size"], len(config["mean"]), len(config["std"])) == (expected, *[expected[0]] * 2)
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # of timm
 @pytest.mark.parametrize("window", [12, 4])  # microsoft/Swin-Transformer#24, #117
 def test_the_table_of_swin_at_another_window_is_that_of_timm(window):
     """By conversion; Microsoft's is that of another resampler."""
