@@ -165,7 +165,7 @@ def test_parts_are_drawn_by_seed_also_compiled_and_not_in_evaluation():
 @in_turn(
     ("encoding", "message"),
     [
-        ("windowed(size=0)", "`size` must be a side of at least 1 for all or for each of 2 axes, got 0"),
+        ("windowed(size=0)", "`size` must be a side of 1 to 65,536 for all or for each of 2 axes, got 0"),
         ("windowed(window=[4])", r"`window` must be a side .* 2 axes, got \(4,\)"),
         ("cropped(size=[4, 4, 4])", r"`size` must be a side .* 2 axes, got \(4, 4, 4\)"),
         ("cropped(least=0.0)", "`least` of encoding cropped must be greater than 0, got 0.0"),

@@ -146,6 +146,8 @@ class Cropped(OwnGrid):
 def _on_axes(name: str, sides: TableSize, grid: Grid) -> tuple[int, ...]:
     """Return the sides on each axis of `grid`."""
     shape = (sides,) * grid.ndim if isinstance(sides, int) else tuple(sides)
-    if len(shape) != grid.ndim or min(shape) < 1:
-        raise ValueError(f"`{name}` must be a side of at least 1 for all or for each of {grid.ndim} axes, got {sides}.")
+    if len(shape) != grid.ndim or not 1 <= min(shape) <= max(shape) <= 65_536:
+        raise ValueError(
+            f"`{name}` must be a side of 1 to 65,536 for all or for each of {grid.ndim} axes, got {sides}."
+        )
     return shape
