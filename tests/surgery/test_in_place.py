@@ -1,5 +1,6 @@
 """In place means in place: only what holds position changes, and every other object stays the one that it was."""
 
+import math
 import re
 import warnings
 from contextlib import suppress
@@ -22,6 +23,7 @@ MIXER = {"img_size": 64, "num_classes": 5}
 SAM = {**PLAIN, "window_size": 2, "global_attn_indexes": (1,)}
 CONVIT = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "num_classes": 5}
 ROPE = {"rope_type": "dinov3", "img_size": None, **{name: PLAIN[name] for name in ("depth", "embed_dim", "num_heads")}}
+LEVIT = {"img_size": 64, "num_classes": 5, "embed_dim": (32, 48, 64), "key_dim": 8, "depth": (1, 1, 1)}
 #: Models of timm, and two sizes.
 TIMM = {
     "vit_tiny_patch16_224": (PLAIN, (48, 64)),
@@ -44,10 +46,14 @@ TIMM = {
     "naflexvit_base_patch16_gap": ({**PLAIN, "img_size": None}, (64, 96)),
     "hiera_tiny_224": ({"img_size": 64, "num_classes": 5}, (128, 96)),
     "sam2_hiera_tiny": ({}, (256, 512)),
+    # facebookresearch/LeViT#6 and #25, huggingface/pytorch-image-models#1540, snap-research/EfficientFormer#19
+    "levit_128s": (LEVIT, (96, 160)),
+    "levit_conv_128s": (LEVIT, (48, 64)),
+    "efficientformerv2_s0": ({"img_size": 64, "num_classes": 5}, (96, 160)),
 }
 #: Names of parameters and buffers that hold position, or weights over the tokens, or are caches.
 POSITION = re.compile(
-    r"(^|\.)(pos_embed|rel_pos_[hw]|relative_position\w*|relative_coords_table|rel_coords_log|rel_indices|attn_mask|bands"
+    r"(^|\.)(pos_embed|rel_pos_[hw]|relative_position\w*|attention_bia\w+|relative_coords_table|rel_coords_log|rel_indices|attn_mask|bands"
     r"|pos_embed_cached|t_[xy])$|mlp_tokens\.fc1\.weight|mlp_tokens\.fc2|linear_tokens|gate\.proj|^graticule\.|^position\."
 )
 
@@ -59,7 +65,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) els
 CONVERTED = [
     pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name
     for name in TIMM
-    if not name.startswith(("swin", "hiera", "sam2", "gmixer"))
+    if not name.startswith(("swin", "hiera", "sam2", "gmixer", "levit", "efficientformer"))
 ]
 
 
@@ -115,7 +121,7 @@ def test_a_model_of_timm_is_resized_in_place(name):
     model = prepared(timm.create_model(name, **options))
     check_in_place(model, lambda model: resized(model, size))
     with torch.no_grad():
-        assert model(torch.randn(1, 3, *size, dtype=torch.float64)).isfinite().all()
+        assert model(torch.randn(2, 3, *size, dtype=torch.float64)).isfinite().all()
     assert timm.data.resolve_model_data_config(model)["input_size"] == (3, *size)
 
 
@@ -151,6 +157,33 @@ def _buffer(model):
     model.rope.register_buffer("pos_embed", torch.randn(36, 64), persistent=False)
 
 
+@pytest.mark.parametrize("name", ["levit_128s", "levit_conv_128s", "efficientformerv2_s0"])
+@torch.no_grad()
+def test_tables_of_absolute_offsets_are_resampled_and_read_as_in_a_model_that_is_built_for_the_size(name):
+    options, size = TIMM[name]
+    model = draw(timm.create_model(name, **options)).eval()
+    model(torch.randn(1, 3, 64, 64))  # fills timm's caches of biases
+    before = model.state_dict()
+    graticule.resize(model, size)
+    other = timm.create_model(name, **{**options, "img_size": size}).eval()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(1, 3, *size)
+    assert torch.equal(model(x), other(x))
+    tables = [key for key in before if key.endswith("attention_biases")]
+    assert tables and len({before[key].shape[1] for key in tables}) > 1
+    for key in tables:
+        old, new = before[key], model.state_dict()[key]
+        side, ratio = math.isqrt(old.shape[1]), (size[0] / 64, size[1] / 64)
+        maps = old.unflatten(1, (side, side))[None]
+        sides = [math.ceil(side * factor) for factor in ratio]
+        expected = F.interpolate(maps, sides, mode="bicubic", antialias=True)[0].flatten(1)
+        torch.testing.assert_close(new, expected, rtol=0, atol=1e-5)
+    for wrong in (72, (96, 90)):
+        with pytest.raises(ValueError, match=r"`img_size` must be a multiple of the strides, (16|32) x .* pixels"):
+            graticule.resize(model, wrong)
+    assert torch.equal(model(x), other(x))
+
+
 BIAS = "attn.relative_position_bias_table"
 #: Model -> a change by hand as people make it, and the error; the grid on record is 4 x 4.
 REPLACED = [
@@ -168,6 +201,7 @@ REPLACED = [
     ("beit_base_patch16_224", _table(f"blocks.0.{BIAS}", 124, 2), "must be .52, 2."),
     ("swin_tiny_patch4_window7_224", _table(f"layers.0.blocks.0.{BIAS}", 81, 2), "must be .49, 2."),
     ("vit_relpos_small_patch16_224", _table(f"blocks.0.{BIAS.replace('.', '.rel_pos.')}", 81, 2), "must be .49, 2."),
+    ("levit_128s", _table("stages.0.blocks.0.attn.attention_biases", 4, 36), "must be .4, 16."),
     ("convit_tiny", _table("pos_embed", 1, 36, 32), "must be .1, 16, 32."),
     (
         "vit_tiny_patch16_224",

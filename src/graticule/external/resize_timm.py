@@ -6,6 +6,7 @@ Only tables of position, their caches and recorded sizes change; all other objec
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,8 +16,10 @@ import torch.nn.functional as F
 from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
 from timm.models.convit import GPSA, ConVit
+from timm.models.efficientformer_v2 import Attention2dDownsample, EfficientFormerV2
 from timm.models.hiera import Hiera, Reroll, Unroll
 from timm.models.hieradet_sam2 import HieraDet
+from timm.models.levit import AttentionDownsample, Levit
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.naflexvit import NaFlexVit
 from timm.models.twins import Twins
@@ -31,6 +34,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
 from graticule.position.resampling import BICUBIC, build_resampler, resize_rows
 from graticule.surgery.resize import LIBRARIES, same_layers, set_channels
+from graticule.system.symbolic import ceiling
 
 
 @LIBRARIES.register("timm")
@@ -121,6 +125,8 @@ def _tables(model: Any) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
             extra = 3 if getattr(part, "prefix_tokens", 0) else extra
             shape = (bias.shape[0], *sides) if bias.ndim == 3 else (sides[0] * sides[1] + extra, bias.shape[-1])
             yield f"{name}.relative_position_bias_table", bias, shape
+        if isinstance(offsets := getattr(part, "attention_biases", None), Tensor) and hasattr(part, "resolution"):
+            yield f"{name}.attention_biases", offsets, (part.num_heads, math.prod(to_2tuple(part.resolution)))
         feat, cache = getattr(part, "feat_shape", None), getattr(part, "pos_embed", None)
         if feat is not None and isinstance(cache, Tensor):
             yield f"{name}.pos_embed", cache, (feat[0] * feat[1], cache.shape[-1])
@@ -222,6 +228,31 @@ def _resize_naflex(model: Any, size: Shape) -> None:
     embeds.default_img_size, embeds.pos_embed_grid_size = size, grid
 
 
+def _resize_offsets(model: Any, size: Shape) -> None:
+    """Resize LeViT or EfficientFormer V2: tables of absolute offsets, as timm does in TinyViT, and their indices."""
+    stages = [(info["reduction"], stage) for info, stage in zip(model.feature_info, model.stages, strict=True)]
+    step = stages[0][0] if isinstance(model, Levit) else stages[-1][0]
+    _tokens(size, (step, step), (1, 1), "strides")  # at others the grids of convolutions and tables would differ
+    for reduction, stage in stages:
+        for part in stage.modules():
+            if hasattr(part, "attention_biases"):
+                merges = isinstance(part, AttentionDownsample | Attention2dDownsample)
+                step = reduction // 2 if merges else reduction * 2 if getattr(part, "upsample", None) else reduction
+                _set_offsets(part, (ceiling(size[0], step), ceiling(size[1], step)))
+
+
+def _set_offsets(part: Any, grid: Shape) -> None:
+    """Resample the table of an attention for keys on `grid`, and set what timm computes from its grid."""
+    table = part.attention_biases.detach()
+    _put(part, "attention_biases", resize_rows(table, part.resolution, grid))
+    queries = tuple(ceiling(side, 2) for side in grid)
+    sizes = {"resolution": grid, "N": math.prod(grid), "resolution2": queries, "N2": math.prod(queries)}
+    for inner in part.modules():  # with the part that takes every second token
+        vars(inner).update({name: value for name, value in sizes.items() if name in vars(inner)})
+    part.attention_bias_idxs = part._compute_attention_bias_idxs(table.device)
+    part.attention_bias_cache = {}
+
+
 def _resize_hieradet(model: Any, size: Shape) -> None:
     """Resize SAM 2's encoder: its table; that of a window is repeated."""
     shape = _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
@@ -253,6 +284,8 @@ _RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], None]] = {
     ConVit: _resize_convit,
     Twins: _resize_twins,
     NaFlexVit: _resize_naflex,
+    Levit: _resize_offsets,
+    EfficientFormerV2: _resize_offsets,
     HieraDet: _resize_hieradet,
     Hiera: _resize_hiera,
 }
