@@ -338,7 +338,7 @@ WRONG_PATCHES = [
     ("timm", {"patch_size": 8}, "28"),
     ("timm", {"resampler": "bilinear"}, "`resampler` must be left out with VisionTransformer"),
     ("transformers", {"patch_size": 8}, "28"),
-    ("transformers", {"img_size": (28, 35)}, "must have square images to be a Dinov2Model"),
+    ("transformers", {"img_size": (28, 33)}, "multiple of the patch size, got width 33 with a patch of 7"),
 ]
 
 

@@ -220,7 +220,7 @@ def resize(
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
     if size is not None and len(size) < axes:
         raise ValueError(f"`img_size` must be (depth, height, width), as the model has volumes, got {by(size)}.")
-    with _restore_on_error(model):
+    with restore_on_error(model):
         if backbones:
             if resampler is not None:
                 _set_resampler([*backbones, *attached], resampler)
@@ -346,14 +346,14 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
 
 
 @contextmanager
-def _restore_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes, parameters and buffers of all modules if the block raises.
+def restore_on_error(model: nn.Module, *others: object) -> Iterator[None]:
+    """Restore the attributes, parameters and buffers of all modules, and the attributes of `others`, on errors.
 
     Values of tensors are not restored: resizing a model creates new ones.
     """
     modules = dict.fromkeys(model.modules())
     modules |= dict.fromkeys(module.original for module in list(modules) if isinstance(module, Folded))
-    contents: list[tuple[Any, Any]] = [(vars(module), dict(vars(module))) for module in modules]
+    contents: list[tuple[Any, Any]] = [(vars(module), dict(vars(module))) for module in [*modules, *others]]
     values = [value for _, attributes in contents for value in attributes.values()]
     contents += [(value, value.copy()) for value in values if isinstance(value, dict | set | list)]
     try:

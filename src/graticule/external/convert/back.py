@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, cast
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
-from graticule.external.convert.transformers import channels_of, rebuild, sizes_of
+from graticule.external.convert.transformers import channels_of, rebuild, set_sizes, sizes_of
 from graticule.external.images import image_size
 from graticule.external.resize_timm import resize_tables
 from graticule.position.grid import Grid
@@ -101,37 +100,23 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     image, patch = sizes_of(config)
     if len(image) > 2 and patch != model.patch_size:
         raise ValueError(f"`model` must have patches of {by(patch)} to be a {kind}, got {by(model.patch_size)}.")
-    patches = math.prod(size // patch for size, patch in zip(model.img_size, model.patch_size, strict=True))
-    sizes = dict.fromkeys(("num_patches", "num_position_embeddings"), patches)
-    sizes[channels_of(config)] = model.in_chans
-    if hasattr(skeleton, "classifier"):
-        sizes["num_labels"] = model.num_classes
-    changed: dict[str, Any] = {name: size for name, size in sizes.items() if getattr(config, name, size) != size}
-    if image != model.img_size:
-        sides: dict[str, Any] = {"image_size": _plain(model.img_size[-2:])}
-        if len(image) > 2:
-            sides["crop_size"] = sides["image_size"]
-            sides |= dict.fromkeys(("num_frames", "frames_per_clip"), model.img_size[0])
-        changed |= {name: side for name, side in sides.items() if hasattr(config, name)}
-    if patch != model.patch_size:
-        changed["patch_size"] = _plain(model.patch_size)
-    if not changed:
+    labels = model.num_classes if hasattr(skeleton, "classifier") else getattr(config, "num_labels", 0)
+    sizes = (model.img_size, model.patch_size, model.in_chans, labels)
+    if sizes == (image, patch, getattr(config, channels_of(config)), getattr(config, "num_labels", 0)):
         return source.empty(device)
     square = len(set(model.img_size[-2:])) == 1 or model.img_size == to_2tuple(getattr(config, "image_size", 0))
     if not square and (len(image) > 2 or any(name.endswith("pos_embed") for name in model.state_dict())):
         raise ValueError(
             f"`model` must have square images to be a {kind}, which computes others wrongly, got {by(model.img_size)}."
         )
-    for name, value in changed.items():
-        setattr(config, name, value)
+    if image != model.img_size or patch != model.patch_size:
+        set_sizes(config, model.img_size, model.patch_size)
+    setattr(config, channels_of(config), model.in_chans)
+    if hasattr(skeleton, "classifier"):
+        config.num_labels = labels
     with torch.random.fork_rng(devices=[]):
         there: nn.Module = rebuild(skeleton, config)
     return there
-
-
-def _plain(size: tuple[int, ...]) -> int | list[int]:
-    """Return a size as configurations state it."""
-    return size[0] if size[0] == size[1] else list(size)
 
 
 def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> Source:

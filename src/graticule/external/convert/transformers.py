@@ -16,6 +16,7 @@ from graticule.backbones.vision_transformer import DistilledVisionTransformer, V
 from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion, sum_of
 from graticule.external.convert.vit import read_rates
 from graticule.layers.parts import ACTIVATIONS
+from graticule.position.places import Shape
 from graticule.registry.specs import Spec
 
 #: Attributes of modules that are not compared: of training, and the windows that Swin changes when it is called.
@@ -165,7 +166,10 @@ def _check_tensors(model: nn.Module, built: nn.Module) -> None:
 CUBIC = "bicubic(antialias=False)"
 _RESAMPLERS = {
     "dinov2_with_registers": "bicubic",
+    "rf_detr_dinov2": "bicubic",
     "siglip2_vision_model": "bilinear",
+    "tipsv2_vision_model": "bilinear",
+    "dpt": "bilinear(antialias=False)",
     "qwen3_vl_vision": "bilinear(antialias=False, align_corners=True)",
 }
 #: Classes that output a class token, without a classifier.
@@ -254,7 +258,8 @@ _SIDE = 16
 def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the size of the images and of their patches, (height, width), or (frames, height, width) of films."""
     tubelet = getattr(config, "tubelet_size", None)
-    patch = to_2tuple(config.patch_size if tubelet is None or isinstance(tubelet, int) else tubelet[1:])
+    step = getattr(config, "patch_stride", getattr(config, "patch_size", 1))  # Hiera's patches overlap
+    patch = to_2tuple(step if tubelet is None or isinstance(tubelet, int) else tubelet[1:])
     side = getattr(config, "image_size", getattr(config, "crop_size", None))
     if side is None:  # a square table, or none
         count = getattr(config, "num_patches", getattr(config, "num_position_embeddings", _SIDE**2))
@@ -263,6 +268,30 @@ def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return to_2tuple(side), patch
     frames = config.num_frames if hasattr(config, "num_frames") else config.frames_per_clip
     return (frames, *to_2tuple(side)), (tubelet if isinstance(tubelet, int) else tubelet[0], *patch)
+
+
+#: Names of the side of images, or of the number of their patches, in configurations.
+SIZES = ("image_size", "crop_size", "num_patches", "num_position_embeddings")
+
+
+def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: int | None = None) -> None:
+    """Set the sizes of images, or films, and of patches in a configuration, and their channels; None leaves them."""
+    step = sizes_of(config)[1] if patch is None else patch
+    counts = dict.fromkeys(SIZES[2:], math.prod(side // length for side, length in zip(image, step, strict=True)))
+    sides = dict.fromkeys(SIZES[:2], image[-2:])
+    frames = dict.fromkeys(("num_frames", "frames_per_clip"), image[0]) if len(image) > 2 else {}
+    others = {"image_embedding_size": image[0] // step[0], "patch_size": patch and patch[-2:]}
+    if channels is not None:
+        others[channels_of(config)] = channels
+    for name, value in {**counts, **sides, **frames, **others}.items():
+        if (old := getattr(config, name, None)) is not None and value is not None:
+            square = isinstance(value, tuple) and len(set(value)) == 1 and isinstance(old, int)
+            setattr(config, name, value[0] if square else list(value) if isinstance(value, tuple) else value)
+
+
+def resampler_of(config: Any) -> str:
+    """Return the resampler of tables of the class of a configuration."""
+    return _RESAMPLERS.get(config.model_type, CUBIC)
 
 
 def _pool(model: Any, tensors: dict[str, Tensor]) -> str:
@@ -342,7 +371,7 @@ def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix:
     config, specs = model.config, []
     if "pos_embed" in tensors:
         rows = tensors["pos_embed"].numel() // tensors["pos_embed"].shape[-1] - patches
-        options: dict[str, Any] = {"resampler": _RESAMPLERS.get(config.model_type, CUBIC)}
+        options: dict[str, Any] = {"resampler": resampler_of(config)}
         if rows != prefix:
             options["prefix_rows"] = "first" if rows else False
         specs.append(Spec("learnable", options))
