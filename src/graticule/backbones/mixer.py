@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 import torch
 from timm.layers import DropPath, Mlp, lecun_normal_
 from timm.models import register_notrace_module
+from timm.models.mlp_mixer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.token_model import TokenModel
+from graticule.checkpoints.layouts import rename_by_timm
 from graticule.layers.gating import mix_tokens
 from graticule.layers.parts import norm_layer_of
 from graticule.layers.tokenizers import Patches
@@ -228,18 +230,7 @@ class ResMlp(Mixer):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the authors' code under timm's names, any other one unchanged."""
-        if "patch_embed.proj.weight" not in state:
-            return state
-        renamed = {}
-        for name, value in state.items():
-            for part, timm_part in _AUTHORS:
-                name = name.replace(part, timm_part)
-            renamed[name] = value.reshape(1, 1, -1) if name.endswith((".alpha", ".beta")) else value
-        return renamed
-
-
-#: Parts of names in the authors' code of ResMLP, and in timm.
-_AUTHORS = (("patch_embed.", "stem."), (".attn.", ".linear_tokens."), (".mlp.", ".mlp_channels."), (".gamma_", ".ls"))
+        return rename_by_timm(self, state, checkpoint_filter_fn)
 
 
 @register_notrace_module  # torch.fx records the call as one node: the computation depends on the position

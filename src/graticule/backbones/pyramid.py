@@ -8,11 +8,12 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from timm.models.swin_transformer import PatchMerging
+from timm.models.swin_transformer import PatchMerging, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.staged import Stage
+from graticule.checkpoints.layouts import rename_by_timm
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.layers.tokenizers import Patches
@@ -150,6 +151,7 @@ class MergingPyramid(Pyramid):
     absolute_stages = 1
     merges = True
     pads = True
+    timm_filter = staticmethod(checkpoint_filter_fn)
 
     def build_stages(
         self,
@@ -191,22 +193,12 @@ class MergingPyramid(Pyramid):
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of Microsoft's code under our names, any other one unchanged.
 
-        Microsoft's code has a stage's merging at the end of the previous stage, saves masks and coordinates, and names
-        an absolute table `absolute_pos_embed`.
+        It has a stage's merging at the end of the previous stage, saves masks, and names a table `absolute_pos_embed`.
         """
-        shift = int("layers.0.downsample.reduction.weight" in state)
-        if not shift and not any(name.endswith((".attn_mask", ".relative_position_index")) for name in state):
-            return state
         tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
-        renamed = {}
-        for name, value in state.items():
-            stage, end, leaf = name.removeprefix("layers.").partition(".downsample.")
-            if end:
-                name = f"layers.{int(stage) + shift}.downsample.{leaf}"
-            elif name == "absolute_pos_embed" and len(tables) == 1:
-                name = tables[0]
-            if not name.endswith((".attn_mask", ".relative_coords_table", ".relative_position_index")):
-                renamed[name] = value
+        renamed = rename_by_timm(self, state, self.timm_filter)
+        if len(tables) == 1 and "absolute_pos_embed" in renamed:
+            renamed[tables[0]] = renamed.pop("absolute_pos_embed")
         return renamed
 
 

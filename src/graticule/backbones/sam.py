@@ -6,12 +6,14 @@ from collections.abc import Collection
 from typing import Any, cast
 
 from timm.layers import LayerNorm2d
+from timm.models.vision_transformer_sam import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.backbones.window_attention import WindowAttention
+from graticule.checkpoints.layouts import rename_by_timm
 from graticule.checkpoints.load import renamed_state_dict
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.pyramid import keep_layers, some_parts
@@ -157,6 +159,7 @@ class SamVisionTransformer(VisionTransformer):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict whose table has a row per token, as here, instead of a map, as in the released code."""
+        state = rename_by_timm(self, state, checkpoint_filter_fn)
         table = state.get("pos_embed")
         return {**state, "pos_embed": table.flatten(1, 2)} if table is not None and table.ndim == 4 else state
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from timm.layers.helpers import to_2tuple
-from timm.models.swin_transformer_v2 import PatchMerging
+from timm.models.swin_transformer_v2 import PatchMerging, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer, WindowSize
 from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints.load import renamed_state_dict
+from graticule.checkpoints.read import unusable
 from graticule.layers.block import PostNormBlock
 from graticule.layers.parts import QueryValueBias
 from graticule.position.position import PositionBuilder
@@ -53,6 +54,7 @@ class SwinTransformerV2(SwinTransformer):
         (".attn.qkv.v_bias", ".attn.v_bias"),
     )
     default_encoding = "continuous_bias"
+    timm_filter = staticmethod(checkpoint_filter_fn)
 
     def __init__(
         self,
@@ -98,6 +100,19 @@ class SwinTransformerV2(SwinTransformer):
         if re.fullmatch(r"layers\.\d+\.blocks\.\d+\.norm[12]", name):
             for parameter in module.parameters():
                 nn.init.zeros_(parameter)
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of Microsoft's code under our names, with the windows that its coordinates are for."""
+        renamed = super().own_layout(state)
+        for published, name in self.position.published_names().items():
+            table = state.get(published.replace("cpb_mlp.0.weight", "relative_coords_table"))
+            if published.endswith("cpb_mlp.0.weight") and table is not None and not unusable(table) and table.ndim == 4:
+                # the last is log2(1 + 8 (side - 1) / (reference - 1)) / log2(8), NaN on a side of one patch
+                lengths = torch.tensor(table.shape[1:3]).double()
+                reference = 1 + 4 * (lengths - 1) / (8 ** table[0, -1, -1].double() - 1)
+                name = name.replace("cpb_mlp.0.weight", "reference")
+                renamed[f"position.{name}"] = reference.nan_to_num(1).round().long()
+        return renamed
 
     def released_layout(self) -> dict[str, Tensor]:
         """Return the state dict in timm's layout."""

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, cast
 
 import torch
 from timm.layers import AttentionPoolLatent
+from timm.models.eva import checkpoint_filter_fn as of_eva
+from timm.models.vision_transformer import checkpoint_filter_fn as of_vit
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.staged import draw_patches
 from graticule.backbones.token_model import init_linear
+from graticule.checkpoints.layouts import rename_by_timm
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, block_layer_of
 from graticule.layers.parts import (
@@ -301,8 +304,28 @@ class VisionTransformer(Backbone):
         return Attention
 
     def own_name(self, published: str) -> str:
-        """Return our name for a parameter that BEiT and EVA may call otherwise, such as LayerScale."""
-        return super().own_name(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published))
+        """Return our name for a parameter that BEiT, EVA and DINOv2 may call otherwise, such as LayerScale."""
+        for pattern, name in _PUBLISHED:
+            published = re.sub(pattern, name, published)
+        return super().own_name(published)
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of the codes of CLIP, EVA, DINOv2 and others under timm's names."""
+        if not any(name.endswith("bias_mask") for name in state):  # else timm's filter of DINOv3 reads the names
+            state = {"reg_token" if _REGISTERS.fullmatch(name) else name: value for name, value in state.items()}
+        return rename_by_timm(self, state, of_eva if any(map(_OF_EVA.search, state)) else of_vit)
+
+
+#: Patterns of names in published codes -> our names; the chunks of DINOv2's training number the blocks twice.
+_PUBLISHED = (
+    (r"\.gamma_([12])$", r".ls\1.gamma"),
+    (r"\.attn\.([qkv]_(?:bias|proj\.))", r".attn.qkv.\1"),
+    (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),
+)
+#: Names of the registers in DINOv2's and DINOv3's codes and others.
+_REGISTERS = re.compile(r"register_tokens?|storage_tokens?|reg_tokens|registers")
+#: Parts of names that timm's filter of EVA and DINOv3 reads, and that of a ViT does not.
+_OF_EVA = re.compile(r"\.mlp\.(?:w[123]|w12|ffn_ln)\.|inner_attn_ln|bias_mask|visual\.pos_embed")
 
 
 class DistilledVisionTransformer(VisionTransformer):

@@ -7,11 +7,11 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
+from graticule.checkpoints.layouts import part_of, say_unused, source_names, unused_names
 from graticule.checkpoints.read import (
     GRIDS,
     POSITION,
@@ -24,7 +24,7 @@ from graticule.checkpoints.read import (
     valid_metadata,
     with_metadata,
 )
-from graticule.position.grid import Grid
+from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.position.joining import JOININGS
 from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, GridModule, Position
@@ -63,18 +63,21 @@ class PublishedNames(nn.Module):
 
 
 @checked
-def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
+def load_checkpoint(model: nn.Module, path: str | Path, grid: tuple[int, ...] | None = None) -> nn.Module:
     """Load the weights at `path` into `model`, completely or not at all, and return the model.
 
-    Checkpoints of this library, DeiT, timm and LaPE's code are accepted. Position parameters of another grid or window
-    are resampled if their encoding can be. State dicts of this library record the grid of each table, in files of
-    `torch.save` and in the weights of a run; other checkpoints do not, and a table of them is assumed to be square if
-    it can be (with a warning if the model's own grid has as many patches and is not square). A table under our names
-    without a recorded grid, with the shape of the model's, is loaded unchanged.
+    Checkpoints of this library, DeiT, timm and LaPE's code are accepted, and those of other authors that timm's filters
+    know, also as a part of a larger file (`teacher.backbone.`, `encoder.`); a warning names what else is in it.
+    Position parameters of another grid or window are resampled if their encoding can be. State dicts of this library
+    record the grid of each table, in files of `torch.save` and in the weights of a run. Other checkpoints do not: a
+    table of as many rows as the model's is for the model's grid, any other one for a square if it can be, and a warning
+    says so. A fixed table that is not in the file is computed; one that is another formula's is refused.
 
     Args:
         model: one of our backbones.
         path: a checkpoint.
+        grid: (H, W) of the table in the file, in patches, or of its window, if the file does not record it; of a
+            pyramid that of the first stage.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -83,7 +86,8 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
             or of another kind of number than the model's, values that are not finite. The model is then unchanged.
     """
     position_of(model)
-    return load_all(model, own_state(model, _read_usable(path)), path)
+    state, names = _own_part(model, path, grid)
+    return load_all(model, state, path, names)
 
 
 @checked
@@ -108,7 +112,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     not fit are refused as by `load_checkpoint`.
     """
     position = position_of(model)
-    state = own_state(model, _read_usable(path))
+    state, _ = _own_part(model, path)
     values = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
     complaints = misfits(position, values)
     if complaints or not values:
@@ -118,10 +122,12 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
-def load_all(model: nn.Module, state: Mapping[str, Tensor], source: object) -> nn.Module:
-    """Load all of `state`, which `source` contains, into `model`, and return the model."""
+def load_all(
+    model: nn.Module, state: Mapping[str, Tensor], source: object, names: Mapping[str, str] | None = None
+) -> nn.Module:
+    """Load all of `state`, which `source` contains under `names`, into `model`, and return the model."""
     check_whole(model)
-    if complaints := misfits(model, state):
+    if complaints := misfits(model, state, names):
         raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
     model.load_state_dict(state)
     return model
@@ -136,32 +142,53 @@ def _read_usable(path: str | Path) -> dict[str, Tensor]:
     return state
 
 
-def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Describe, in at most four items, why `state` cannot be loaded into `model`."""
+def _own_part(
+    model: Any, path: str | Path, grid: tuple[int, ...] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the checkpoint at `path` under the names of `model`, and return the names in the file as well."""
+    state = _read_usable(path)
+    prefix, part = part_of(model, state, path)
+    try:
+        own, names = _rename(model, part, read_metadata(part), grid, path)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
+    if not any(name.startswith("position.") for name in part):
+        targets = {f"position.{target}": name for name, target in reversed(model.position.published_names().items())}
+        missing = model.state_dict().keys() - own.keys()
+        names |= {name: model.published_name(targets.get(name, name)) for name in missing}
+    names = {name: prefix + source for name, source in names.items()}
+    say_unused(path, [name for name in state if not name.startswith(prefix)])
+    return with_metadata(own, {GRIDS: _own_grids(model)}), names
+
+
+def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
+    """Describe, in at most four items, why `state` cannot be loaded into `model`; `names` are those of the file."""
     wanted = model.state_dict()
     complaints = []
+    called = names or {}
     for name, value in state.items():
         if name not in wanted:
             continue
-        if value.shape != wanted[name].shape:
-            if name.startswith("head") and value.shape[1:] == wanted[name].shape[1:] and value.ndim:
+        own, name = name, called.get(name, name)
+        if value.shape != wanted[own].shape:
+            if name.startswith("head") and value.shape[1:] == wanted[own].shape[1:] and value.ndim:
                 complaints.append(
-                    f"it has {value.shape[0]} classes where the model has {wanted[name].shape[0]} ({name}); create the "
+                    f"it has {value.shape[0]} classes where the model has {wanted[own].shape[0]} ({name}); create the "
                     f"model with num_classes={value.shape[0]} and use reset_classifier afterwards"
                 )
                 break
-            complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(wanted[name].shape)}")
-        elif kind(value) != kind(wanted[name]):
-            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(wanted[name])}")
-        elif count := int((~value.to(wanted[name].dtype).isfinite()).sum()):
-            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(wanted[name])}")
-    for what, names in (
+            complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(wanted[own].shape)}")
+        elif kind(value) != kind(wanted[own]):
+            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(wanted[own])}")
+        elif count := int((~value.to(wanted[own].dtype).isfinite()).sum()):
+            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(wanted[own])}")
+    for what, others in (
         ("lacks", wanted.keys() - state.keys()),
         ("has, unlike the model,", state.keys() - wanted.keys()),
     ):
-        if names:
-            first = ", ".join(_abbreviate(name) for name in sorted(names)[:4])
-            complaints.append(f"it {what} {first}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+        if others:
+            first = ", ".join(_abbreviate(called.get(name, name)) for name in sorted(others)[:4])
+            complaints.append(f"it {what} {first}" + (f" and {len(others) - 4} more" if len(others) > 4 else ""))
     return complaints[:4]
 
 
@@ -208,40 +235,61 @@ def rename_published(
 ) -> None:
     """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
 
-    Tables of another grid or window are resampled if their encoding can be, whatever their names; tables of a formula
-    are replaced by the formula's. `local_metadata` records the grid of each table, if the state dict was made by
-    this library. A published table without it is assumed to be square if it can be; a table under our names
-    that has the shape of the model's is loaded unchanged. A warning names tables that are resampled, with both grids,
-    and weights that were trained with another encoding or joining, which may have the same names and shapes.
+    Tables of another grid or window are resampled if their encoding can be, whatever their names; a table that is a
+    formula's is replaced by the formula's, and another one is refused. `local_metadata` records the grid of each table,
+    if the state dict was made by this library. Without it a table of as many rows as the model's is for the same grid,
+    and any other one is assumed to be square if it can be. A warning names tables that are resampled, with both grids,
+    tables whose grid is assumed though it could be a square, tensors that are not used, and weights that were trained
+    with another encoding or joining, which may have the same names and shapes.
     """
-    recorded = valid_metadata(local_metadata)
-    _check_words(module, recorded.get(POSITION))
-    grids = {module.own_name(name): shape for name, shape in recorded[GRIDS].items()}
     names = [name for name in state_dict if name.startswith(prefix)]
     values = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
-    values = {module.own_name(name): value for name, value in module.own_layout(values).items()}
+    values, _ = _rename(module, values, valid_metadata(local_metadata))
+    state_dict.update({prefix + name: value for name, value in values.items()})
+
+
+def _rename(
+    module: Any,
+    file: dict[str, Any],
+    recorded: Mapping[str, Any],
+    given: Shape | None = None,
+    source: object = "the checkpoint",
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tensors of a file under our names, for the grids of the model, and the name of each in the file."""
+    _check_words(module, recorded.get(POSITION))
+    grids = {module.own_name(name): shape for name, shape in recorded[GRIDS].items()}
+    layout = module.own_layout(file)
+    sources = source_names(file, layout)
+    say_unused(source, unused_names(file, sources))
+    names = {module.own_name(name): source for name, source in sources.items()}
+    values = {module.own_name(name): value for name, value in layout.items()}
     position: Any = module.position
     # a parameter may have several published names, of which a checkpoint has one
     published = {f"position.{target}": name for name, target in position.published_names().items() if name in values}
     for target, name in published.items():
-        values[target] = values.pop(name)
-    own_grids, resampled = position.table_shapes(), Counter[str]()
+        values[target], names[target] = values.pop(name), names.pop(name)
+    for note in fold_prefix_rows(module, values).values():
+        _warn(note)
+    own_grids, resampled, shapes = position.table_shapes(), Counter[str](), given_shapes(position, values, given)
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
-        value, grid, own_grid = values.get(target), grids.get(published.get(target, target)), own_grids.get(name)
+        value, own_grid, (module, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
+        if value is None and isinstance(module, FixedEncoding) and not parameter.is_meta:  # others compute it
+            values[target] = parameter.detach()
         if not isinstance(value, Tensor):
             continue
-        alike = value.shape == parameter.shape and grid in (None, own_grid)
-        if alike and target not in published:
-            if grid is None and own_grid and Grid(*own_grid).alike(math.prod(own_grid)) != Grid(*own_grid):
-                _warn(f"{target} does not say what grid it is for: it is taken for {by(own_grid)}, that of the model.")
-            continue
+        grid = grids.get(published.get(target, target))
+        if target in shapes and grid not in (None, shapes[target]):
+            raise ValueError(f"`grid` must be that which the file records for {names[target]}, {by(grid)}.")
+        grid = shapes.get(target, grid)
         fitted = position.fit(name, value, grid)
-        if alike and fitted is not None and not torch.equal(fitted, value):
-            taken = f"it is taken for a square and resampled to {own_grid[0]} x {own_grid[1]}"
-            _warn(f"{published[target]} does not say what grid it is for: {taken}.")
+        patches = math.prod(own_grid or ())
+        could_be_square = len({*(own_grid or ())}) > 1 and math.isqrt(patches) ** 2 == patches
+        if grid is None and could_be_square and value.shape == parameter.shape:
+            taken = f"it is taken for {by(own_grid)}, that of the model"
+            _warn(f"{names[target]} does not say what grid it is for: {taken}.")
         elif fitted is not None and fitted is not value and own_grid is not None:
-            grid = grid or _infer_grid(name, value, fitted, Grid(*own_grid))
+            grid = grid or getattr(module.grid_of(leaf, value, None), "shape", None)
             same = value.numel() == fitted.numel() if grid is None else tuple(grid) == tuple(own_grid)
             before = by(grid) if grid else str(tuple(value.shape))
             resampled.update([] if same else [f"from {before} to {by(own_grid)} patches"])
@@ -252,17 +300,48 @@ def rename_published(
     for name, buffer in position.named_buffers():
         if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
             values.setdefault(f"position.{name}", buffer)
-    state_dict.update({prefix + name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
+    return {name: value for name, value in values.items() if not name.endswith(_COMPUTED)}, names
 
 
-def _infer_grid(name: str, value: Tensor, fitted: Tensor, grid: Grid) -> Shape | None:
-    """Return the sides of the grid of a table from its number of rows, if that tells them; `grid` is the model's."""
-    more, inferred = math.prod(value.shape[:-1]) - math.prod(fitted.shape[:-1]), None
-    if name.endswith("pos_embed"):
-        inferred = grid.alike(grid.patches + more)
-    elif name.endswith("relative_position_bias_table") and value.ndim == fitted.ndim:
-        inferred = grid.alike_table(math.prod(grid.table) + more)
-    return None if inferred is None else inferred.shape
+def given_shapes(position: Position, values: Mapping[str, Any], given: Shape | None) -> dict[str, Shape]:
+    """Return the shape of each table if that of the first stage is `given`, halved as often as fits; {} if it is None.
+
+    Raises:
+        ValueError: if it is of none of them.
+    """
+    shapes = {}
+    for name in position.table_shapes() if given else ():
+        value, shape, (module, leaf) = values.get(f"position.{name}"), tuple(given or ()), position.holder_of(name)
+        while isinstance(value, Tensor) and math.prod(shape) > 0:
+            if (grid := cast("Any", module).grid_of(leaf, value, shape)) is not None and grid.shape == shape:
+                shapes[f"position.{name}"] = shape
+                break
+            shape = tuple(-(-side // 2) for side in shape) if max(shape) > 1 else (0,)
+    if given is not None and not shapes:
+        raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {given}.")
+    return shapes
+
+
+def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:
+    """Add rows of prefix tokens to the tokens, in place, where the model's table has none; returns a note by table.
+
+    The sum is what enters the first block, as in timm's form of DINOv2 with registers.
+    """
+    notes: dict[str, str] = {}
+    tokens = [name for name in ("cls_token", "dist_token") if isinstance(values.get(name), Tensor)]
+    known = model.state_dict().keys() & set(tokens)
+    for name, module in model.position.named_modules() if known else ():
+        table = values.get(target := f"position.{name}.pos_embed")
+        is_table = isinstance(table, Tensor) and not unusable(table) and table.ndim > 1
+        if not is_table or not getattr(module, "resampled", False) or module.grid.prefix:
+            continue
+        patches = table.shape[-2] - len(tokens)
+        if module.grid.alike(patches) and (patches == module.grid.patches or not module.grid.alike(table.shape[-2])):
+            for token in known:
+                values[token] = values[token] + table[..., tokens.index(token), :]
+            values[target] = table[..., len(tokens) :, :]
+            notes[target] = f"the rows of {', '.join(tokens)} in {target} are added to the tokens that the model has"
+    return notes
 
 
 def _warn(message: str) -> None:
@@ -315,8 +394,8 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
     check_whole(model)
-    rename_published(model, state, "", read_metadata(state))
-    return with_metadata(state, {GRIDS: _own_grids(model)})
+    own, _ = _rename(model, state, read_metadata(state))
+    return with_metadata(own, {GRIDS: _own_grids(model)})
 
 
 def published_state_dict(model: Any) -> dict[str, Tensor]:

@@ -200,6 +200,9 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
             state = state[key]
             break
     tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    if not tensors:  # a training checkpoint may hold the state dict of each network
+        parts = [(name, *item) for name, part in state.items() if isinstance(part, Mapping) for item in part.items()]
+        tensors = {f"{part}.{name}": value for part, name, value in parts if isinstance(value, Tensor)}
     if not tensors:
         raise ValueError(
             f"`source` must map names to tensors, directly or under 'model' or 'state_dict', got the keys "

@@ -14,11 +14,13 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.load import position_of
+from graticule.checkpoints.layouts import part_of, source_names, unused_names
+from graticule.checkpoints.load import fold_prefix_rows, given_shapes, position_of
 from graticule.checkpoints.read import GRIDS, check_whole, dtype_name, kind, read_metadata, read_state, unusable
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.folded import Folded
+from graticule.position.places import Shape
 from graticule.registry.checks import checked
 
 
@@ -116,13 +118,13 @@ _TABLE = re.compile(r"(position\.(?:stages\.\d+\.)?)encodings\.(\d+)\.pos_embed"
 _BLOCK = re.compile(r"(?:^|\.)blocks\.\d+\.")
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")
-#: Largest difference of a table from a formula that counts as rounding: half precision, sines of rounded angles.
-_FORMULA = 1e-2
 
 
 @torch.no_grad()
 @checked
-def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
+def transfer(
+    model: Any, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True, grid: Shape | None = None
+) -> Transfer:
     """Load all tensors of the checkpoint `source` that fit into `model`, and return a report.
 
     The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
@@ -144,25 +146,30 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         model: one of our backbones, not folded.
         source: the path or the contents of a checkpoint.
         classifier: whether a classifier of the same class count is loaded, too.
+        grid: as in `load_checkpoint`.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file cannot be read, or none of the weights of the model's blocks fit: a checkpoint of
-            another width or family. The model is then unchanged.
+            another width or family; if only some weights of a block have names that are known, and others are left
+            over. The model is then unchanged.
     """
     if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
     check_whole(model)
     published = read_state(source)
     check_whole(published, "source", values=False)
-    grids = read_metadata(published)[GRIDS]
-    values = model.own_layout(published)
-    released = dict(zip(values, published, strict=False))  # our name -> name in the checkpoint
-    if len(values) != len(published):  # computed tensors were added
-        values, released = published, {}
+    prefix, part = part_of(model, published, source)
+    grids = read_metadata(part)[GRIDS]
+    values = model.own_layout(part)
+    released = source_names(part, values)  # name in our layout -> name in the checkpoint
     keys = _own_names(model, values)  # our name -> name in our layout
     origins = _origins(model.state_dict(), keys)
-    fitting = Fitting(model, {name: values[key] for name, key in keys.items()})
+    own = {name: values[key] for name, key in keys.items()}
+    notes = fold_prefix_rows(model, own)
+    matched = {name: own[origin] for name, origin in origins.items()}
+    shapes = given_shapes(model.position, matched, grid)
+    fitting = Fitting(model, own)
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
@@ -172,8 +179,10 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
             detail = "as asked"
         elif name in origins:
             origin = origins[name]
-            value, source_name = values[keys[origin]], released.get(keys[origin], keys[origin])
-            fitted, status, detail = fitting(name, value, grids.get(source_name), published=origin != source_name)
+            value, source_name = own[origin], released[keys[origin]]
+            fitted, status, detail = fitting(name, value, shapes.get(name, grids.get(source_name)))
+            if fitted is not None and origin in notes:
+                status, detail = "resized", ", ".join(filter(None, [detail, notes[origin]]))
             if fitted is None and name in heads:
                 alike = value.ndim == target.ndim and value.shape[1:] == target.shape[1:]
                 detail = f"{value.shape[0]:,} -> {target.shape[0]:,} classes" if alike else detail
@@ -181,18 +190,17 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
                 status, detail = "copied", ", ".join(filter(None, [f"from {source_name}", detail]))
         if fitted is not None:
             state[name] = fitted
-        rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else source_name)
+        rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else prefix + source_name)
     _leave_halves(rows, state, [name for name in origins if name not in state])
-    _check_blocks(model, source, state, {name: values[keys[origin]] for name, origin in origins.items()})
+    _check_blocks(model, source, state, matched, own)
     complete = model.state_dict()
     complete.update(state)  # which keeps its metadata
     model.load_state_dict(complete)
     used = {row.source for row in rows.values()}
-    unused = [
-        Transferred(name, "unused", "", value.numel(), name)
-        for key, value in values.items()
-        if (name := released.get(key, key)) not in used
-    ]
+    left = {prefix + released[key]: value for key, value in values.items()}
+    left |= {prefix + name: part[name] for name in unused_names(part, released)}
+    left |= {name: value for name, value in published.items() if not name.startswith(prefix)}
+    unused = [Transferred(name, "unused", "", value.numel(), name) for name, value in left.items() if name not in used]
     return Transfer((*rows.values(), *unused))
 
 
@@ -265,19 +273,33 @@ def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfit
         rows[name] = rows[name]._replace(status="new", detail="as the rest of its module", source="")
 
 
-def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Refuse a checkpoint from which no weight of the model's blocks was loaded."""
+def _check_blocks(
+    model: nn.Module, source: Any, state: Mapping[str, Tensor], values: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> None:
+    """Refuse a checkpoint from which no weight of the blocks was loaded, or of whose blocks only some names are known.
+
+    `values` are the tensors of the checkpoint by the model's names, `own` all of them.
+    """
+    what = "the checkpoint" if isinstance(source, Mapping) else str(source)
     weights = {
         name: tuple(value.shape)
         for name, value in model.state_dict().items()
         if value.ndim > 1 and _BLOCK.search(name) and not name.startswith("position.")
     }
     if weights.keys() & state.keys():
+        blocks = {match[0] for name in state if name in weights and (match := _BLOCK.search(name))}
+        others = {name for name, value in own.items() if value.ndim > 1} - values.keys()
+        lacks, has = (
+            sorted(name for name in names if (match := _BLOCK.search(name)) and match[0] in blocks)
+            for names in (weights.keys() - values.keys(), others)
+        )
+        if lacks and has:
+            what += f" does not fit {type(model).__name__}: of its blocks some weights have other names"
+            raise ValueError(f"{what}; it has {has[0]}, for one, and lacks {lacks[0]}.")
         return
     why = f"it has none of them, {next(iter(weights), 'blocks')} for one"
     if name := next((name for name in weights if name in values), ""):
         why = f"{name} is {tuple(values[name].shape)} where the model has {weights[name]}"
-    what = "the checkpoint" if isinstance(source, Mapping) else str(source)
     raise ValueError(f"{what} does not fit {type(model).__name__}: no weight of its blocks does; {why}.")
 
 
@@ -289,17 +311,13 @@ class Fitting:
         self.grids = model.position.table_shapes()
         self.checkpoint_prefix, self.model_prefix = _prefix_rows(checkpoint), _prefix_rows(self.state)
 
-    def __call__(
-        self, name: str, value: Tensor, shape: tuple[int, int] | None, published: bool
-    ) -> tuple[Tensor | None, str, str]:
+    def __call__(self, name: str, value: Tensor, shape: Any) -> tuple[Tensor | None, str, str]:
         """Fit `value` to the tensor `name` of the model; return it or None, and status and detail of `Transferred`.
 
         Args:
             name: its name in the model.
             value: tensor of the checkpoint.
             shape: (H, W) of the grid that the value is for, if the checkpoint records it.
-            published: whether it has a published name there; its grid is then assumed to be square if it can be,
-                unless `shape` is given. Under our names, a tensor as large as the model's is for the same grid.
         """
         target, value = self.state[name], value.detach()
         reason = dtype_name(value) if kind(value) != kind(target) else unusable(value)
@@ -308,8 +326,6 @@ class Fitting:
         module = self.model.get_submodule(name.rpartition(".")[0])
         parameter = name.removeprefix("position.")
         grid = None if parameter == name else self.grids.get(parameter)
-        if shape is None and not published and value.shape == target.shape:
-            shape = grid
         fitted: tuple[Tensor | None, str, str] | None = None
         if isinstance(module, AbsoluteEncoding) and name.endswith(".pos_embed"):
             fitted = self._table(module, value, shape) if module.resampled else _formula(module, value)
@@ -335,7 +351,8 @@ class Fitting:
         tokens = self.checkpoint_prefix
         grid = replace(encoding.grid, prefix=0)
         # the first stages of a pyramid have none, even if the model has some
-        for prefix in (tokens, wanted, []) if wanted or not self.model_prefix else ([],):
+        rowed = [token for token in tokens if not token.startswith("reg_token")]  # registers may have none
+        for prefix in (tokens, rowed, wanted, []) if wanted or not self.model_prefix else ([],):
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
         else:
@@ -376,12 +393,11 @@ class Fitting:
 
 def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:
     """Accept a table that equals the formula's up to rounding; any other is ignored, and the formula is used."""
-    table = encoding.pos_embed
-    if value.numel() == table.numel() and value.shape[-1:] == table.shape[-1:]:
-        value = value.reshape(table.shape)
-        if (value.to(table) - table).abs().max() < _FORMULA:
-            return value, "loaded", ""
-    return None, "new", "given by its formula"
+    try:
+        table = encoding.fit_parameter("pos_embed", value)
+    except ValueError as error:
+        return None, "new", f"given by its formula: {str(error).partition(': ')[2].removesuffix('.')}"
+    return table, *(("new", "given by its formula") if table is None else ("loaded", ""))
 
 
 def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:

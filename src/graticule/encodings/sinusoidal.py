@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ class Sinusoidal1d(FixedEncoding):
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         prefix = torch.arange(grid.prefix, device=device)
         place = torch.cat([prefix, grid.prefix + grid.order(device)]).double()
-        return _waves(place, self.dim, self.temperature)
+        return _waves(place, self.dim, self.temperature).flatten(1)
 
 
 @register_encoding("sinusoidal_2d")
@@ -47,33 +49,58 @@ class Sinusoidal2d(FixedEncoding):
     .. math:: w_{(y, x)} = [s(x); s(y)], \quad s(t)_{2k} = \sin(t\, T^{-4k / D}),\ s(t)_{2k+1} = \cos(t\, T^{-4k / D})
 
     On other numbers of axes each has an equal part of the channels, the last axis the first. Rows of prefix tokens are
-    zero. This is the order of LaPE's released code, with interleaved sines and cosines;
-    timm's two-dimensional tables put all sines of an axis before its cosines, a known difference.
+    zero. Released codes differ in the `order` of the channels, which weights depend on.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
 
     Args:
         temperature: T; waves are 2 pi to 2 pi T patches long.
         spread: standard deviation of the rows around their mean; None for that of the formula.
+        order: 'lape', columns first, sines and cosines interleaved; 'mae', columns first, of each axis the sines, then
+            the cosines; 'detr' and 'moco_v3', the same two with rows first; 'timm', the sines of rows and of columns,
+            then the cosines.
     """
 
     crops = True
     exempt = ("one_frame, permutation: channels are divided among the axes",)
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        dim: int,
+        temperature: float = 10_000.0,
+        spread: float | None = None,
+        order: Literal["lape", "mae", "detr", "moco_v3", "timm"] = "lape",
+    ) -> None:
+        self.order = order
         if dim % (step := 2 * len(grid.shape)):
             axes = "two" if step == 4 else step // 2
             raise ValueError(f"`dim` must be a multiple of {step} (a sine and a cosine on {axes} axes), got {dim}.")
         super().__init__(grid, dim, temperature, spread)
 
+    @classmethod
+    def variants(cls) -> list[dict[str, Any]]:
+        return [{"order": order} for order in _ORDERS]
+
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        axes = grid.coordinates(device).double().unbind(-1)
-        parts = [_waves(axis, self.dim // len(axes), self.temperature) for axis in axes[::-1]]
-        return grid.with_prefix_rows(torch.cat(parts, -1))
+        columns_first, order = _ORDERS[self.order]
+        axes = grid.coordinates(device).double()
+        waves = _waves(axes.flip(-1) if columns_first else axes, self.dim // axes.shape[-1], self.temperature)
+        return grid.with_prefix_rows(waves.permute(0, *order).flatten(1))
+
+
+#: Order -> whether columns are before rows, and the axes of the waves of a token: axis, frequency, sine or cosine.
+_ORDERS = {
+    "lape": (True, (1, 2, 3)),
+    "mae": (True, (1, 3, 2)),
+    "detr": (False, (1, 2, 3)),
+    "moco_v3": (False, (1, 3, 2)),
+    "timm": (False, (3, 1, 2)),
+}
 
 
 def _waves(place: Tensor, dim: int, temperature: float) -> Tensor:
-    """Interleave sin and cos of place * temperature^(-2k / dim); (n,) -> (n, dim)."""
+    """Compute sin and cos of place * temperature^(-2k / dim); (n, ...) -> (n, ..., dim / 2, 2)."""
     rate = temperature ** (-torch.arange(0, dim, 2, device=place.device, dtype=place.dtype) / dim)
-    angle = place[:, None] * rate
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+    angle = place[..., None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1)

@@ -17,6 +17,7 @@ from timm.data import create_transform
 from torch import nn
 from torchvision.transforms.functional import to_pil_image
 
+from graticule.checkpoints.layouts import say_unused
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS, can_convert
 from graticule.hub.config import Preparation, prepare
@@ -144,6 +145,8 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
     for verb, keys in (("lacks", "missing_keys"), ("has in another shape than by its config", "mismatched_keys")):
         if names := sorted(key if isinstance(key, str) else key[0] for key in problems[keys]):
             raise ValueError(f"{folder} must have all weights of {name}, but {verb} {printable(names[0])}.")
+    if problems["unexpected_keys"]:
+        say_unused(folder, sorted(problems["unexpected_keys"]), f"that are not of {name}, which is opened,")
     for file in files:
         with safe_open(file, "pt") as tensors:  # transformers casts the whole numbers of a quantized tensor
             for key in tensors.keys():  # noqa: SIM118

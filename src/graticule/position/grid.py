@@ -207,19 +207,19 @@ class Grid(Places):
     def alike(self, patches: int, shape: Shape | None = None) -> Grid | None:
         """Infer the grid of `patches` rows of a checkpoint; None if it cannot be inferred.
 
-        It is `shape`, if the checkpoint records one and it has as many patches. Without it, as in checkpoints of other
-        libraries, all its sides are the same, as in published models: one row for a text, a square for an image. If the
-        number is not a square, it is this grid, if that has as many patches.
+        It is `shape`, if one is recorded or given and it has as many patches. Without it, as in checkpoints of other
+        libraries, it is this grid, if that has as many patches; else all its sides are the same, as in published
+        models: one row for a text, a square for an image.
         """
         if patches < 1:
             return None
         axes = len(self.shape)
         if shape is not None and len(shape) == axes and math.prod(shape) == patches:
             return Grid(*shape)
+        if patches == self.patches:
+            return Grid(*self.shape)
         side = round(patches ** (1 / axes))
-        if side**axes == patches:
-            return Grid(*[side] * axes)
-        return Grid(*self.shape) if patches == self.patches else None
+        return Grid(*[side] * axes) if side**axes == patches else None
 
     def alike_table(self, rows: int, shape: Shape | None = None) -> Grid | None:
         """Infer the grid of a checkpoint's table of `rows` offsets, as `alike` does; None if it cannot be inferred."""

@@ -104,13 +104,21 @@ class Position(nn.Module, ABC):
 
         `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it. A value that
         cannot be made to fit is returned unchanged.
+
+        Raises:
+            ValueError: if the encoding is a formula, and the value is another table than the formula's.
         """
+        module, leaf = self.holder_of(name)
+        return value if module is None else module.fit_parameter(leaf, value, shape)
+
+    def holder_of(self, name: str) -> tuple[GridModule | None, str]:
+        """Return the innermost module for a grid that has the parameter `name`, and its name there."""
         path = name.split(".")
         for count in reversed(range(1, len(path))):
             module = self.get_submodule(".".join(path[:count]))
             if isinstance(module, GridModule):
-                return module.fit_parameter(".".join(path[count:]), value, shape)
-        return value
+                return module, ".".join(path[count:])
+        return None, name
 
 
 def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

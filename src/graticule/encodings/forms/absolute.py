@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -15,6 +17,10 @@ from graticule.position.joining import JOININGS, Joining, PerLayer
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, StageSpec
+from graticule.registry.specs import Spec
+
+#: Largest difference of a table from a formula that counts as rounding: half precision, sines of rounded angles.
+_ROUNDING = 1e-2
 
 
 class AbsoluteEncoding(Encoding):
@@ -54,19 +60,22 @@ class AbsoluteEncoding(Encoding):
         return None
 
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample a learnable table of a checkpoint for this grid; a fixed table is not loaded."""
+        """Resample a learnable table of a checkpoint for this grid."""
         if name != "pos_embed":
             return super().fit_parameter(name, value, shape)
-        if value.ndim < 2 or value.shape[-1] != self.dim or math.prod(value.shape[:-2]) != 1:
+        old = self.grid_of(name, value, shape)
+        if old is None:  # another number of channels or prefix tokens: the loader reports the mismatch
             return value
         value = value.reshape(1, -1, self.dim)  # some are stored without the first axis
-        old = self.grid.alike(value.shape[1] - self.grid.prefix, shape)
-        if old is None:  # another number of prefix tokens: the loader reports the mismatch
-            return value if self.resampled else None
         if old.shape == self.grid.shape:
             return value
         table = self.fit(value[0], Grid(*old.shape, prefix=self.grid.prefix))
         return None if table is None else table[None]
+
+    def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
+        """Infer the grid of a table, (1, N', D) or (N', D), with as many rows for prefix tokens as here."""
+        is_table = value.ndim > 1 and value.shape[-1] == self.dim and math.prod(value.shape[:-2]) == 1
+        return self.grid.alike(value.shape[-2] - self.grid.prefix, shape) if name == "pos_embed" and is_table else None
 
     @classmethod
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
@@ -115,6 +124,38 @@ class FixedEncoding(AbsoluteEncoding):
     @abstractmethod
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""
+
+    @classmethod
+    def variants(cls) -> list[dict[str, Any]]:
+        """Return options with which the formula gives other tables, for naming the one that equals a given table."""
+        return [{}]
+
+    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Return the table of a checkpoint if it is the formula's, None if it is that of another grid."""
+        if value.is_meta:
+            return value
+        old = self.grid_of(name, value, shape)
+        rows = value.double() if old is None else value.double().reshape(-1, self.dim)
+        if old is not None and self._is_formula(rows, old):
+            return value.reshape(1, -1, self.dim) if old.shape == self.grid.shape else None
+        raise ValueError(
+            f"`pos_embed` must be the table of the formula of {ENCODINGS.name_of(type(self))!r}, got another one, of "
+            f"shape {tuple(value.shape)}: {self.advice(rows, old)}."
+        )
+
+    def advice(self, rows: Tensor, grid: Grid | None) -> str:
+        """Name the encoding whose table on `grid` is `rows`, (N', D); else one that keeps any table."""
+        for name, kind in ENCODINGS.items() if grid is not None else ():
+            for options in kind.variants() if issubclass(kind, FixedEncoding) else ():
+                with suppress(ValueError):  # another one may need another number of channels
+                    other = kind(replace(grid, prefix=self.grid.prefix), self.dim, **options)
+                    if other._is_formula(rows, grid):
+                        return f"it is that of encoding={str(Spec(name, options))!r}"
+        return "encoding='learnable' keeps any table and resamples it for other sizes, as the code of T2T-ViT does"
+
+    def _is_formula(self, rows: Tensor, grid: Grid) -> bool:
+        table = self.factor * self.formula(replace(grid, prefix=self.grid.prefix), rows.device)
+        return bool((rows - table).abs().max() < _ROUNDING * max(self.factor, 1.0))
 
     def at(self, grid: Grid) -> Tensor:
         """Compute the table of `grid`, (N, D), in the dtype and on the device of the module."""

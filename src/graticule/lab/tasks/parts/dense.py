@@ -15,7 +15,6 @@ from torchvision import tv_tensors
 from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.read import read_state
 from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.lab.arguments import Rare, Usual
 from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
@@ -140,9 +139,6 @@ class DenseClasses(TypedDict):
 
 R = TypeVar("R", bound=DenseRecipe)
 
-#: Prefixes of the backbone's weights in a detector and in a segmentation model.
-_BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbone.")
-
 
 class DenseTask(Task[R, "DenseModule"], Generic[R]):
     """A backbone with a neck and a head or decoder; the backbone can start from any run or checkpoint of it."""
@@ -216,9 +212,4 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
         """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
-        state = read_state(source)
-        for prefix in _BACKBONES:
-            if any(name.startswith(prefix) for name in state):
-                state = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
-                break
-        return transfer(model.backbone, state, classifier=False)
+        return transfer(model.backbone, source, classifier=False)
