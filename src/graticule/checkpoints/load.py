@@ -149,16 +149,16 @@ def _own_part(
     state = _read_usable(path)
     prefix, part = part_of(model, state, path)
     try:
-        own, names = _rename(model, part, read_metadata(part), grid, path)
+        tensors, names = _rename(model, part, read_metadata(part), grid, path)
     except ValueError as error:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
     if not any(name.startswith("position.") for name in part):
         targets = {f"position.{target}": name for name, target in reversed(model.position.published_names().items())}
-        missing = model.state_dict().keys() - own.keys()
+        missing = model.state_dict().keys() - tensors.keys()
         names |= {name: model.published_name(targets.get(name, name)) for name in missing}
     names = {name: prefix + source for name, source in names.items()}
     say_unused(path, [name for name in state if not name.startswith(prefix)])
-    return with_metadata(own, {GRIDS: _own_grids(model)}), names
+    return with_metadata(tensors, {GRIDS: _own_grids(model)}), names
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
@@ -166,22 +166,22 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, s
     wanted = model.state_dict()
     complaints = []
     called = names or {}
-    for name, value in state.items():
-        if name not in wanted:
+    for key, value in state.items():
+        if key not in wanted:
             continue
-        own, name = name, called.get(name, name)
-        if value.shape != wanted[own].shape:
-            if name.startswith("head") and value.shape[1:] == wanted[own].shape[1:] and value.ndim:
+        target, name = wanted[key], called.get(key, key)
+        if value.shape != target.shape:
+            if name.startswith("head") and value.shape[1:] == target.shape[1:] and value.ndim:
                 complaints.append(
-                    f"it has {value.shape[0]} classes where the model has {wanted[own].shape[0]} ({name}); create the "
+                    f"it has {value.shape[0]} classes where the model has {target.shape[0]} ({name}); create the "
                     f"model with num_classes={value.shape[0]} and use reset_classifier afterwards"
                 )
                 break
-            complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(wanted[own].shape)}")
-        elif kind(value) != kind(wanted[own]):
-            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(wanted[own])}")
-        elif count := int((~value.to(wanted[own].dtype).isfinite()).sum()):
-            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(wanted[own])}")
+            complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(target.shape)}")
+        elif kind(value) != kind(target):
+            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(target)}")
+        elif count := int((~value.to(target.dtype).isfinite()).sum()):
+            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(target)}")
     for what, others in (
         ("lacks", wanted.keys() - state.keys()),
         ("has, unlike the model,", state.keys() - wanted.keys()),
@@ -252,7 +252,7 @@ def _rename(
     module: Any,
     file: dict[str, Any],
     recorded: Mapping[str, Any],
-    given: Shape | None = None,
+    shape_given: Shape | None = None,
     source: object = "the checkpoint",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the tensors of a file under our names, for the grids of the model, and the name of each in the file."""
@@ -270,7 +270,7 @@ def _rename(
         values[target], names[target] = values.pop(name), names.pop(name)
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
-    own_grids, resampled, shapes = position.table_shapes(), Counter[str](), given_shapes(position, values, given)
+    own_grids, resampled, shapes = position.table_shapes(), Counter[str](), given_shapes(position, values, shape_given)
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
         value, own_grid, (module, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
@@ -303,22 +303,22 @@ def _rename(
     return {name: value for name, value in values.items() if not name.endswith(_COMPUTED)}, names
 
 
-def given_shapes(position: Position, values: Mapping[str, Any], given: Shape | None) -> dict[str, Shape]:
-    """Return the shape of each table if that of the first stage is `given`, halved as often as fits; {} if it is None.
+def given_shapes(position: Position, values: Mapping[str, Any], first: Shape | None) -> dict[str, Shape]:
+    """Return the shape of each table if that of the first stage is `first`, halved as often as fits; {} if it is None.
 
     Raises:
         ValueError: if it is of none of them.
     """
     shapes = {}
-    for name in position.table_shapes() if given else ():
-        value, shape, (module, leaf) = values.get(f"position.{name}"), tuple(given or ()), position.holder_of(name)
+    for name in position.table_shapes() if first else ():
+        value, shape, (module, leaf) = values.get(f"position.{name}"), tuple(first or ()), position.holder_of(name)
         while isinstance(value, Tensor) and math.prod(shape) > 0:
             if (grid := cast("Any", module).grid_of(leaf, value, shape)) is not None and grid.shape == shape:
                 shapes[f"position.{name}"] = shape
                 break
             shape = tuple(-(-side // 2) for side in shape) if max(shape) > 1 else (0,)
-    if given is not None and not shapes:
-        raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {given}.")
+    if first is not None and not shapes:
+        raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
     return shapes
 
 
@@ -394,8 +394,8 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
     check_whole(model)
-    own, _ = _rename(model, state, read_metadata(state))
-    return with_metadata(own, {GRIDS: _own_grids(model)})
+    tensors, _ = _rename(model, state, read_metadata(state))
+    return with_metadata(tensors, {GRIDS: _own_grids(model)})
 
 
 def published_state_dict(model: Any) -> dict[str, Tensor]:

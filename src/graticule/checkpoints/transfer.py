@@ -165,11 +165,11 @@ def transfer(
     released = source_names(part, values)  # name in our layout -> name in the checkpoint
     keys = _own_names(model, values)  # our name -> name in our layout
     origins = _origins(model.state_dict(), keys)
-    own = {name: values[key] for name, key in keys.items()}
-    notes = fold_prefix_rows(model, own)
-    matched = {name: own[origin] for name, origin in origins.items()}
+    tensors = {name: values[key] for name, key in keys.items()}
+    notes = fold_prefix_rows(model, tensors)
+    matched = {name: tensors[origin] for name, origin in origins.items()}
     shapes = given_shapes(model.position, matched, grid)
-    fitting = Fitting(model, own)
+    fitting = Fitting(model, tensors)
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
@@ -179,7 +179,7 @@ def transfer(
             detail = "as asked"
         elif name in origins:
             origin = origins[name]
-            value, source_name = own[origin], released[keys[origin]]
+            value, source_name = tensors[origin], released[keys[origin]]
             fitted, status, detail = fitting(name, value, shapes.get(name, grids.get(source_name)))
             if fitted is not None and origin in notes:
                 status, detail = "resized", ", ".join(filter(None, [detail, notes[origin]]))
@@ -192,7 +192,7 @@ def transfer(
             state[name] = fitted
         rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else prefix + source_name)
     _leave_halves(rows, state, [name for name in origins if name not in state])
-    _check_blocks(model, source, state, matched, own)
+    _check_blocks(model, source, state, matched, tensors)
     complete = model.state_dict()
     complete.update(state)  # which keeps its metadata
     model.load_state_dict(complete)
@@ -274,11 +274,11 @@ def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfit
 
 
 def _check_blocks(
-    model: nn.Module, source: Any, state: Mapping[str, Tensor], values: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    model: nn.Module, source: Any, state: Mapping[str, Tensor], values: Mapping[str, Tensor], tensors: dict[str, Tensor]
 ) -> None:
     """Refuse a checkpoint from which no weight of the blocks was loaded, or of whose blocks only some names are known.
 
-    `values` are the tensors of the checkpoint by the model's names, `own` all of them.
+    `values` are the tensors of the checkpoint by the model's names, `tensors` all of them.
     """
     what = "the checkpoint" if isinstance(source, Mapping) else str(source)
     weights = {
@@ -288,7 +288,7 @@ def _check_blocks(
     }
     if weights.keys() & state.keys():
         blocks = {match[0] for name in state if name in weights and (match := _BLOCK.search(name))}
-        others = {name for name, value in own.items() if value.ndim > 1} - values.keys()
+        others = {name for name, value in tensors.items() if value.ndim > 1} - values.keys()
         lacks, has = (
             sorted(name for name in names if (match := _BLOCK.search(name)) and match[0] in blocks)
             for names in (weights.keys() - values.keys(), others)
