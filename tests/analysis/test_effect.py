@@ -51,14 +51,14 @@ def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
     model = tiny.draw(tiny.tiny("rope")).double().eval()
     images = tiny.images(dtype=torch.float64)
-    result = view_of(model).with_position_of((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
+    larger = view_of(model, (96, 96))  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
+    result = view_of(model).with_position_of(larger).run(images)
     with torch.no_grad():
         spread = list(model.each_layer(images, crop=graticule.Crop((12, 12), (0, 0, 12, 12))))
     for (x, _), (y, _) in zip(result.layers, spread, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
     assert nearest(Grid(2, 2), Grid(4, 6)).tolist() == [7, 10, 19, 22]  # of 1, 3 in 4 rows and 1, 4 in 6 columns
-    with pytest.raises(Unavailable, match="smaller"):
-        nearest(Grid(4, 4), Grid(2, 8))
+    assert nearest(Grid(4, 2), Grid(2, 4)).tolist() == [1, 3, 1, 3, 5, 7, 5, 7]  # each row of 2 is that of two rows
 
 
 def test_gated_mlps_cannot_do_without_position():

@@ -26,7 +26,7 @@ from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, evaluating, image_channels
 from graticule.external.structure import find_structure
 from graticule.external.traced_model import TracedModel, view_of
-from graticule.external.view import Edit, ModelView, Pass, Unavailable
+from graticule.external.view import Edit, ModelView, Pass, Unavailable, nearest_of_axis
 from graticule.position.grid import Grid
 from graticule.position.places import by
 
@@ -133,6 +133,7 @@ class Audit:
     times: times of forward passes, one entry per batch size.
     translation, attention: None if they are not known.
     maps: maps of position information, by stage.
+    causes: effects of 'tokens' and 'content' of other sizes, before that of the size itself (`audit`).
     unavailable: name of an analysis -> why it was not made.
     """
 
@@ -154,6 +155,7 @@ class Audit:
     attention: AttentionSummary | None
     maps: list[StageMaps]
     unavailable: dict[str, str] = field(default_factory=dict)
+    causes: list[Effect] = field(default_factory=list)
 
 
 def audit(
@@ -165,6 +167,7 @@ def audit(
     batch_size: int = 16,
     folds: int = 5,
     timed: bool = True,
+    causes: bool = False,
     progress: Callable[..., Any] | None = None,
 ) -> Audit:
     """Measure the cost of a model's position information, probe its features for it, and measure what depends on it.
@@ -181,6 +184,9 @@ def audit(
         batch_size: images per forward pass.
         folds: of the probe's cross-validation.
         timed: whether forward passes are timed.
+        causes: whether the effect of each other size is split, in passes that each change one thing more: 'tokens' has
+            the patches of the model's size with their positions, repeated or left out to fill the other grid; 'content'
+            has the images of the other size, with those positions; the size itself has its own positions.
         progress: class of the progress bar, such as tqdm (default: none).
 
     Raises:
@@ -200,7 +206,9 @@ def audit(
     timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
     further = (len(size) + 2) * min(len(sized), _TRANSLATION) + min(len(sized), _ATTENTION) + timed_images
     passes = 2 + len(changed) + 2  # the model twice, the changed views, and the two edits
-    bar = AuditBar(passes * len(sized) + further, {other: len(sized) for other in others}, size, progress)
+    bar = AuditBar(
+        passes * len(sized) + further, {other: (1 + 2 * causes) * len(sized) for other in others}, size, progress
+    )
     batches = [slice(start, start + batch_size) for start in range(0, len(sized), batch_size)]
     shares = LayerShares(view)
     content, sums = _probe_sums(view, sized, batches, folds, unavailable, bar, shares)
@@ -209,22 +217,28 @@ def audit(
         "probe's directions removed": [layer.eraser() for layer in sums],
         "control's directions removed": [layer.eraser(control=True) for layer in sums],
     }
-    runs: dict[str, tuple[Size, ModelView, Edit | None]] = {
-        _ITSELF: (size, view, None),
-        **{name: (size, other_view, None) for name, other_view in changed.items()},
-        **{name: (size, view, partial(_erase, layers)) for name, layers in erasers.items()},
-        **{by(other): (other, other_view, None) for other, other_view in others.items()},
+    runs: dict[str, tuple[Tensor, ModelView, Edit | None]] = {
+        _ITSELF: (sized, view, None),
+        **{name: (sized, other_view, None) for name, other_view in changed.items()},
+        **{name: (sized, view, partial(_erase, layers)) for name, layers in erasers.items()},
+        **{by(other): (images[other], other_view, None) for other, other_view in others.items()},
     }
-    comparisons = {name: FeatureComparison(name, spreads) for name in runs}
-    further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
+    split: dict[str, tuple[Tensor, ModelView, Edit | None]] = {}
+    for other, other_view in others.items() if causes else ():
+        name, work = by(other), partial(_cause_runs, view, other_view, sized, images[other])
+        parts = _attempt(f"causes at {name}", unavailable, work) or {}
+        split |= {f"{name}, {part}": run for part, run in parts.items()}
+    runs |= split
+    comparisons = {name: FeatureComparison(name, spreads, copies=name.endswith(", tokens")) for name in runs}
+    further_shares = {by(other): LayerShares(other_view) for other, other_view in others.items()}
     for batch in batches:
         before: Pass | None = None
-        for name, (at, other_view, edit) in runs.items():
-            after = bar.run(name, other_view, images[at][batch], edit)
+        for name, (inputs, other_view, edit) in runs.items():
+            after = bar.run(name, other_view, inputs[batch], edit)
             before = before or after
             comparisons[name].add(before, after, None if labels is None else labels[batch])
-            if at != size:
-                further_shares[at].add(images[at][batch], after.layers)
+            if name in further_shares:
+                further_shares[name].add(inputs[batch], after.layers)
 
     def attempt(name: str, passes: int, work: Callable[[], T]) -> T | None:
         return bar.step(name, passes, lambda: _attempt(name, unavailable, work))
@@ -236,9 +250,10 @@ def audit(
     if bar.bar is not None:
         bar.bar.close()
     share = shares.share()
-    share.others.update({other: further_shares[other].share() for other in others})
+    share.others.update({other: further_shares[by(other)].share() for other in others})
     effects = {name: comparison.effect() for name, comparison in comparisons.items()}
     unchanged, sizes = effects.pop(_ITSELF), {other: effects.pop(by(other)) for other in others}
+    parts_of_sizes = [effects.pop(name) for name in split]
     correct = unchanged.right
     return Audit(
         img_size=size,
@@ -259,7 +274,27 @@ def audit(
         attention=attention,
         maps=_attempt("position maps", unavailable, lambda: position_maps(model, size)) or [],
         unavailable=unavailable,
+        causes=parts_of_sizes,
     )
+
+
+def _cause_runs(
+    view: ModelView, other: ModelView, images: Tensor, resized: Tensor
+) -> dict[str, tuple[Tensor, ModelView, None]]:
+    """Return the passes between images of the model's size and the same images at another size."""
+    grids = [Grid(*grid.shape) for grid in view.grids(view.img_size)]
+    if len(set(grids)) > 1:
+        raise Unavailable("its layers have several grids, so a repeated patch has no position of its own in each")
+    repeated, target = images, other.grids(other.img_size)[0].shape
+    for axis, (side, count) in enumerate(zip(grids[0].shape, target, strict=True), start=2):
+        patch = torch.arange(images.shape[axis] // side)
+        pixels = nearest_of_axis(count, side)[:, None] * len(patch) + patch
+        repeated = repeated.index_select(axis, pixels.flatten().to(images.device))
+    if repeated.shape != resized.shape:
+        raise Unavailable(f"patches of {by(view.img_size)} do not divide images of {by(other.img_size)}")
+    placed = other.with_position_of(view)
+    placed.run(repeated[:1])
+    return {"tokens": (repeated, placed, None), "content": (resized, placed, None)}
 
 
 def _position_parameters(model: nn.Module) -> dict[str, int]:
@@ -278,7 +313,7 @@ def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, Mo
     changes: dict[str, Callable[[], ModelView]] = {
         "position zeroed": view.without_position,
         "position shuffled": view.shuffled,
-        f"position of {by(double)}": lambda: view.with_position_of(double),
+        f"position of {by(double)}": lambda: view.with_position_of(view.resized_to(double)),
     }
 
     def tried(change: Callable[[], ModelView]) -> ModelView:
@@ -363,6 +398,7 @@ def audit_json(result: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
         "probes": [_record(probe, *_PROBE_NAMES) for probe in result.probes],
         "effects": [_effect_record(effect) for effect in result.effects],
         "sizes": [_effect_record(effect) for effect in result.sizes.values()],
+        "causes": [_effect_record(effect) for effect in result.causes],
         "translation": _record(result.translation, *_TRANSLATION_NAMES),
         "attention": _record(result.attention, *(field.name for field in dataclasses.fields(AttentionSummary))),
         "maps": [_map_record(maps) for maps in result.maps],

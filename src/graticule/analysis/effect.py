@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graticule.analysis.similarity import Array
 from graticule.external.images import Size
-from graticule.external.view import Pass
+from graticule.external.view import Pass, nearest
 from graticule.position.grid import Grid
 
 
@@ -75,19 +75,21 @@ class FeatureComparison:
     Args:
         name: of the change.
         spreads: the mean square distance of the features of each layer from their mean.
+        copies: whether patches after the change are copies of those before, so that one of each is compared.
     """
 
-    def __init__(self, name: str, spreads: Sequence[float]) -> None:
+    def __init__(self, name: str, spreads: Sequence[float], copies: bool = False) -> None:
+        self.fit = _copies if copies else resampled
         self.name = name
         self.spreads = spreads
         self.parts: dict[str, list[Tensor]] = {}
 
     def add(self, before: Pass, after: Pass, labels: Tensor | None = None) -> None:
-        """Add a batch; features on another grid are resampled to that of `before`."""
+        """Add a batch; features on another grid are resampled to that of `before`, or chosen among copies."""
         changes, cosines = [], []
         pairs = zip(before.layers, after.layers, self.spreads, strict=True)
         for (old, grid), (new, other), spread in pairs:
-            old, new = old.double(), resampled(new.double(), other, grid)
+            old, new = old.double(), self.fit(new.double(), other, grid)
             squares = (new - old).square().sum(-1).mean(-1)
             changes.append((squares / max(spread, torch.finfo(torch.float64).tiny)).sqrt())
             cosines.append(F.cosine_similarity(new, old, dim=-1).mean(-1))
@@ -137,6 +139,11 @@ def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
         return tokens
     features = resize_images(grid.to_map(tokens), new.shape)
     return torch.cat([grid.split(tokens)[0], new.from_map(features)], 1)
+
+
+def _copies(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
+    ahead, patches = grid.split(tokens)
+    return torch.cat([ahead, patches[:, nearest(Grid(*new.shape), grid).to(tokens.device)]], 1)
 
 
 def resize_images(images: Tensor, size: Size) -> Tensor:

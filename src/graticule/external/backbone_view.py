@@ -170,19 +170,15 @@ class BackboneView(ModelView):
 
         return self._with(change)
 
-    def with_position_of(self, img_size: Size) -> BackboneView:
-        """Return a view in which each patch has the position of the nearest patch of a larger image.
+    def with_position_of(self, other: BackboneView) -> BackboneView:
+        """Return a view in which each patch has the position of the nearest patch in a view at another size.
 
         Functions of the tokens, such as a PEG, are not changed.
         """
-        grids_of = self.model.layer_grids
-        try:
-            larger = self.model.grid_at(img_size)
-        except ValueError as error:
-            raise Unavailable(str(error)) from None
+        grids_of, source = self.model.layer_grids, self.model.grid_at(other.img_size)
 
         def change(position: Position, grid: Grid) -> list[LayerPosition]:
-            layers = zip(position(grid), position(larger), grids_of(grid), grids_of(larger), strict=True)
+            layers = zip(position(grid), position(source), grids_of(grid), grids_of(source), strict=True)
             return [there.with_functions(here).take(_places(at, wide, nearest)) for here, there, at, wide in layers]
 
         return self._with(change)

@@ -155,13 +155,8 @@ class TracedModel(ModelView):
 
         return self._with(shuffle, move)
 
-    def with_position_of(self, img_size: Size) -> TracedModel:
-        self._check_sites()
-        try:
-            larger = self.resized_to(img_size).structure
-        except ValueError as error:
-            raise Unavailable(str(error)) from None
-        return self._with(partial(take_position, self.structure, larger))
+    def with_position_of(self, other: TracedModel) -> TracedModel:
+        return self._with(partial(take_position, self.structure, other.structure))
 
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
         """Compute the attention weights of chosen layers, all by default: of the first attention of each block."""
@@ -267,29 +262,29 @@ class ResampledTables(nn.Module):
         return features.mean(1)
 
 
-def take_position(structure: Structure, larger: Structure, index: int, value: Tensor) -> Tensor:
-    """Replace the position information of each patch by that of the nearest patch of a larger image."""
-    site, other = structure.at.get(index), larger.at.get(index)
+def take_position(structure: Structure, source: Structure, index: int, value: Tensor) -> Tensor:
+    """Replace the position information of each patch by that of the nearest patch of images of another size."""
+    site, other = structure.at.get(index), source.at.get(index)
     if site is None or (site.kind == "relative terms" and site.constant is None):
         return value
     if other is None or other.constant is None or site.constant is None:
         raise Unavailable(f"its {site.kind} cannot be taken from other sizes")
-    source = other.constant.to(value)
-    if source.shape == site.constant.shape and site.kind in OF_PAIRS:
-        return source.expand_as(value)
+    constant = other.constant.to(value)
+    if constant.shape == site.constant.shape and site.kind in OF_PAIRS:
+        return constant.expand_as(value)
     if site.kind == "relative terms":
         raise Unavailable("its relative terms cannot be taken from other sizes")
-    moved = other.moved(source, lambda tokens: _places(structure, larger, tokens))
+    moved = other.moved(constant, lambda tokens: _places(structure, source, tokens))
     return moved.reshape(value.shape) if moved.numel() == value.numel() else moved[:1].expand_as(value)
 
 
-def _places(structure: Structure, larger: Structure, tokens: int) -> Tensor:
-    """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
-    for grid, wide in zip(structure.grids, larger.grids, strict=True):
+def _places(structure: Structure, source: Structure, tokens: int) -> Tensor:
+    """Return the index of the nearest of `tokens` tokens of images of another size for each token."""
+    for grid, wide in zip(structure.grids, source.grids, strict=True):
         ahead = tokens - wide.patches
         if 0 <= ahead <= wide.prefix:
             return torch.cat([torch.arange(ahead), nearest(grid, wide) + ahead])
-    raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
+    raise Unavailable(f"position information has {tokens} rows where there are {source.grid.tokens} tokens")
 
 
 def _logits(model: nn.Module, output: Any) -> Tensor | None:

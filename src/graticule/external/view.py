@@ -70,8 +70,8 @@ class ModelView(ABC):
         """Return a view of the model in which each patch has the position of another one, the same in all layers."""
 
     @abstractmethod
-    def with_position_of(self, img_size: Size) -> ModelView:
-        """Return a view in which each patch has the position of the nearest patch of a larger image of `img_size`."""
+    def with_position_of(self, other: Any) -> ModelView:
+        """Return a view in which each patch has the position of the nearest patch in a view at another size."""
 
     @abstractmethod
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
@@ -160,20 +160,18 @@ def permutation(patches: int, seed: int) -> Tensor:
     return torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
 
 
-def nearest(grid: Grid, larger: Grid) -> Tensor:
-    """Return the index of the patch of `larger` that is nearest to each patch of `grid`, (H * W,).
+def nearest(grid: Grid, other: Grid) -> Tensor:
+    """Return the index of the patch of `other` that has the center of each patch of `grid`, (H * W,).
 
-    Both cover the same rectangle.
-
-    Raises:
-        Unavailable: if `larger` has a smaller side, so that two patches would have the same nearest one.
+    Both cover the same rectangle. On a smaller grid, several patches have the same one.
     """
-    if any(wide < side for wide, side in zip(larger.shape, grid.shape, strict=True)):
-        raise Unavailable(f"a grid of {larger.shape} patches is smaller than {grid.shape} on some side")
-    places = (
-        ((torch.arange(side) + 0.5) * wide / side).long() for side, wide in zip(grid.shape, larger.shape, strict=True)
-    )
-    return ravel(torch.meshgrid(*places, indexing="ij"), larger.shape).flatten()
+    places = map(nearest_of_axis, grid.shape, other.shape)
+    return ravel(torch.meshgrid(*places, indexing="ij"), other.shape).flatten()
+
+
+def nearest_of_axis(count: int, other: int) -> Tensor:
+    """Return the index of the one of `other` patches that has the center of each of `count` patches, (count,)."""
+    return ((torch.arange(count) + 0.5) * other / count).long()
 
 
 def chosen_layers(layers: Sequence[int] | None, depth: int) -> list[int]:

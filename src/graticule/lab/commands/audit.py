@@ -66,7 +66,8 @@ def run(options: AuditCommand) -> int:
         print(about, file=sys.stderr, flush=True)
         return bar(total=total, unit=unit)
 
-    result = audit(model, images, size, labels, batch_size=options.batch_size, progress=announced_bar)
+    settings: Any = {"batch_size": options.batch_size, "causes": options.causes, "progress": announced_bar}
+    result = audit(model, images, size, labels, **settings)
     about = _about(opened, options, device, options.line)
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(result, opened.title, list(about.items()))

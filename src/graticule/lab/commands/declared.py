@@ -232,6 +232,8 @@ class AuditCommand(Repeatable, NamedModels, JsonOutput, OnDevice):
     sizes: list[str] = field(default_factory=list)
     """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films (default: about 1.5 times the
     model's)"""
+    causes: Rare[bool] = False
+    """split the effect of each other size: more tokens, then their content, then the values of position"""
     labels: Rare[Path | None] = None
     """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
     img_size: str | None = None

@@ -84,15 +84,15 @@ def findings(audit: Audit) -> list[str]:
     if audit.probe_content is not None:
         sentence += f"; from the patches alone with {_words(map(_number, audit.probe_content.mean))}"
     sentences.append(f"{sentence}.")
-    for effect in audit.effects:
-        if effect.name in ("position zeroed", "position shuffled"):
-            sentence = f"With the {effect.name}, the features of the last layer change by {effect.mean_change[-1]:.2f} "
-            sentence += "of their spread"
-            if effect.same is not None:
-                sentence += f" and {100 * effect.same.mean():.0f} % of the images keep their top-1"
-            if effect.accuracy is not None:
-                sentence += f"; accuracy {_signed(effect.accuracy)} points"
-            sentences.append(f"{sentence}.")
+    changed = [effect for effect in audit.effects if effect.name in ("position zeroed", "position shuffled")]
+    for effect in [*changed, *audit.causes, *(audit.sizes.values() if audit.causes else ())]:
+        sentence = f"{'With the' if effect in changed else 'At'} {effect.name}, the features of the last layer "
+        sentence += f"change by {effect.mean_change[-1]:.2f} of their spread"
+        if effect.same is not None:
+            sentence += f" and {100 * effect.same.mean():.0f} % of the images keep their top-1"
+        if effect.accuracy is not None:
+            sentence += f"; accuracy {_signed(effect.accuracy)} points"
+        sentences.append(f"{sentence}.")
     if audit.times:
         turns = audit.times[-1]
         if "without" in turns.seconds:
@@ -212,7 +212,12 @@ def _sizes(report: Report, audit: Audit) -> None:
         f"Features of the same images at another size, resampled to the grid at {by(audit.img_size)}, compared with "
         "those at that size."
     )
-    effects = list(audit.sizes.values())
+    if audit.causes:
+        report.text(
+            "Two passes before it change one thing each: 'tokens' repeats patches and positions to fill the grid, "
+            "'content' has the images of the size with those positions. Only the size itself has its own positions."
+        )
+    effects = [*audit.causes, *audit.sizes.values()]
     report.figure(effect_plot(effects), "Change of the features by layer", "Lines of the change of the features")
     columns, rows = _effect_table(effects)
     report.table(("size", *columns[1:]), rows, "Last layer")
