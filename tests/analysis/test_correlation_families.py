@@ -233,7 +233,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("model", RUNS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=pytest.mark.slow) if model.startswith("vit_lite") else model for model in RUNS]
+)
 def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, tmp_path, model):
     stages, options = RUNS[model]
     command = ("train", "digits_quick", "--model", model, *SIZE, *SMALL, *options, "--output", tmp_path / "run")

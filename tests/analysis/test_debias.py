@@ -172,7 +172,7 @@ def _learnable(**kwargs):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("method", ["mean", "leace"])
+@pytest.mark.parametrize("method", [pytest.param("mean", marks=pytest.mark.slow), "leace"])
 def test_debiased_models_are_folded_compiled_exported_saved_and_opened(method, tmp_path):
     model, images = _learnable(), tiny.images(32, 40, batch=12)
     debiased = graticule.debias(model, images, method, layers=[1])

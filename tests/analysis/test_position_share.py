@@ -68,7 +68,7 @@ def test_parts_of_the_share_are_those_of_the_function_of_the_place(of, linear, a
     assert result["rest"][0] == pytest.approx((1 - linear) * total, abs=1e-12)
 
 
-@pytest.mark.parametrize("amplitude", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("amplitude", [*(pytest.param(a, marks=pytest.mark.slow) for a in (0.0, 0.3)), 2.0])
 def test_shares_have_no_bias_and_intervals_hold_the_truth_in_95_percent(amplitude):
     """300 draws of 8 images, within 3 standard errors; with little or no position the jackknife is too wide."""
     table = amplitude * torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

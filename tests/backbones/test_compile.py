@@ -9,7 +9,11 @@ from tiny import SMALL, THREE, draw, families, gradients, images, shallow, tiny
 
 
 @pytest.mark.parametrize(
-    ("encoding", "joining"), [("learnable", "shared"), ("shaw+rope+convolutional_projection", "default")]
+    ("encoding", "joining"),
+    [
+        pytest.param("learnable", "shared", marks=pytest.mark.slow),
+        ("shaw+rope+convolutional_projection", "default"),
+    ],
 )
 def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, joining):
     model = draw(tiny(encoding, joining, depth=2)).double().eval()
@@ -28,7 +32,10 @@ def test_another_size_is_one_graph_too():
 
 @pytest.mark.parametrize(
     ("encoding", "joining"),
-    [("learnable", "unshared"), ("peg(places=[-1, 0])+sinusoidal_2d+relative_bias", "lape")],
+    [
+        pytest.param("learnable", "unshared", marks=pytest.mark.slow),
+        ("peg(places=[-1, 0])+sinusoidal_2d+relative_bias", "lape"),
+    ],
 )
 def test_forward_and_backward_are_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
     model = draw(tiny(encoding, joining, depth=2)).double()

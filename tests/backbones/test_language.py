@@ -137,7 +137,7 @@ def test_it_folds_into_constants_and_back(encoding, joining):
 
 @pytest.mark.parametrize(
     ("encoding", "joining"),
-    [("learnable+relative_bias", "lape"), ("rope_1d+shaw", "default")],
+    [pytest.param("learnable+relative_bias", "lape", marks=pytest.mark.slow), ("rope_1d+shaw", "default")],
 )
 def test_it_is_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
     model, tokens = draw(small(encoding, joining, depth=2)).double(), texts()

@@ -229,7 +229,9 @@ def test_a_detector_gives_losses_in_training_and_detections_in_evaluation(detect
             assert one["masks"].shape == (count, 1, height, width)
 
 
-@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize(
+    "head", [pytest.param(head, marks=pytest.mark.slow) if head == "mask_rcnn" else head for head in HEADS]
+)
 def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors, head):
     model = detectors[head].eval()
     layers = {

@@ -170,7 +170,7 @@ def test_attaching_changes_nothing_else_and_draws_no_numbers_but_the_parameters(
     assert training.items() <= {name: module.training for name, module in model.named_modules()}.items()
 
 
-@pytest.mark.parametrize("on_images", [False, True])
+@pytest.mark.parametrize("on_images", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_starts_as_a_converted_model_whose_position_is_changed(stock, x, on_images):
     for encoding, joining in [*CHOICES, ("factorized", "default"), ("learnable(prefix_rows=False)", "default")]:
         torch.manual_seed(5)

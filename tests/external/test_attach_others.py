@@ -139,6 +139,7 @@ def test_the_position_follows_the_size_of_each_image(models):
         assert_same(entered[0] - entered[1], table.expand(2, -1, -1))
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_compiles_as_one_graph(models):
     stock, how = models["vit"]
     model = copy.deepcopy(stock)

@@ -167,7 +167,7 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
     assert not capfd.readouterr().err and not (tmp_path / "was_run").exists()
 
 
-@pytest.mark.parametrize("name", ["HieraModel", "PixioModel"])
+@pytest.mark.parametrize("name", [pytest.param("HieraModel", marks=pytest.mark.slow), "PixioModel"])
 def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name, tmp_path, capsys):
     original, folder, pictures = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "pictures"
     original.save_pretrained(folder)

@@ -213,7 +213,7 @@ def corner(count):
     return images, labels
 
 
-@pytest.mark.parametrize(("chain", "learns"), [(PlainChain, False), (Lape, True)])
+@pytest.mark.parametrize(("chain", "learns"), [pytest.param(PlainChain, False, marks=pytest.mark.slow), (Lape, True)])
 def test_a_model_under_gradient_clipping_learns_where_the_released_chain_stays_at_chance(chain, learns):
     torch.manual_seed(0)
     built = graticule.create_model(

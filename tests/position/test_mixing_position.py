@@ -171,7 +171,7 @@ def test_in_bfloat16_it_is_as_close_to_float64_as_the_matrix_is(name, sizes, oth
     assert errors[1] < 2 * errors[0]
 
 
-@pytest.mark.parametrize("encoding", ["lrpe", "ggqpe"])
+@pytest.mark.parametrize("encoding", [pytest.param("lrpe", marks=pytest.mark.slow), "ggqpe"])
 def test_a_whole_model_is_one_graph_with_the_same_gradients_and_is_exported(encoding):
     model = built("gmlp_s16_224", encoding, "displacement", **GMLP | {"num_blocks": 1})
     x = image(model)

@@ -74,7 +74,9 @@ def check_doors(family, model, folder):
                 torch.testing.assert_close(other(x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow) if family == "Swin V2" else family for family in SMALL]
+)
 def test_all_ways_to_a_size_give_one_model(family, tmp_path):
     """With the family's encoding and those whose grid of reference or windows change with the size."""
     for encoding, joining in [(None, "default"), *FAST.get(family, [])]:

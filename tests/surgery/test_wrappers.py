@@ -73,7 +73,7 @@ OPTIONS = {
 
 
 #: In `make test`, with a free batch; all wrappers with all options in `make test-slow`.
-FAST = ("attached, folded", "debiased", "debiased, converted", "debiased host", "host")
+FAST = ("attached, folded", "debiased", "debiased host", "host")
 
 
 @pytest.mark.parametrize(

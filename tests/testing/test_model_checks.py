@@ -277,7 +277,7 @@ if not hasattr(Beit, "set_input_size"):  # timm before 1.0.31 cannot resize thes
 
 
 @pytest.mark.filterwarnings("ignore")  # of timm's own resampling of BEiT's table
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "swinv2" else n for n in TIMM])
 def test_models_of_timm_pass(name):
     build, without = TIMM[name]
     findings = check_model(build(), skip=["export"])

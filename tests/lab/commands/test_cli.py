@@ -83,7 +83,10 @@ def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_pa
     assert "reach over the layers: a range of" in out and "p = " in out and not (tmp_path / "bias.png").exists()
 
 
-@pytest.mark.parametrize(("encoding", "tables"), [("relative_bias", False), ("learnable+relative_bias", True)])
+@pytest.mark.parametrize(
+    ("encoding", "tables"),
+    [pytest.param("relative_bias", False, marks=pytest.mark.slow), ("learnable+relative_bias", True)],
+)
 def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
     capsys, tmp_path, encoding, tables, quick_pictures
 ):
@@ -115,6 +118,7 @@ def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, q
     assert err.startswith("wrote ") if files else err == ""
 
 
+@pytest.mark.slow
 def test_evaluate_measures_speed_at_every_size_of_each_run(capsys, tmp_path, trained, pegged, quick_pictures):
     sizes = ("--sizes", "28", "56")
     code, out, _ = run_command(capsys, "evaluate", trained.folder, pegged.folder, *sizes, "--output", tmp_path)

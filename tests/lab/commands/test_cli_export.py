@@ -24,6 +24,7 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path
     assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["vit_nano_patch4_28", "--format", "torch-export", "--joining", "lape"]

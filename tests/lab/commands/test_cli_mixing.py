@@ -150,6 +150,7 @@ def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
 # train, with arguments of the backbone and forms of the encoding
 
 
+@pytest.mark.slow
 def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path, quick_pictures):
     run = trained(tmp_path / "run", "digits_posmlp", "--model-kwargs", "windows=[4,2]", "combine=add")
     recipe = run.recipe()

@@ -217,10 +217,16 @@ def sources(trained, tmp_path_factory):
 
 #: Commands and the forms of weights that they take.
 WAYS = [
-    *(("start_from", form) for form in ("run", "weights", "checkpoint", "published file", "adapted run")),
-    *(("model", form) for form in ("run", "published", "adapted")),
-    *(("evaluate", form) for form in ("published", "adapted")),
-    *(("teacher", form) for form in ("run", "published file")),
+    *(("start_from", form) for form in ("run", "published file", "adapted run")),
+    *(("model", "published"), ("evaluate", "adapted"), ("teacher", "published file"), ("teacher", "run")),
+]
+#: Other files of the same kinds of weights.
+WAYS += [
+    pytest.param(*way, marks=pytest.mark.slow)
+    for way in [
+        *(("start_from", form) for form in ("weights", "checkpoint")),
+        *(("model", "run"), ("model", "adapted"), ("evaluate", "published")),
+    ]
 ]
 
 

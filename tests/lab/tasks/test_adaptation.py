@@ -56,7 +56,7 @@ def run(source, folder, tmp_path_factory):
     return train(recipe, tmp_path_factory.mktemp("adapted") / "run", progress=False)
 
 
-@pytest.mark.parametrize("step", [1, 4, 8])
+@pytest.mark.parametrize("step", [*(pytest.param(s, marks=pytest.mark.slow) for s in (1, 8)), 4])
 def test_a_killed_adaptation_ends_with_the_same_weights_bit_for_bit_in_every_stage(run, tmp_path, step):
     part = stopped(run.recipe(), tmp_path / "run", step)
     assert_same_end(train(run.recipe(), part.folder, resume=True, progress=False), run)

@@ -64,7 +64,9 @@ def test_a_size_that_no_patch_divides_is_refused_before_any_work(data):
     assert model.training
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize(
+    "precision", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("bf16-true", "64-true")), "bf16-mixed"]
+)
 def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, capsys, precision):
     run = train(short(precision=precision, epochs=1), tmp_path / "run", progress=False)
     losses = []

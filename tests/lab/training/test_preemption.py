@@ -110,10 +110,10 @@ def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monke
     ("method", "step", "saved"),
     [
         ("training_step", 2, 3),  # the last of an epoch
-        ("validation_step", 3, 3),
         ("on_validation_epoch_end", 3, 3),
-        ("training_step", 5, 6),  # the last of all
-        ("validation_step", 6, 6),
+        pytest.param("validation_step", 3, 3, marks=pytest.mark.slow),
+        pytest.param("training_step", 5, 6, marks=pytest.mark.slow),  # the last of all
+        pytest.param("validation_step", 6, 6, marks=pytest.mark.slow),
     ],
 )
 def test_within_the_last_step_or_validation_the_run_stops_after_the_epoch(tmp_path, method, step, saved, rich):
@@ -133,7 +133,14 @@ def test_a_run_stopped_in_every_step_ends_as_one_that_was_not(tmp_path, rich):
     assert_same_end(run, rich)
 
 
-@pytest.mark.parametrize("at", ["Classification.build_data", "Classification.build_model", "write_json"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param("Classification.build_data", marks=pytest.mark.slow),
+        pytest.param("Classification.build_model", marks=pytest.mark.slow),
+        "write_json",
+    ],
+)
 def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tmp_path, monkeypatch, capsys, at):
     def signalled(*arguments):
         signal_itself()

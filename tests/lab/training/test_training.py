@@ -32,7 +32,7 @@ def test_position_and_vectors_do_not_decay_and_matrices_do():
         assert decay[id(parameter)] == (0.0 if spared else 0.3), name
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("optimizer", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("adamw", "sgd")), "lamb"])
 def test_every_optimizer_of_the_recipes_learns(tmp_path, optimizer):
     lr = 0.05 if optimizer == "sgd" else 3e-3
     run = train(short(optimizer=optimizer, lr=lr, epochs=6, warmup_epochs=1), tmp_path, progress=False)
