@@ -50,6 +50,8 @@ FREE_SIDES = [
     # a table and a norm over keys, resampled by different resamplers, and a rotation by ratios of sizes
     ("learnable(resampler='bicubic(antialias=False, offset=0.1)') + relative_bias(resampler='area') + "
     "rope(scaling='yarn')", "lape"),
+    # tables that are resampled at every size, repeated, and mirrored
+    pytest.param("windowed + mirrored_bias", "default", marks=pytest.mark.slow),
     # a formula, biases that are functions of queries, keys and weights, coordinates relative to the grid
     pytest.param("sinusoidal_2d + irpe(on='qkv') + shaw + rope(coordinates='max') + log_n", "default",
                  marks=pytest.mark.slow),

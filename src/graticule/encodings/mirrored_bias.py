@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
+from graticule.position.places import ravel
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler, resize_rows
 
@@ -45,10 +46,10 @@ class MirroredBias(PatchBias):
         nn.init.zeros_(self.attention_biases)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        image = grid.image_grid
-        maps = self.at_grid("attention_biases", image).unflatten(1, image.shape)
-        for axis, side in enumerate(image.shape, 1):
-            maps = torch.cat([maps.narrow(axis, 1, side - 1).flip(axis), maps], axis)  # offsets from 1 - H on
+        image = Grid(*grid.image_grid.shape)  # without the spacing: offsets are indices
+        table = self.at_grid("attention_biases", image)
+        index = ravel(image.lags(table.device).abs().unbind(-1), image.shape)  # (2H-1, 2W-1)
+        maps = table.index_select(1, index.flatten()).unflatten(1, image.table)
         return Displacements(grid.cut_displacements(maps), softmax=False).matrix()
 
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:

@@ -95,7 +95,8 @@ class Cropped(OwnGrid):
 
     Reference: the cropped position embeddings (CPE) of RADIO (Heinrich et al., 2025) and C-RADIO, released code, whose
     tables have 128 x 128 entries. There each image has its own part; here one draw is for all images of a forward pass,
-    which share a table. RADIO's code takes the table as it is for images of its size, also in training.
+    which share a table. RADIO's code takes the table as it is for images of its size, also in training, and starts it
+    with `std` = 1 / sqrt(D).
 
     Args:
         size: sides of the table; those of the largest images, in patches.

@@ -82,7 +82,8 @@ def read(model: nn.Module) -> Conversion:
         others = ", ".join(sorted(known.rpartition(".")[2] for known in CONVERSIONS if isinstance(known, str)))
         raise ValueError(
             f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
-            f"{kind.__module__}; graticule.attach gives a transformer of any library a position."
+            f"{kind.__module__}; graticule.attach gives a transformer of any library a position, if its blocks share "
+            "one grid, and docs/models.md says which part of other classes no backbone here has, and what takes them."
         )
     for name, part in model.named_modules():
         _check_class(model, name, part)
