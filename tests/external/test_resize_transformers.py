@@ -15,6 +15,7 @@ from evidence.models_page import STAGES
 from graticule.external.convert.transformers import sizes_of
 from graticule.external.images import call
 from graticule.external.resize import _callable_parts, _encoders, _images, _tensors
+from tiny import draw
 
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 99}
 TEXT |= {"eos_token_id": 98, "bos_token_id": 1, "pad_token_id": 0}
@@ -166,3 +167,19 @@ def test_whole_models_are_resized_in_place(name, tmp_path):
 @pytest.mark.parametrize(("name", "config", "options"), [row for row in MODELS if not row[0].startswith("Qwen2")])
 def test_encoders_are_resized_in_place(name, config, options, tmp_path):
     check_in_place(build(name, dict(config), options), [(64, 64), (16, 16)], tmp_path, **options)
+
+
+def test_tables_of_absolute_offsets_are_resized_after_a_pass_that_keeps_their_biases():
+    """facebookresearch/LeViT#25: 448 pixels instead of 224; its classes keep the biases of an evaluation."""
+    ones = [1, 1, 1]
+    config = {"hidden_sizes": [32, 48, 64], "key_dim": [8, 8, 8], "num_attention_heads": ones, "depths": ones}
+    model = draw(whole("LevitModel", image_size=64, **config))
+    before = model.encoder.stages[0].layers[0].module.attention_biases.detach().view(1, 1, 4, 4)
+    call(model, _images(model, (64, 64)))
+    assert graticule.resize(model, 128) is model and model.config.image_size == 128
+    table = model.encoder.stages[0].layers[0].module.attention_biases
+    expected = nn.functional.interpolate(before, (8, 8), mode="bicubic", antialias=True)
+    torch.testing.assert_close(table.view(1, 1, 8, 8), expected, rtol=0, atol=1e-5)
+    other = whole("LevitModel", image_size=128, **config)
+    other.load_state_dict(model.state_dict())
+    assert same(outputs(model, (128, 128)), outputs(other, (128, 128)))

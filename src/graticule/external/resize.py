@@ -172,6 +172,9 @@ def _resize(
             recorded |= constants
     for change in changes:
         _apply(parts, change, tables.get(change), recorded, resampler)
+    for part in parts.values():
+        if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
+            part.attention_bias_cache = {}
     for config in configs:
         set_sizes(config, size, None if same_patches else patches[0], channels)
     _set_grids(model, tables, size)

@@ -167,6 +167,7 @@ CUBIC = "bicubic(antialias=False)"
 _RESAMPLERS = {
     "dinov2_with_registers": "bicubic",
     "rf_detr_dinov2": "bicubic",
+    "levit": "bicubic",  # as timm's tables of absolute offsets
     "siglip2_vision_model": "bilinear",
     "tipsv2_vision_model": "bilinear",
     "dpt": "bilinear(antialias=False)",
