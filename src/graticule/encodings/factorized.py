@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.encodings.forms.absolute import ComputedEncoding
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, letters
 from graticule.position.position import init_table, register_encoding
@@ -14,7 +14,7 @@ from graticule.system.symbolic import holds
 
 
 @register_encoding("factorized")
-class Factorized(AbsoluteEncoding):
+class Factorized(ComputedEncoding):
     r"""Learns a table for the rows of the grid and one for its columns, and adds or multiplies them.
 
     .. math:: w_{(y, x)} = Y_y + X_x
@@ -57,10 +57,7 @@ class Factorized(AbsoluteEncoding):
         for table in self._tables():
             init_table(table, self.std)
 
-    def forward(self, grid: Grid) -> Tensor:
-        return self.at(grid)
-
-    def at(self, grid: Grid) -> Tensor:
+    def rows(self, grid: Grid) -> Tensor:
         shape = grid.image_grid.shape
         tables = [self._axis(table, axis, self.grid.shape, shape) for axis, table in enumerate(self._tables())]
         if grid.crop is not None:
@@ -69,7 +66,7 @@ class Factorized(AbsoluteEncoding):
         rows = tables[0][0]
         for table in tables[1:]:
             rows = (rows[:, None] * table if self.product else rows[:, None] + table).flatten(0, 1)
-        return grid.with_prefix_rows(rows)
+        return rows
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample the table of an axis, (1, n, D)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.encodings.forms.absolute import ComputedEncoding
 from graticule.encodings.forms.coordinates import Factor
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
@@ -17,7 +17,7 @@ _LINEAR, _TILED = Bilinear(), Tiled()
 TableSize = int | tuple[int, ...]
 
 
-class OwnGrid(AbsoluteEncoding):
+class OwnGrid(ComputedEncoding):
     """Learns a map of its own size, `table` (1, D, h, w); the rows of prefix tokens are zero."""
 
     crops = True
@@ -32,12 +32,9 @@ class OwnGrid(AbsoluteEncoding):
         for table in self.parameters():
             init_table(table, self.std)
 
-    def forward(self, grid: Grid) -> Tensor:
-        return self.at(grid)
-
-    def at(self, grid: Grid) -> Tensor:
+    def rows(self, grid: Grid) -> Tensor:
         image = self.map(grid.image_grid)  # refuses points
-        return grid.with_prefix_rows(grid.cut(image).flatten(1).T)
+        return grid.cut(image).flatten(1).T
 
     def map(self, grid: Grid) -> Tensor:
         """Return the map for `grid`, (D, H, W)."""
