@@ -84,7 +84,7 @@ def test_a_quantized_model_is_neither_frozen_converted_nor_given_another_positio
     ours = (freeze, lambda quantized: graticule.surgery.change_position(quantized, "factorized"))
     stock_functions = (graticule.convert, lambda quantized: graticule.attach(quantized, "learnable"))
     for refused in ours if library == "graticule" else stock_functions:
-        with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear\)"):
+        with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear"):
             refused(model)
 
 

@@ -4,11 +4,13 @@ import math
 import re
 import warnings
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -53,8 +55,8 @@ TIMM = {
 }
 #: Names of parameters and buffers that hold position, or weights over the tokens, or are caches.
 POSITION = re.compile(
-    r"(^|\.)(pos_embed|rel_pos_[hw]|relative_position\w*|attention_bia\w+|relative_coords_table|rel_coords_log|rel_indices|attn_mask|bands"
-    r"|pos_embed_cached|t_[xy])$|mlp_tokens\.fc1\.weight|mlp_tokens\.fc2|linear_tokens|gate\.proj|^graticule\.|^position\."
+    r"(^|\.)(pos_embed|position_embeddings|rel_pos_[hw]|relative_position\w*|attention_bia\w+|relative_coords_table"
+    r"|rel_coords_log|rel_indices|attn_mask|bands|pos_embed_cached|t_[xy])$|mlp_tokens\.fc1\.weight|mlp_tokens\.fc2|linear_tokens|gate\.proj|^graticule\.|^position\."
 )
 
 
@@ -88,25 +90,33 @@ def prepared(model):
     return model
 
 
-def described(model):
-    """Return what an operation in place keeps: by name, the object or value."""
+def source_of(function):
+    """Return the module that a hook is from."""
+    return source_of(function.func) if isinstance(function, partial) else function.__module__
+
+
+def described(model, modes=True, flags=True, changed=()):
+    """Return what an operation in place keeps: by name, the object or value; hooks of the library come and go."""
     kept = {}
     for name, module in model.named_modules():
-        if POSITION.search(f"{name}."):
-            continue
-        hooks = [tuple(vars(module)[key].items()) for key in vars(module) if key.endswith("_hooks")]
-        kept[name] = id(module), module.training, hooks, getattr(module, "grad_checkpointing", None)
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    kept |= {f"{name} flags": (value.dtype, value.device, value.requires_grad) for name, value in tensors}
-    return kept | {f"{name} object": id(value) for name, value in tensors if not POSITION.search(name)}
+        hooks = [hook for key, value in vars(module).items() if key.endswith("_hooks") for hook in value.values()]
+        hooks = [hook for hook in hooks if not source_of(hook).startswith("graticule.")]
+        kept[name] = id(module), modes and module.training, hooks, getattr(module, "grad_checkpointing", None)
+    kept = {name: value for name, value in kept.items() if not POSITION.search(f"{name}.")}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        kept[f"{name} flags"] = value.dtype, value.device, flags and name not in changed and value.requires_grad
+        kept[f"{name} object"] = None if POSITION.search(name) or name in changed else id(value)
+    return kept
 
 
-def check_in_place(model, operation):
-    """Check that an operation on a model returns it, with everything as it was."""
-    before = described(model)
+def check_in_place(model, operation, **parts):
+    """Check that an operation on a model returns it, with everything as it was; tables may be replaced or leave."""
+    before = described(model, **parts)
     assert operation(model) is model
-    after = described(model)
-    assert {name: value for name, value in before.items() if after.get(name) != value} == {}
+    after = described(model, **parts)
+    lost = before.keys() - after.keys()
+    assert all(POSITION.search(name.partition(" ")[0]) for name in lost)
+    assert {name: before[name] for name in before.keys() - lost if after[name] != before[name]} == {}
 
 
 def resized(model, size, **sizes):
@@ -288,3 +298,43 @@ def test_the_table_of_swin_at_another_window_is_that_of_timm(window):
     microsoft = build_resampler("bicubic(antialias=False)", "displacements")(table[0], (2 * window - 1,) * 2)
     expected = F.interpolate(table, (2 * window - 1,) * 2, mode="bicubic")[0]
     torch.testing.assert_close(microsoft, expected, rtol=1e-5, atol=1e-5)
+
+
+def _dinov2():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    return transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+
+
+def _debiased(model):
+    images = torch.randn(9, 3, 32, 32, dtype=torch.float64)
+    return graticule.debias(model, images, "mean").backbone
+
+
+PATCHES, TABLES = (
+    {"changed": ("patch_embed.proj.weight",)},
+    {"changed": ("pos_embed", "embeddings.position_embeddings")},
+)
+#: An operation, the models, and what it changes besides position.
+OPERATIONS = {
+    "attach": (lambda model: graticule.attach(model, "learnable", "lape"), ("timm", "transformers"), TABLES),
+    "attach, detach": (lambda model: graticule.detach(graticule.attach(model, "peg")), ("timm", "transformers"), {}),
+    "attach, resize": (lambda model: graticule.resize(graticule.attach(model), (48, 64)), ("timm",), TABLES),
+    "debias": (_debiased, ("timm", "transformers", "converted"), {}),
+    "change_position": (lambda model: graticule.change_position(model, "relative_bias", "default"), ("converted",), {}),
+    "resize": (lambda model: graticule.resize(model, (48, 64)), ("converted", "transformers"), {}),
+    "resize, patches": (lambda model: graticule.resize(model, 48, patch_size=12), ("timm", "converted"), PATCHES),
+    "resize, channels": (lambda model: graticule.resize(model, channels=1), ("timm", "converted"), PATCHES),
+    "fold": (graticule.fold, ("converted",), {"modes": False}),
+    "fold, unfold": (lambda model: graticule.unfold(graticule.fold(model)), ("converted",), {"modes": False}),
+    "freeze": (lambda model: graticule.freeze(model, "all-but-head"), ("converted",), {"modes": False, "flags": False}),
+}
+HOSTS = {"timm": _vit, "transformers": _dinov2, "converted": lambda: graticule.convert(_vit())}
+
+
+@pytest.mark.parametrize(("name", "host"), [(name, host) for name in OPERATIONS for host in OPERATIONS[name][1]])
+def test_an_operation_in_place_keeps_every_other_object(name, host):
+    operation, _, parts = OPERATIONS[name]
+    model = prepared(HOSTS[host]())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_in_place(model, operation, **parts)

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from graticule.analysis.certificate import PlaceReader, certify
 from graticule.analysis.share import ShareSums, additive_basis, check_images
-from graticule.checkpoints.read import check_whole
+from graticule.checkpoints.obstacles import check_intact
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction
 from graticule.external.images import Size, image_channels
 from graticule.external.traced_model import view_of
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
-from graticule.surgery.freeze import check_floating
 
 Method = Literal["mean", "rows_columns", "leace", "blank"]
 METHODS: tuple[Method, ...] = ("mean", "rows_columns", "leace", "blank")
@@ -101,7 +100,9 @@ def debias(
         removal = _fit(method, patches, read.grids[index], components, free)
         if removal is not None:
             removals[name] = removal.to(next(model.parameters()).device, torch.float32)
-    debiased = Debiased(model, patch, removals, method).train(model.training)
+    debiased = Debiased(model, patch, removals, method)
+    debiased.removals.train(model.training)
+    debiased.training = model.training  # its parts keep their own
     if images is not None:
         classes = None if labels is None else labels[left_out]
         debiased.certificate = certify(debiased, images[left_out], classes, batch_size)
@@ -114,8 +115,7 @@ def _check(
 ) -> None:  # fmt: skip
     if isinstance(model, Debiased):
         raise ValueError("`model` must have its position in its features, got a debiased one; use model.backbone.")
-    check_floating(model)
-    check_whole(model)
+    check_intact(model, "quantized")
     if images is None:
         if method != "blank":
             raise ValueError(f"`images` must be given for {method!r}, got none; only 'blank' works without any.")

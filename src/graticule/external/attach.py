@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.checkpoints.read import check_whole
+from graticule.checkpoints.obstacles import check_intact
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
@@ -32,7 +32,6 @@ from graticule.surgery.attached import AttachedPosition, first_tensor, put_back,
 from graticule.surgery.change import Certificate, drift_of, measure
 from graticule.surgery.fits.contributions import record_contributions
 from graticule.surgery.fits.registry import Before, fit_position
-from graticule.surgery.freeze import check_floating
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -96,8 +95,7 @@ def attach(
         ValueError: if there are no such blocks, the module is not as described above, or its attention does not support
             the joining or encoding. The module is then unchanged.
     """
-    check_floating(module, "module")
-    check_whole(module, "module", values=False)
+    check_intact(module, "wrapped", "compiled", "quantized", name="module", values=False)
     if any(isinstance(part, Position | AttachedPosition) for part in module.modules()):
         raise ValueError(
             f"`module` must have no position of this library, got {type(module).__name__}, which has one; call "
@@ -319,6 +317,8 @@ def _attention(block: nn.Module, survey: Survey) -> nn.Module:
     else:
         names = (*access.projections, *access.projections[1:])  # keys instead of values, which have no effect here
         linear = [block.get_submodule(name) for name in names]
+        if any(not isinstance(part, nn.Linear) or part._forward_hooks for part in linear):  # as with LoRA
+            return block
         tensors = [(getattr(part, "weight", None), getattr(part, "bias", None)) for part in linear]
     weights, biases = ([pair[at] for pair in tensors] for at in (0, 1))
     if not weights or any(weight is None for weight in weights) or sum(map(len, weights)) != 3 * dim:

@@ -19,6 +19,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 from torch import nn
 
+from graticule.checkpoints.obstacles import check_savable
 from graticule.checkpoints.read import save_weights
 from graticule.position.places import by
 from graticule.registry.checks import printable, sides
@@ -94,6 +95,7 @@ def check_folder(folder: Path) -> None:
 
 def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card: Card) -> Path:
     """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it."""
+    check_savable(model)
     text = model_card(folder.resolve().name, config, sum(p.numel() for p in model.parameters()), card)
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(model.state_dict(), folder / WEIGHTS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.read import check_whole
+from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.transfer import transfer
 from graticule.hub.config import take_position
 from graticule.position.folded import Folded
@@ -23,7 +23,6 @@ from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
-from graticule.surgery.freeze import check_floating
 
 
 class Share(NamedTuple):
@@ -252,7 +251,7 @@ def change_position(
     """
     images = _check(model, images)
     blank = torch.zeros(1, model.in_chans, *model.img_size).to(next(model.parameters()))
-    old, training = model.position, model.training
+    old, modes = model.position, [(part, part.training) for part in model.modules()]
     attributes = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
     model.eval()
     try:
@@ -281,7 +280,9 @@ def change_position(
             setattr(model, name, value)
         raise
     finally:
-        model.train(training)
+        model.position.train(modes[0][1])
+        for part, training in modes:
+            part.training = training
     model.certificate = certificate
     return model
 
@@ -293,8 +294,7 @@ def _check(model: Backbone, images: Tensor | None) -> Tensor | None:
             f"`model` must be one of our backbones, got {type(model).__name__}; graticule.convert makes one of a "
             "model of timm, with another position if you name it."
         )
-    check_floating(model)
-    check_whole(model)
+    check_intact(model, "quantized")
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
     if images is None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.read import check_whole
+from graticule.checkpoints.obstacles import check_intact
 from graticule.encodings.liere import LieRe
 from graticule.layers.tokenizers import on_axes
 from graticule.position.places import by
@@ -254,7 +254,7 @@ def export(
         ImportError: if a package that the format needs is not installed.
     """
     path = Path(path)
-    check_whole(model)
+    check_intact(model, "wrapped", "packed", "pruned")
     subject = Exportable.of(model)
     name = _format(path, format)
     if path.is_dir():

@@ -8,18 +8,9 @@ from typing import Any
 from torch import nn
 
 from graticule.backbones.base import Backbone
+from graticule.checkpoints.obstacles import check_intact
 from graticule.position.folded import Folded
 from graticule.registry.checks import checked, parse_freeze
-
-
-def check_floating(model: nn.Module, name: str = "model") -> None:
-    """Check that no part of a model is quantized: its weights are then no parameters."""
-    quantized = [type(module).__name__ for module in model.modules() if "quantized" in type(module).__module__]
-    if quantized:
-        raise ValueError(
-            f"`{name}` must have weights in floating point, got a quantized one ({quantized[0]}); change or train it "
-            "first, and export the result as int8."
-        )
 
 
 @checked
@@ -45,7 +36,7 @@ def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
         ['position.encodings.0.pos_embed', 'head.weight', 'head.bias']
     """
     trained_parts = parse_freeze(parts)
-    check_floating(model)
+    check_intact(model, "packed", values=False)
     backbone: Any = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
     if not isinstance(backbone, Backbone):
         raise ValueError(

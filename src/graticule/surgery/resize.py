@@ -13,7 +13,7 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.pyramid import Pyramid
-from graticule.checkpoints.read import check_whole
+from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.transfer import with_channels
 from graticule.hub.config import record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
@@ -207,7 +207,7 @@ def resize(
     """
     if img_size is None and patch_size is None and channels is None and resampler is None:
         raise ValueError("`img_size`, `patch_size`, `channels` or `resampler` must be given, got none.")
-    check_whole(model, values=False)
+    check_intact(model, "replicated", values=False)
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
@@ -230,6 +230,7 @@ def resize(
                     set_channels(backbone, channels)
                     record_input(backbone, channels, backbone.img_size)
             return model
+        check_intact(model, "wrapped", values=False)
         if attached and patch is not None:
             raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
         if attached and resampler is not None:

@@ -12,6 +12,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
+from graticule.checkpoints.obstacles import check_intact
 from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
 from graticule.external.convert.transformers import channels_of, rebuild, set_sizes, sizes_of
 from graticule.external.images import image_size
@@ -125,6 +126,7 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     `like` is built as that model was, up to the sizes of images, patches and classes.
     """
     kind = type(model).__name__
+    check_intact(model, "wrapped", "quantized", "pruned", "parametrized", values=False)
     if not isinstance(model, Backbone):
         has = "; without what is around it, model.backbone is one" if hasattr(model, "backbone") else ""
         raise ValueError(f"`model` must be a backbone that `convert` made, got {kind}{has}.")
@@ -137,6 +139,7 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
             f"`model` must come from `convert` of a model of {library} and have the position that it had there, got "
             f"{kind}; of a model that was saved and opened, `like` gives the model of {library}."
         )
+    check_intact(model, "changed", values=False)
     if like is None:
         return source
     sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
-from graticule.checkpoints.read import check_whole
+from graticule.checkpoints.obstacles import check_intact
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.external.convert.parts import Conversion, read
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
 from graticule.surgery.change import change_position
-from graticule.surgery.freeze import check_floating
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ def convert(
     """
     if images is not None and encoding is None and joining is None:
         raise ValueError("`images` must be left out where the position of the model stays.")
-    check_floating(model)
-    check_whole(model, values=False)
+    check_intact(model, "wrapped", "quantized", "pruned", "parametrized", values=False)
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)

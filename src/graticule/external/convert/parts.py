@@ -15,6 +15,7 @@ from timm.layers.activations import GELU
 from torch import nn
 
 from graticule.backbones.base import Backbone
+from graticule.checkpoints.obstacles import check_intact
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
 from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
@@ -85,28 +86,8 @@ def read(model: nn.Module) -> Conversion:
             f"{kind.__module__}; graticule.attach gives a transformer of any library a position, if its blocks share "
             "one grid, and docs/models.md says which part of other classes no backbone here has, and what takes them."
         )
-    for name, part in model.named_modules():
-        _check_class(model, name, part)
+    check_intact(model, "changed", values=False)
     return reader(model)
-
-
-#: Where the classes and hooks come from that a conversion knows, or that have no effect on outputs.
-_KNOWN = ("torch.", "timm.", "transformers.")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
-def _check_class(model: nn.Module, name: str, part: nn.Module) -> None:
-    """Check that a part of a model computes what its class in its library does."""
-    place = f"{name}." if name else ""
-    if not type(part).__module__.startswith(_KNOWN):
-        raise refuse(model, name, part, f"must be of a class of its library, not of {type(part).__module__},")
-    for method, value in vars(part).items():
-        if method != "extra_repr" and callable(value) and callable(getattr(type(part), method, None)):
-            raise refuse(model, f"{place}{method}", value, "must be that of its class")
-    for kind in _HOOKS:
-        for hook in vars(part)[kind].values():
-            if not getattr(hook, "__module__", "").startswith(_KNOWN):
-                raise refuse(model, f"{place}{kind}", hook, "must be removed")
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:

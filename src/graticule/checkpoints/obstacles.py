@@ -1,0 +1,147 @@
+"""What of a model can be in the way of an operation on it: wrappers, quantized or computed weights, changed code.
+
+Each operation says which of them it cannot carry through, and refuses a model before anything is touched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from graticule.checkpoints.read import check_whole
+from graticule.registry.checks import format_value
+
+#: Wrappers of a whole model -> the attribute with the model.
+_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+#: Where the classes and hooks come from that an operation knows, or that have no effect on outputs.
+_KNOWN = ("torch.", "timm.", "transformers.")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+Obstacle = Literal["replicated", "wrapped", "compiled", "packed", "quantized", "pruned", "parametrized", "changed"]
+
+
+def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", values: bool = True) -> None:
+    """Check that none of some obstacles is in a model, nor sharded tensors, nor, with `values`, some without values.
+
+    Args:
+        model: the model.
+        obstacles: wrappers of the model: 'replicated' by `DistributedDataParallel`, which keeps the parameters that it
+            was built with, 'wrapped' by any; 'compiled' parts; 'quantized' weights, or 'packed' ones of PyTorch;
+            'pruned' and 'parametrized' weights, which are computed in each pass; code that is 'changed': hooks,
+            functions and classes that are not those of the library of the model.
+        name: that of the argument.
+        values: whether each tensor must have values.
+    """
+    check_whole(model, name, values)
+    for obstacle in obstacles:
+        for problem in _FINDERS[obstacle](model):
+            raise ValueError(problem if obstacle == "changed" else f"`{name}` must {problem}.")
+
+
+def _find_replicated(model: nn.Module) -> Iterator[str]:
+    if type(model).__name__ == "DistributedDataParallel":
+        yield from _find_wrapped(model)
+
+
+def _find_wrapped(model: nn.Module) -> Iterator[str]:
+    if (kind := type(model).__name__) in _WRAPPERS:
+        yield f"not be wrapped, got {kind}; give its attribute {_WRAPPERS[kind]}, and wrap that again after this"
+
+
+def _find_compiled(model: nn.Module) -> Iterator[str]:
+    for place, part in model.named_modules():
+        if type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
+            yield f"not be compiled, got {place or type(part).__name__}, which is; compile it after this"
+
+
+def _find_packed(model: nn.Module) -> Iterator[str]:
+    for place, part in model.named_modules():
+        if "quantized" in type(part).__module__:
+            yield f"have weights in floating point, got a quantized one ({type(part).__name__} at {place}){_AFTER}"
+
+
+_AFTER = "; change or train it first, and export the result as int8"
+
+
+def _find_quantized(model: nn.Module) -> Iterator[str]:
+    yield from _find_packed(model)
+    for place, value in model.named_parameters():
+        if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
+            kind = f"{type(value).__name__} of {value.dtype}"
+            yield f"have weights in floating point, got a quantized one ({place}, {kind}){_AFTER}"
+
+
+def _find_pruned(model: nn.Module) -> Iterator[str]:
+    for place, part in model.named_modules():
+        for hook in part._forward_pre_hooks.values():
+            if type(hook).__module__.startswith("torch.nn.utils"):
+                pruned = getattr(hook, "_tensor_name", None)
+                leaf, remove = pruned or getattr(hook, "name", ""), "prune.remove" if pruned else "remove_weight_norm"
+                what = f"{place}.{leaf}".lstrip(".")
+                yield f"have its weights as tensors, got {what}, which is computed; call torch.nn.utils.{remove} first"
+
+
+def _find_parametrized(model: nn.Module) -> Iterator[str]:
+    remove = "torch.nn.utils.parametrize.remove_parametrizations"
+    for place, part in model.named_modules():
+        for leaf in part._modules["parametrizations"] or () if "parametrizations" in part._modules else ():
+            what = f"{place}.{leaf}".lstrip(".")
+            yield f"have its weights as tensors, got {what}, which is computed; call {remove} first"
+        if hasattr(part, "base_layer"):
+            kind = type(part).__name__
+            yield f"have its weights as tensors, got {place}, where {kind} adds to base_layer; merge both first"
+
+
+def changes(model: nn.Module, known: tuple[str, ...] = _KNOWN) -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, the value and the violated rule of code that is not of `known` modules."""
+    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+        for hook in getattr(torch.nn.modules.module, kind).values():
+            yield f"torch.nn.modules.module.{kind}", hook, "must be empty"
+    for name, part in model.named_modules():
+        place = f"{name}." if name else ""
+        if not type(part).__module__.startswith(known):
+            yield name, part, f"must be of a class of its library, not of {type(part).__module__},"
+        for method, value in vars(part).items():
+            shadows = method != "extra_repr" and callable(value) and callable(getattr(type(part), method, None))
+            if shadows and not _module_of(value).startswith(known[len(_KNOWN) :] or "?"):
+                yield f"{place}{method}", value, "must be that of its class"
+        for kind in _HOOKS:
+            for hook in vars(part)[kind].values():
+                if not _module_of(hook).startswith(known):
+                    yield f"{place}{kind}", hook, "must be removed"
+
+
+def _module_of(function: Any) -> str:
+    """Return the name of the module that a function, or the class of a callable object, is from."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def _find_changed(model: nn.Module) -> Iterator[str]:
+    known = (*_KNOWN, f"{__name__.partition('.')[0]}.") if hasattr(model, "each_layer") else _KNOWN
+    for place, value, rule in changes(model, known):
+        got = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
+        yield f"`{place}` of {type(model).__name__} {rule} to be converted, got {got}."
+
+
+def check_savable(model: nn.Module) -> None:
+    """Check that a file can hold the weights of a model; warn of hooks and functions, which are not saved with them."""
+    check_intact(model, "wrapped", "quantized", "pruned", "parametrized")
+    if wrapped := [name for name in model.state_dict() if "_orig_mod." in name]:
+        raise ValueError(f"`model` must have no compiled parts, whose names are others, got {wrapped[0]}.")
+    known = (*_KNOWN, f"{__name__.partition('.')[0]}.")
+    places = [place for place, value, _ in changes(model, known) if not isinstance(value, nn.Module)]
+    if places:
+        warnings.warn(
+            f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'} not saved: the "
+            "opened model computes what its classes do.",
+            stacklevel=4,
+        )
+
+
+_FINDERS = {name: globals()[f"_find_{name}"] for name in get_args(Obstacle)}
