@@ -31,7 +31,8 @@ def rename_by_timm(
     tables = {name: value for name, value in state.items() if name.endswith("relative_position_bias_table")}
     # a filter resamples what has another shape than in the model: here the kernel is the file's, and there is no table
     kernels = [value for name, value in state.items() if name.endswith("patch_embed.proj.weight")]
-    kernel = next(value for value in (*kernels, *model.parameters(), torch.empty(1, 1, 1, 1)) if value.ndim == 4)
+    known = (*kernels, *model.parameters(), torch.empty(1, 1, 1, 1))
+    kernel = next(value.flatten(1, -3) for value in known if value.ndim > 3)
     as_in_file = SimpleNamespace(
         patch_embed=SimpleNamespace(proj=SimpleNamespace(weight=kernel)),
         pos_embed=None,

@@ -155,7 +155,7 @@ class FixedEncoding(AbsoluteEncoding):
 
     def _is_formula(self, rows: Tensor, grid: Grid) -> bool:
         table = self.factor * self.formula(replace(grid, prefix=self.grid.prefix), rows.device)
-        return bool((rows - table).abs().max() < _ROUNDING * max(self.factor, 1.0))
+        return bool((rows - table).abs().max() < _ROUNDING * self.factor)
 
     def at(self, grid: Grid) -> Tensor:
         """Compute the table of `grid`, (N, D), in the dtype and on the device of the module."""
