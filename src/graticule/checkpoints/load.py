@@ -25,7 +25,7 @@ from graticule.checkpoints.read import (
     with_metadata,
 )
 from graticule.encodings.forms.absolute import FixedEncoding
-from graticule.position.joining import JOININGS
+from graticule.position.joining import JOININGS, Default
 from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, GridModule, Position
 from graticule.registry.checks import checked, printable
@@ -235,12 +235,9 @@ def rename_published(
 ) -> None:
     """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
 
-    Tables of another grid or window are resampled if their encoding can be, whatever their names; a table that is a
-    formula's is replaced by the formula's, and another one is refused. `local_metadata` records the grid of each table,
-    if the state dict was made by this library. Without it a table of as many rows as the model's is for the same grid,
-    and any other one is assumed to be square if it can be. A warning names tables that are resampled, with both grids,
-    tables whose grid is assumed though it could be a square, tensors that are not used, and weights that were trained
-    with another encoding or joining, which may have the same names and shapes.
+    The rules are those of `load_checkpoint`; `local_metadata` records the grid of each table, if the state dict was
+    made by this library. Warnings name tables that are resampled or whose grid is assumed, tensors that are not used,
+    and weights that were trained with another encoding or joining, which may have the same names and shapes.
     """
     names = [name for name in state_dict if name.startswith(prefix)]
     values = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
@@ -249,11 +246,7 @@ def rename_published(
 
 
 def _rename(
-    module: Any,
-    file: dict[str, Any],
-    recorded: Mapping[str, Any],
-    shape_given: Shape | None = None,
-    source: object = "the checkpoint",
+    module: Any, file: dict[str, Any], recorded: dict[str, Any], first: Shape | None = None, source: Any = "the file"
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the tensors of a file under our names, for the grids of the model, and the name of each in the file."""
     _check_words(module, recorded.get(POSITION))
@@ -270,7 +263,7 @@ def _rename(
         values[target], names[target] = values.pop(name), names.pop(name)
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
-    own_grids, resampled, shapes = position.table_shapes(), Counter[str](), given_shapes(position, values, shape_given)
+    own_grids, resampled, shapes = position.table_shapes(), Counter[str](), given_shapes(position, values, first)
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
         value, own_grid, (module, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
@@ -304,11 +297,7 @@ def _rename(
 
 
 def given_shapes(position: Position, values: Mapping[str, Any], first: Shape | None) -> dict[str, Shape]:
-    """Return the shape of each table if that of the first stage is `first`, halved as often as fits; {} if it is None.
-
-    Raises:
-        ValueError: if it is of none of them.
-    """
+    """Return the shape of each table if that of the first stage is `first`, halved as often as fits."""
     shapes = {}
     for name in position.table_shapes() if first else ():
         value, shape, (module, leaf) = values.get(f"position.{name}"), tuple(first or ()), position.holder_of(name)
@@ -330,17 +319,18 @@ def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:
     notes: dict[str, str] = {}
     tokens = [name for name in ("cls_token", "dist_token") if isinstance(values.get(name), Tensor)]
     known = model.state_dict().keys() & set(tokens)
-    for name, module in model.position.named_modules() if known else ():
+    for name, module in model.position.named_modules():
         table = values.get(target := f"position.{name}.pos_embed")
-        is_table = isinstance(table, Tensor) and not unusable(table) and table.ndim > 1
-        if not is_table or not getattr(module, "resampled", False) or module.grid.prefix:
+        if not known or table is None or getattr(module, "prefix_rows", True) or unusable(table) or table.ndim < 2:
             continue
-        patches = table.shape[-2] - len(tokens)
-        if module.grid.alike(patches) and (patches == module.grid.patches or not module.grid.alike(table.shape[-2])):
-            for token in known:
+        patches, grid = table.shape[-2] - len(tokens), module.grid
+        if grid.alike(patches) and (patches == grid.patches or not grid.alike(table.shape[-2])):
+            joining = model.position.get_submodule(f"{name.rpartition('encodings.')[0]}joining")
+            added = known if isinstance(joining, Default) else set()  # not where the table is added in a block
+            for token in added:
                 values[token] = values[token] + table[..., tokens.index(token), :]
             values[target] = table[..., len(tokens) :, :]
-            notes[target] = f"the rows of {', '.join(tokens)} in {target} are added to the tokens that the model has"
+            notes[target] = f"of {target} the rows of {', '.join(tokens)} are added to {', '.join(added) or 'nothing'}"
     return notes
 
 

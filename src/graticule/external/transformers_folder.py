@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,23 +27,13 @@ from graticule.hub.kinds import register_kind
 from graticule.registry.checks import install, printable
 from graticule.registry.fields import check_value, read_typed
 
-#: Classes of checkpoints that have more than an encoder of images -> the class of the encoder.
+#: Patterns of classes that have more than an encoder of images -> the class of the encoder, if that converts.
 _ENCODERS = {
-    "BeitForMaskedImageModeling": "BeitModel",
-    "CLIPModel": "CLIPVisionModelWithProjection",
-    "Dinov2ForImageClassification": "Dinov2Model",
-    "Dinov2WithRegistersForImageClassification": "Dinov2WithRegistersModel",
-    "Qwen2VLForConditionalGeneration": "Qwen2VisionTransformerPretrainedModel",
-    "Qwen3VLForConditionalGeneration": "Qwen3VLVisionModel",
-    "SamModel": "SamVisionModel",
-    "Siglip2Model": "Siglip2VisionModel",
-    "SiglipModel": "SiglipVisionModel",
-    "SwinForMaskedImageModeling": "SwinModel",
-    "Swinv2ForMaskedImageModeling": "Swinv2Model",
-    "ViTForMaskedImageModeling": "ViTModel",
-    "ViTMAEForPreTraining": "ViTMAEModel",
-    "VJEPA2ForVideoClassification": "VJEPA2Model",
-    "VideoMAEForPreTraining": "VideoMAEModel",
+    r"For(?:MaskedImageModeling|PreTraining|ImageClassification|VideoClassification)$": "Model",
+    r"^CLIPModel$": "CLIPVisionModelWithProjection",
+    r"^(Sam|Siglip|Siglip2)Model$": r"\1VisionModel",
+    r"^Qwen2VLForConditionalGeneration$": "Qwen2VisionTransformerPretrainedModel",
+    r"^Qwen3VLForConditionalGeneration$": "Qwen3VLVisionModel",
 }
 #: Patterns of names of tensors of such a checkpoint -> names in the encoder, if transformers does not know them.
 _WITHIN = {r"^(?:model\.)?visual\.": ""}
@@ -69,7 +60,9 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     transformers = import_transformers(config)
     described = read_typed(config, _FolderDescription)
     name = described.architectures[0] if described.architectures else "no architecture"
-    kind = class_of(transformers, _ENCODERS.get(name, name))
+    encoders = (re.sub(pattern, encoder, name) for pattern, encoder in _ENCODERS.items())
+    known = (encoder for encoder in (name, *encoders) if f"transformers.{encoder}" in CONVERSIONS)
+    kind = class_of(transformers, next(known, name))
     of_images = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     # a class that converts, or whose main input is images
     if not of_images or not (f"transformers.{kind.__name__}" in CONVERSIONS or kind.main_input_name == "pixel_values"):
