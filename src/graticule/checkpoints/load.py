@@ -330,7 +330,8 @@ def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:
             for token in added:
                 values[token] = values[token] + table[..., tokens.index(token), :]
             values[target] = table[..., len(tokens) :, :]
-            notes[target] = f"of {target} the rows of {', '.join(tokens)} are added to {', '.join(added) or 'nothing'}"
+            change = f"added to {', '.join(sorted(added))}" if added else "left out"
+            notes[target] = f"the rows of {', '.join(tokens)} in {target} are {change}"
     return notes
 
 
