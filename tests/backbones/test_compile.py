@@ -22,6 +22,7 @@ def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, joining):
     torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_another_size_is_one_graph_too():
     model = draw(tiny("learnable+relative_bias", "lape", depth=1)).double().eval()
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
@@ -64,7 +65,7 @@ def test_every_class_declares_a_small_model():
 
 
 # CVT has the layers of ViT-Lite; a distilled model and a PEG are compiled above
-@families(THREE, [family for family in SMALL if family not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
+@families(THREE[:2], [family for family in SMALL if family not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
 def test_a_model_of_every_family_is_one_graph_in_bfloat16_at_another_size_that_is_not_square(family):
     nothing_to_join = family in ("CPVT, GAP", "Twins-SVT") or "mixing" in build(family).needs
     model = build(family, joining="default" if nothing_to_join else "lape", **shallow(family)).bfloat16().eval()

@@ -38,7 +38,6 @@ from tiny import (
     assert_same,
     count,
     draw,
-    every_family,
     having,
     images_for,
     shallow,
@@ -478,7 +477,7 @@ def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(famil
         assert any(rotary.sources)
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_the_position_code_passes_every_check(family):
     model = draw(build(family, **shallow(family))).eval()

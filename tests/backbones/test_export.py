@@ -7,14 +7,14 @@ from torch.export import Dim, export
 
 import graticule
 from graticule.lab.studies.matrix import build
-from tiny import SMALL, THREE, images_for, shallow
+from tiny import SMALL, images_for, shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")
 #: In addition to each family's default encoding, one encoding for every field of `LayerPosition`.
 CASES = [
     *(
-        pytest.param(family, None, "default", marks=() if family in THREE else pytest.mark.slow)
+        pytest.param(family, None, "default", marks=() if family in ("ViT, DeiT", "PosMLP") else pytest.mark.slow)
         for family in SMALL
         if family not in ALIKE
     ),

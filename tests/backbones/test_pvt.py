@@ -149,6 +149,7 @@ def exported(model, step):
     return export(model, (wide(2 * step, 3 * step),), dynamic_shapes=({2: height, 3: width},)).module()
 
 
+@pytest.mark.slow
 def test_a_pyramid_with_pegs_is_exported_for_any_height_and_width():
     model = two_stages("pvt_tiny_peg")
     program = exported(model, 8)

@@ -146,6 +146,7 @@ def test_generate_refuses_wrong_options_before_any_work(name):
             generate(model, **{"tokens": TEXT, "new_tokens": 2, name: value})
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_checks_are_part_of_no_compiled_graph():
     model, lm = _vit(), _lm()

@@ -103,8 +103,8 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
     [
         (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
         (["analyze", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
-        (["analyze", "attention", "RUN", "--layers", 1], {"trained"}),
-        (["analyze", "translation", "RUN", "--count", 8], {"trained"}),
+        pytest.param(["analyze", "attention", "RUN", "--layers", 1], {"trained"}, marks=pytest.mark.slow),
+        pytest.param(["analyze", "translation", "RUN", "--count", 8], {"trained"}, marks=pytest.mark.slow),
         (["models"], {"models", "encodings", "recipes"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -187,6 +187,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path, quick_pictures):
     options = ("--quick", "--seeds", 0, "--sizes", 20, "28x36", "--output", tmp_path)
     choices = ("encoding=learnable", "encoding=peg(places=[0, 1], bias=False),global_pool=avg")

@@ -97,6 +97,7 @@ def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, pla
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
     small = ",model=lm_nano,context=16"
     choices = (f"encoding=learnable{small}", f"encoding=bucketed_bias{small}")

@@ -184,6 +184,7 @@ def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
 # compare
 
 
+@pytest.mark.slow
 def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(capsys, tmp_path):
     choices = (
         "encoding=ggqpe(form='alpha', bias=False),seed=0",

@@ -79,6 +79,7 @@ def test_a_value_of_the_wrong_type_is_a_bad_option(capsys, tmp_path, monkeypatch
         assert code == 2 and message in err
 
 
+@pytest.mark.slow
 def test_compare_trains_with_the_values(capsys, tmp_path):
     tiny = ["limit_train=20", "limit_test=10", "batch_size=20", "model_kwargs=depth=1", "accelerator=cpu"]
     command = ["compare", "digits_quick", "--choices", "joining=default", "--seeds", 0, "--epochs", 1]

@@ -15,7 +15,7 @@ from graticule.lab.studies.matrix import GROUPS, build, combinations, initials
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import PYRAMIDS, SMALL, fields, goes_with, takes
+from tiny import PYRAMIDS, SMALL, THREE, families, fields, goes_with, takes
 
 #: The fields of `LayerPosition` that a family declares; the contract of backbones proves that its layers use them.
 USES = {family: MODELS[name].kind.takes for family, (name, _) in SMALL.items()}
@@ -51,7 +51,7 @@ def sums(family, most=4):
     return combined
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@families(THREE, OTHERS)
 @in_turn("encoding", sums)
 def test_pyramids_run_whole_with_every_encoding_that_they_take(family, encoding):
     assert_runs_whole(family, encoding, "default")

@@ -37,11 +37,11 @@ STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"keep": 1}, [3, 9]),
         ({"keep": 2}, [3, 6, 9]),
-        ({"keep": 1, "checkpoint_steps": 2}, [3, 9]),
+        pytest.param({"keep": 1}, [3, 9], marks=pytest.mark.slow),
+        pytest.param({"keep": 1, "checkpoint_steps": 2}, [3, 9], marks=pytest.mark.slow),
         ({"keep": 3, "checkpoint_steps": 2}, [3, 6, 8, 9]),  # 6 after the second epoch; 8 and 9 follow
-        ({"keep": 9, "checkpoint_steps": 2}, [2, 3, 4, 6, 8, 9]),
+        pytest.param({"keep": 9, "checkpoint_steps": 2}, [2, 3, 4, 6, 8, 9], marks=pytest.mark.slow),
     ],
 )
 def test_exactly_the_last_ones_and_the_best_are_kept(tmp_path, options, expected):

@@ -126,7 +126,7 @@ def test_the_bar_shows_images_per_second_memory_remaining_time_and_scores(tmp_pa
     assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", later) and "epoch 3/3" in later  # elapsed time, remaining time
 
 
-@pytest.mark.parametrize("stop", [2, 4])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_after_a_resume_the_bar_continues_where_it_was_and_ends_at_its_end(tmp_path, bars, stop):
     folder = tmp_path / "run"
     stopped(short(), folder, stop)

@@ -203,6 +203,7 @@ def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, uninterrupted):
 # Computation
 
 
+@pytest.mark.slow
 def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, uninterrupted):
     run = train(short(augmentation=EACH, grad_checkpointing=True), tmp_path / "run", progress=False)
     assert_same_end(run, uninterrupted)
