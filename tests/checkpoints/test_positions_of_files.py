@@ -140,6 +140,32 @@ def test_the_grid_of_a_table_is_that_which_is_given(there, here, grid, written):
         assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
 
 
+#: Rows of a table that was replaced by hand, and its grid: YuanGongND/ast#27, Martinser/REG#9, LLaVA#1090, SelfMedMAE.
+REPLACED = [((6, 6), None), ((12, 25), None), ((12, 25), (12, 25)), ((3, 12), (3, 12)), ((2, 8), (2, 8))]
+
+
+@in_turn(("rows", "grid"), REPLACED)
+def test_the_grid_of_a_table_that_was_replaced_is_found_or_refused(rows, grid, written, tmp_path):
+    table = torch.randn(1, 1 + rows[0] * rows[1], 24)
+    theirs = timm.create_model("vit_tiny_patch16_224", **SIZE)
+    theirs.pos_embed, ours = torch.nn.Parameter(table), tiny()
+    ours.position.encodings[0].pos_embed = torch.nn.Parameter(table)  # while 4 x 4 are recorded
+    expected = Grid(*rows, prefix=1).resize(table[0], Grid(4, 4, prefix=1))
+    for state in (theirs.state_dict(), ours.state_dict()):
+        torch.save(state, path := tmp_path / "file.pth")
+        model = tiny()
+        if rows == (12, 25) and grid is None:
+            with pytest.raises(ValueError, match=r"pos_embed is \(1, 301, 24\) where .*; give its grid"):
+                load_checkpoint(model, path)
+        elif rows == (2, 8) and "pos_embed" not in state:  # as many rows as are recorded
+            with pytest.raises(ValueError, match="`grid` must be that which the file records"):
+                load_checkpoint(model, path, grid=grid)
+        else:
+            with pytest.warns(UserWarning, match=f"resampled: 1 from {rows[0]} x {rows[1]} to 4 x 4"):
+                load_checkpoint(model, path, grid=grid)
+            assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
+
+
 def test_the_grid_of_tables_of_a_pyramid_and_of_windows_is_given(written):
     name, size = "pvt_tiny", {"img_size": (32, 64), "embed_dims": (8, 16), "depths": (1, 1), "num_heads": (1, 2)}
     size |= {"mlp_ratios": (2, 2), "sr_ratios": (2, 1), "num_classes": 0}

@@ -178,6 +178,8 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, s
                 )
                 break
             complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(target.shape)}")
+            if name.endswith("pos_embed"):
+                complaints[-1] += "; give its grid of patches as `grid`, if that is it"
         elif kind(value) != kind(target):
             complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(target)}")
         elif count := int((~value.to(target.dtype).isfinite()).sum()):
@@ -241,7 +243,7 @@ def rename_published(
     """
     names = [name for name in state_dict if name.startswith(prefix)]
     values = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
-    values, _ = _rename(module, values, valid_metadata(local_metadata))
+    values = _rename(module, values, valid_metadata(local_metadata))[0]
     state_dict.update({prefix + name: value for name, value in values.items()})
 
 
@@ -272,6 +274,8 @@ def _rename(
         if not isinstance(value, Tensor):
             continue
         grid = grids.get(published.get(target, target))
+        if grid and getattr(module and module.grid_of(leaf, value, grid), "shape", None) != tuple(grid):
+            grid = None  # the table was replaced after its grid was recorded
         if target in shapes and grid not in (None, shapes[target]):
             raise ValueError(f"`grid` must be that which the file records for {names[target]}, {by(grid)}.")
         grid = shapes.get(target, grid)

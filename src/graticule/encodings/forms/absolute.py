@@ -146,10 +146,10 @@ class FixedEncoding(AbsoluteEncoding):
     def advice(self, rows: Tensor, grid: Grid | None) -> str:
         """Name the encoding whose table on `grid` is `rows`, (N', D); else one that keeps any table."""
         fixed = [(name, kind) for name, kind in ENCODINGS.items() if issubclass(kind, FixedEncoding)]
-        for name, kind in fixed if grid is not None else ():
+        for name, kind in fixed:
             for options in kind.variants():
                 with suppress(ValueError):  # another one may need another number of channels
-                    if kind(self.grid, self.dim, **options)._is_formula(rows, grid):
+                    if grid is not None and kind(self.grid, self.dim, **options)._is_formula(rows, grid):
                         return f"it is that of encoding={str(Spec(name, options))!r}"
         return "encoding='learnable' keeps any table and resamples it for other sizes, as the code of T2T-ViT does"
 
