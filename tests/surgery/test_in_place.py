@@ -48,9 +48,11 @@ TIMM = {
     "naflexvit_base_patch16_gap": ({**PLAIN, "img_size": None}, (64, 96)),
     "hiera_tiny_224": ({"img_size": 64, "num_classes": 5}, (128, 96)),
     "sam2_hiera_tiny": ({}, (256, 512)),
-    # facebookresearch/LeViT#6 and #25, huggingface/pytorch-image-models#1540, snap-research/EfficientFormer#19
+    # facebookresearch/LeViT#6 and #25, huggingface/pytorch-image-models#1540 and #1769
     "levit_128s": (LEVIT, (96, 160)),
     "levit_conv_128s": (LEVIT, (48, 64)),
+    # snap-research/EfficientFormer#19, #20 and #29, and of version 2 #44
+    "efficientformer_l1": ({"num_classes": 5}, (96, 160)),
     "efficientformerv2_s0": ({"img_size": 64, "num_classes": 5}, (96, 160)),
 }
 #: Names of parameters and buffers that hold position, or weights over the tokens, or are caches.
@@ -61,7 +63,19 @@ POSITION = re.compile(
 
 
 #: Of those, the larger ones.
-SLOW = ("hiera", "sam2", "mixer", "gmixer", "resmlp", "gmlp", "twins", "vit_srelpos", "deit")
+SLOW = (
+    "hiera",
+    "sam2",
+    "mixer",
+    "gmixer",
+    "resmlp",
+    "gmlp",
+    "twins",
+    "vit_srelpos",
+    "deit",
+    "levit_conv",
+    "efficientformer_",
+)
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name for name in TIMM]
 #: Those that convert; Swin scales its windows in timm, and keeps them here.
 CONVERTED = [
@@ -165,6 +179,24 @@ def _overlapping(model):
 
 def _buffer(model):
     model.rope.register_buffer("pos_embed", torch.randn(36, 64), persistent=False)
+
+
+@torch.no_grad()
+def test_tables_of_efficientformer_of_one_size_are_resized_with_a_warning_and_their_index_is_that_of_offsets():
+    model = draw(timm.create_model("efficientformer_l1", num_classes=5)).eval()
+    part = model.stages[3].blocks[-1].token_mixer
+    table, index = part.attention_biases.clone(), part.attention_bias_idxs.clone()
+    with pytest.warns(UserWarning, match="timm builds EfficientFormer for tables of 7 x 7 alone"):
+        graticule.resize(model, (96, 160))
+    bias = part.get_attention_biases(torch.device("cpu")).unflatten(2, (3, 5)).unflatten(1, (3, 5))
+    expected = F.interpolate(table.view(1, -1, 7, 7), (3, 5), mode="bicubic", antialias=True)[0]
+    torch.testing.assert_close(bias[:, 2, 4].flip(1, 2), expected, rtol=0, atol=1e-5)
+    assert torch.equal(bias[:, 0, 0], bias[:, 2, 4].flip(1, 2)) and model(torch.randn(1, 3, 96, 160)).isfinite().all()
+    resized(model, 224)
+    assert torch.equal(part.attention_bias_idxs, index)
+    part.attention_biases = nn.Parameter(torch.zeros(8, 64))
+    with pytest.raises(ValueError, match=r"attention_biases` of EfficientFormer must be \(8, 49\).* got \(8, 64\)"):
+        graticule.resize(model, 256)
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "levit_conv_128s", "efficientformerv2_s0"])

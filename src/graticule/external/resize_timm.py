@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
 from timm.models.convit import GPSA, ConVit
+from timm.models.efficientformer import EfficientFormer
 from timm.models.efficientformer_v2 import Attention2dDownsample, EfficientFormerV2
 from timm.models.hiera import Hiera, Reroll, Unroll
 from timm.models.hieradet_sam2 import HieraDet
@@ -31,7 +32,7 @@ from graticule.external.convert.transformers import CUBIC
 from graticule.external.images import image_channels, image_size
 from graticule.hub.config import record_input
 from graticule.position.grid import Grid
-from graticule.position.places import Shape, by
+from graticule.position.places import Shape, by, ravel
 from graticule.position.resampling import BICUBIC, build_resampler, resize_rows
 from graticule.surgery.resize import LIBRARIES, same_layers, set_channels
 from graticule.system.symbolic import ceiling
@@ -125,8 +126,8 @@ def _tables(model: Any) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
             extra = 3 if getattr(part, "prefix_tokens", 0) else extra
             shape = (bias.shape[0], *sides) if bias.ndim == 3 else (sides[0] * sides[1] + extra, bias.shape[-1])
             yield f"{name}.relative_position_bias_table", bias, shape
-        if isinstance(offsets := getattr(part, "attention_biases", None), Tensor) and hasattr(part, "resolution"):
-            yield f"{name}.attention_biases", offsets, (part.num_heads, math.prod(to_2tuple(part.resolution)))
+        if isinstance(offsets := getattr(part, "attention_biases", None), Tensor):
+            yield f"{name}.attention_biases", offsets, (part.num_heads, math.prod(_resolution(part)))
         feat, cache = getattr(part, "feat_shape", None), getattr(part, "pos_embed", None)
         if feat is not None and isinstance(cache, Tensor):
             yield f"{name}.pos_embed", cache, (feat[0] * feat[1], cache.shape[-1])
@@ -229,7 +230,7 @@ def _resize_naflex(model: Any, size: Shape) -> None:
 
 
 def _resize_offsets(model: Any, size: Shape) -> None:
-    """Resize LeViT or EfficientFormer V2: tables of absolute offsets, as timm does in TinyViT, and their indices."""
+    """Resize LeViT or EfficientFormer: tables of absolute offsets, as timm does in TinyViT, and their indices."""
     stages = [(info["reduction"], stage) for info, stage in zip(model.feature_info, model.stages, strict=True)]
     step = stages[0][0] if isinstance(model, Levit) else stages[-1][0]
     _tokens(size, (step, step), (1, 1), "strides")  # at others the grids of convolutions and tables would differ
@@ -239,17 +240,32 @@ def _resize_offsets(model: Any, size: Shape) -> None:
                 merges = isinstance(part, AttentionDownsample | Attention2dDownsample)
                 step = reduction // 2 if merges else reduction * 2 if getattr(part, "upsample", None) else reduction
                 _set_offsets(part, (ceiling(size[0], step), ceiling(size[1], step)))
+    if isinstance(model, EfficientFormer) and size != (224, 224):
+        warnings.warn(
+            f"timm builds EfficientFormer for tables of 7 x 7 alone: weights for {by(size)} pixels must be loaded "
+            "into a model that is resized before.",
+            stacklevel=2,
+        )
+
+
+def _resolution(part: Any) -> Shape:
+    """Return the grid of the keys of an attention; EfficientFormer does not record its 7 x 7."""
+    return to_2tuple(getattr(part, "resolution", 7))
 
 
 def _set_offsets(part: Any, grid: Shape) -> None:
     """Resample the table of an attention for keys on `grid`, and set what timm computes from its grid."""
     table = part.attention_biases.detach()
-    _put(part, "attention_biases", resize_rows(table, part.resolution, grid))
+    _put(part, "attention_biases", resize_rows(table, _resolution(part), grid))
+    part.resolution = grid
     queries = tuple(ceiling(side, 2) for side in grid)
     sizes = {"resolution": grid, "N": math.prod(grid), "resolution2": queries, "N2": math.prod(queries)}
     for inner in part.modules():  # with the part that takes every second token
         vars(inner).update({name: value for name, value in sizes.items() if name in vars(inner)})
-    part.attention_bias_idxs = part._compute_attention_bias_idxs(table.device)
+    if hasattr(part, "_compute_attention_bias_idxs"):
+        part.attention_bias_idxs = part._compute_attention_bias_idxs(table.device)
+    else:
+        part.attention_bias_idxs = ravel(Grid(*grid).offsets(table.device).abs().unbind(-1), grid)
     part.attention_bias_cache = {}
 
 
@@ -285,6 +301,7 @@ _RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], None]] = {
     Twins: _resize_twins,
     NaFlexVit: _resize_naflex,
     Levit: _resize_offsets,
+    EfficientFormer: _resize_offsets,
     EfficientFormerV2: _resize_offsets,
     HieraDet: _resize_hieradet,
     Hiera: _resize_hiera,
