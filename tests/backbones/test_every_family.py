@@ -35,9 +35,11 @@ from in_turn import in_turn
 from tiny import (
     GATED,
     SMALL,
+    THREE,
     assert_same,
     count,
     draw,
+    families,
     having,
     images_for,
     shallow,
@@ -477,7 +479,7 @@ def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(famil
         assert any(rotary.sources)
 
 
-@three_families
+@families((*THREE, "PVT", "SAM"))
 @torch.no_grad()
 def test_the_position_code_passes_every_check(family):
     model = draw(build(family, **shallow(family))).eval()
