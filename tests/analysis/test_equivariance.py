@@ -110,6 +110,7 @@ def test_a_pyramid_is_measured_on_the_grid_of_every_stage(name):
 def test_a_size_that_the_model_pads_is_refused_because_no_shift_moves_all_its_patches(name, sizes, refused, patch):
     with torch.device("meta"):
         model = graticule.create_model(name, encoding="none")
+    model.to_empty(device="cpu")
     assert model.coarsest_patch == (patch, patch) == (model.feature_info[-1]["reduction"],) * 2
     for size in sizes:
         assert whole_patches(model, size).shape == (size[0] // patch, size[1] // patch)

@@ -5,7 +5,7 @@ A file is one measure, which returns numbers; figures and pages are in `graticul
 
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.audit import Audit, audit, audit_json
-from graticule.analysis.certificate import DebiasCertificate, certify
+from graticule.analysis.certificate import DebiasCertificate, ResizeCertificate, certify, certify_resize
 from graticule.analysis.correlation import Coefficients, norm_coefficients, position_correlations
 from graticule.analysis.debias import debias
 from graticule.analysis.effect import Effect
@@ -28,12 +28,14 @@ __all__ = [
     "PositionShare",
     "PositionSums",
     "Probe",
+    "ResizeCertificate",
     "Translation",
     "attention_maps",
     "audit",
     "audit_json",
     "bias_maps",
     "certify",
+    "certify_resize",
     "cosine_similarity",
     "debias",
     "mixing_maps",

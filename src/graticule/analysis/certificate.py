@@ -1,9 +1,11 @@
-"""Certificate of a removal of position: what is left of it in a model's features, and what is lost of content."""
+"""Certificates: of a removal of position, what is left of it and lost of content; of a change of size, what changes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +13,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
+from graticule.analysis.effect import resize_images
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
-from graticule.external.images import Size, evaluating
+from graticule.external.images import Size, call, evaluating, image_channels
 from graticule.external.traced_model import view_of
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
+from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import checked
+from graticule.surgery.export import difference
+from graticule.surgery.resize import resize
 from graticule.system.tables import PrintedTable
 
 #: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
@@ -91,15 +100,111 @@ class DebiasCertificate(PrintedTable):
             rows.append(("content kept (%)", "100", self.content.text(), ""))
         return rows
 
-    def to_json(self) -> str:
-        """Return the report as JSON."""
 
-        def plain(value: Any) -> Any:
-            if isinstance(value, Estimate):
-                return {name: float(limit) for name, limit in value._asdict().items()}
-            return [plain(part) for part in value] if isinstance(value, tuple) else value
+@dataclass(frozen=True, eq=False)
+class ResizeCertificate(PrintedTable):
+    """Report of a change of size, by `certify_resize`.
 
-        return json.dumps({name: plain(value) for name, value in vars(self).items()}, indent=1)
+    line: the line of Python that repeats the change.
+    changes: name -> before and after, for each tensor (its shape) and entry of the configuration that changes.
+    difference: of outputs for images of the old size, relative to the largest: 0 for equal bits, None if refused after.
+    cost: tokens and multiply-adds of an image, relative to before.
+    similarity: resampler -> cosine of the mean patch of each image at the old and the new size, the best first.
+    """
+
+    line: str
+    changes: dict[str, tuple[str, str]]
+    difference: float | None
+    cost: dict[str, float]
+    similarity: dict[str, Estimate]
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Return rows for a table of at most 20 lines; names with the same change share a row."""
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, pair in self.changes.items():
+            groups[pair].append(name)
+        changes = [(names[0] + f" and {len(names) - 1} more" * (len(names) > 1), *p) for p, names in groups.items()]
+        apart = "refused" if self.difference is None else f"{self.difference:.1e} apart" if self.difference else "equal"
+        costs = [(name, "1", f"{ratio:.2f}") for name, ratio in self.cost.items()]
+        features = [(f"features kept, {name} (%)", "100", value.text()) for name, value in self.similarity.items()]
+        return [
+            (self.line, "before", "after"),
+            *changes[:8],
+            ("outputs at the old size", "", apart),
+            *costs,
+            *features[:6],
+        ]
+
+
+@checked
+def certify_resize(model: nn.Module, img_size: Any, images: Tensor | None = None, **options: Any) -> ResizeCertificate:
+    """Report what `graticule.resize(model, img_size, **options)` changes and keeps; the model itself stays as it is.
+
+    Args:
+        model: as for `resize`.
+        img_size: the new size.
+        images: preprocessed images (B, C, height, width), for the features that are kept.
+        options: further arguments of `resize`.
+    """
+    model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
+    changed = resize(copy.deepcopy(model), img_size, **options)
+    view, new_view = view_of(model), view_of(changed)
+    noise = torch.randn(2, image_channels(model), *view.img_size, generator=torch.Generator().manual_seed(0))
+    inputs = (noise if images is None else images).to(next(model.parameters()))
+    small, large = (resize_images(inputs, at.img_size) for at in (view, new_view))
+    outputs, count = _run(model, small)
+    apart = None
+    with suppress(AssertionError, RuntimeError, ValueError):  # of a model that refuses the old size
+        apart = difference(_run(changed, small)[0], outputs)
+    similarity: dict[str, Estimate] = {}
+    for name in [] if images is None else ["as resized", *RESAMPLERS]:
+        again = options if name == "as resized" else {**options, "resampler": name}
+        with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
+            other = view_of(resize(copy.deepcopy(model), img_size, **again))
+            pairs = [at.run(x).layers[-1] for at, x in ((view, small), (other, large))]
+            means = [grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs]
+            similarity[name] = mean_estimate(F.cosine_similarity(*means).cpu().numpy())
+    old, new = _described(model), _described(changed)
+    pairs_of = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    return ResizeCertificate(
+        line=f"graticule.resize(model, {', '.join([repr(img_size), *(f'{n}={v!r}' for n, v in options.items())])})",
+        changes={name: (_text(a), _text(b)) for name, (a, b) in pairs_of.items() if not _equal(a, b)},
+        difference=apart,
+        cost={
+            "tokens": new_view.grids(new_view.img_size)[0].tokens / view.grids(view.img_size)[0].tokens,
+            "multiply-adds": _run(changed, large)[1] / count,
+        },
+        similarity=dict(sorted(similarity.items(), key=lambda item: -item[1].value)),
+    )
+
+
+def _run(model: nn.Module, images: Tensor) -> tuple[list[Tensor], int]:
+    """Return the tensors that a model returns, and the operations that it needs."""
+    kernel = sdpa_kernel(SDPBackend.MATH)  # whose products are counted, on a CPU too
+    with evaluating(model), kernel, FlopCounterMode(display=False) as counter:
+        output = call(model, images)
+    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], counter.get_total_flops()
+
+
+def _described(model: Any) -> dict[str, Any]:
+    """Return the tensors of a model, and the entries of its configuration, by name."""
+    config, created = getattr(model, "config", None), getattr(model, "created", None) or {}
+    parts = {
+        "config": config.to_dict() if hasattr(config, "to_dict") else {},
+        "pretrained_cfg": getattr(model, "pretrained_cfg", None) or {},
+        "arguments": created.get("arguments", {}),
+    }
+    entries = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers()), **entries}
+
+
+def _equal(old: Any, new: Any) -> bool:
+    return torch.equal(old, new) if isinstance(old, Tensor) and isinstance(new, Tensor) else old == new
+
+
+def _text(value: Any) -> str:
+    return "x".join(map(str, value.shape)) if isinstance(value, Tensor) else str(value)
 
 
 class PlaceReader:

@@ -157,9 +157,8 @@ class GridModule(Checked, nn.Module):
     def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the tensors that follow from the arguments and `self.grid` alone, by name; here there are none.
 
-        A constructor calls `init_non_persistent_buffers` to make them buffers that no state dict has. They are computed
-        again for another grid or dtype, after `to_empty`, and when a state dict is loaded, so a model from the meta
-        device is the same model. `dtype` is that of the module.
+        `init_non_persistent_buffers`, which a constructor calls, makes them buffers that no state dict has. They are
+        computed again for another grid or dtype, on leaving the meta device, and when a state dict is loaded.
         """
         return {}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +22,7 @@ from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
+from graticule.system.tables import report_json
 
 
 class Share(NamedTuple):
@@ -185,14 +185,7 @@ class Certificate:
 
     def to_json(self) -> str:
         """Return the report as JSON."""
-        return json.dumps(
-            {
-                "fits": [asdict(fit) for fit in self.fits],
-                "shares": [share._asdict() for share in self.shares],
-                "drift": [drift._asdict() for drift in self.drift],
-            },
-            indent=1,
-        )
+        return report_json(self)
 
 
 def _columns(rows: Sequence[tuple[str, str, str]]) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -18,6 +20,20 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def report_json(report: object) -> str:
+    """Return the fields of a report as JSON."""
+
+    def plain(value: Any) -> Any:
+        fields = value._asdict() if hasattr(value, "_asdict") else getattr(value, "__dict__", value)
+        if isinstance(fields, Mapping):
+            return {str(name): plain(part) for name, part in fields.items()}
+        if isinstance(value, tuple | list):
+            return [plain(part) for part in value]
+        return value.item() if hasattr(value, "item") else value
+
+    return json.dumps(plain(report), indent=1)
+
+
 class PrintedTable(ABC):
     """A result that prints itself as a line and a table, also in notebooks; its arrays are attributes."""
 
@@ -29,6 +45,10 @@ class PrintedTable(ABC):
     @abstractmethod
     def summary(self) -> list[tuple[str, ...]]:
         """Return the rows of the table, of which the first is the header."""
+
+    def to_json(self) -> str:
+        """Return the fields as JSON."""
+        return report_json(self)
 
     def __str__(self) -> str:
         return f"{self.heading}\n{format_table(self.summary())}".lstrip("\n")

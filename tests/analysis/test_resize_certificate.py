@@ -1,0 +1,82 @@
+"""The certificate of a change of size says what changes, what is kept, what it costs, and how to repeat it."""
+
+import copy
+import json
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import transformers
+
+import graticule
+from graticule.analysis import certify_resize
+from graticule.analysis.effect import resize_images
+from graticule.lab.training.cost import count_multiply_adds
+from tiny import SIZE, draw, tiny
+
+OLD, NEW = (32, 32), (32, 56)
+
+
+def dinov2():
+    config = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+    return transformers.Dinov2Model(transformers.Dinov2Config(**config))
+
+
+#: Model -> the tensors that a change of size changes, an entry of its configuration, and whether the outputs at the old
+#: size are equal, are not (the table is resampled there and back), or are refused.
+CASES = {
+    "computed": (lambda: tiny("rope"), {"position.encoding.table"}, "pretrained_cfg.input_size", "equal"),
+    "table": (lambda: tiny("learnable"), {"position.encodings.0.pos_embed"}, "pretrained_cfg.input_size", "apart"),
+    "none": (lambda: tiny("none"), set(), "pretrained_cfg.input_size", "equal"),
+    "timm": (lambda: timm.create_model("vit_tiny_patch16_224", **SIZE), {"pos_embed"}, None, "refused"),
+    "transformers": (dinov2, {"embeddings.position_embeddings"}, "config.image_size", "apart"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_says_what_changes_and_its_line_repeats_it(case):
+    make, tensors, entry, outputs = CASES[case]
+    torch.manual_seed(0)
+    model = draw(make()).eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    images = torch.randn(5, 3, *OLD)
+    report = certify_resize(model, NEW, images)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    same = eval(report.line, {"graticule": graticule, "model": copy.deepcopy(model)})
+    parameters = [dict([*one.named_parameters(), *one.named_buffers()]) for one in (model, same)]
+    assert tensors == {name for name in report.changes if name in parameters[0]}
+    for name in tensors:
+        shapes = ["x".join(map(str, values[name].shape)) for values in parameters]
+        assert report.changes[name] == tuple(shapes)
+    assert entry is None or entry in report.changes
+    small, large = images, resize_images(images, NEW)
+    if outputs != "refused":
+        with torch.no_grad():
+            pairs = [getattr(y, "last_hidden_state", y) for y in (model(small), same(small))]
+        assert torch.equal(*pairs) == (report.difference == 0) == (outputs == "equal")
+    assert (report.difference is None) == (outputs == "refused") and outputs in str(report)
+    assert report.cost["tokens"] == pytest.approx(29 / 17)
+    counts = [count_multiply_adds(one, x[:1]) for one, x in ((model, small), (same, large))]
+    assert report.cost["multiply-adds"] == pytest.approx(counts[1] / counts[0], rel=1e-3)
+    assert len(str(report).splitlines()) <= 20 and json.loads(report.to_json())["line"] == report.line
+
+
+def test_features_kept_are_cosines_of_mean_patches_by_resampler():
+    model, images = draw(tiny("learnable")).eval(), torch.randn(5, 3, *OLD)
+    report = certify_resize(model, NEW, images)
+    assert {"as resized", "bicubic", "bilinear", "area"} <= set(report.similarity)
+    other = graticule.resize(copy.deepcopy(model), NEW, resampler="bilinear")
+    with torch.no_grad():
+        means = [
+            list(one.each_layer(x))[-1][0][:, 1:].double().mean(1)
+            for one, x in ((model, images), (other, resize_images(images, NEW)))
+        ]
+    assert report.similarity["bilinear"].value == pytest.approx(float(F.cosine_similarity(*means).mean()))
+    assert not certify_resize(model, NEW).similarity
+
+
+def test_options_are_those_of_resize_and_are_repeated():
+    assert certify_resize(tiny(), 48, patch_size=4).line == "graticule.resize(model, 48, patch_size=4)"
+    with pytest.raises(ValueError, match="`img_size`"):
+        certify_resize(tiny(), 33)
