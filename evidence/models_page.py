@@ -44,7 +44,7 @@ from graticule.system.files import write_text
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 DATA = Path(__file__).with_name("models.csv")
 #: Bytes of memory of a process, and the number of models that it measures.
-MEMORY, SLICE = 4 * 2**30, 6
+MEMORY, SLICE = 4 * 2**30, 12
 #: Seconds of processor time after which an operation is stopped.
 SECONDS = 40
 #: Small configurations of transformers; the sizes of windows and stages are those of the classes that have them.

@@ -293,4 +293,9 @@ def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
     model.prune_intermediate_layers([0])
     with pytest.raises(ValueError, match="`model` must be built by create_model"):
         model.save_pretrained(tmp_path / "pruned")
+    segmenter = graticule.create_segmenter("vit_nano_patch4_28", 3, "segmenter_mask(depth=1)", depth=2)
+    segmenter.save_pretrained(tmp_path / "whole")  # whose backbone has no classifier
+    segmenter.features.backbone.prune_intermediate_layers([0])
+    with pytest.raises(ValueError, match="with all of its blocks, got a VisionTransformer that lacks some"):
+        segmenter.save_pretrained(tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()

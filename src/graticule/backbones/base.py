@@ -169,7 +169,8 @@ class Backbone(StagedModel, HubModel):
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; return the kept indices."""
         take, last = taken(len(self.feature_info), indices)
         if self.created is not None:  # `create_model` builds the unpruned model
-            self.created = {**self.created, "pruned": True}
+            shorter = last + 1 < len(self.feature_info) or self.created.get("shorter", False)
+            self.created = {**self.created, "pruned": True, "shorter": shorter}
         self.keep(last + 1)
         self.feature_info = self.feature_info[: last + 1]
         if prune_norm:

@@ -209,10 +209,10 @@ def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, A
 
 def architecture_of(model: Any) -> Architecture:
     """Return the name of a backbone in timm's registry, and its arguments with its present sizes."""
-    if model.created is None:
+    if model.created is None or model.created.get("shorter"):
         raise ValueError(
-            f"`model` must have a backbone that create_model or convert has built, got a {type(model).__name__} that "
-            "was built in another way."
+            "`model` must have a backbone that create_model or convert has built, with all of its blocks, got a "
+            f"{type(model).__name__} that {'lacks some' if model.created else 'was built in another way'}."
         )
     arguments = {**model.created["arguments"], "img_size": list(model.img_size), "in_chans": model.in_chans}
     sizes = inspect.signature(model.set_input_size).parameters  # the size of windows may have been changed with it
