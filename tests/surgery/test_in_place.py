@@ -248,7 +248,7 @@ REPLACED = [
     (
         "vit_tiny_patch16_224",
         lambda model: setattr(model.patch_embed.proj, "stride", (5, 5)),
-        "proj.stride` .* got 5 x 5",
+        "patch_embed.proj` .* got 8 x 8 and 5 x 5",
     ),
     ("vit_tiny_patch16_224", lambda model: prune.l1_unstructured(model, "pos_embed", 3), "got one that is computed"),
     (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -37,82 +37,66 @@ def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", va
         values: whether each tensor must have values.
     """
     check_whole(model, name, values)
-    for obstacle in obstacles:
-        for problem in _FINDERS[obstacle](model):
-            raise ValueError(problem if obstacle == "changed" else f"`{name}` must {problem}.")
+    for obstacle, problem in _problems(model):
+        if obstacle in obstacles:
+            raise ValueError(f"`{name}` must {problem}.")
+    if "changed" in obstacles:
+        known = (*_KNOWN, "graticule.") if hasattr(model, "each_layer") else _KNOWN
+        for place, value, rule in _changes(model, known):
+            got = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
+            raise ValueError(f"`{place}` of {type(model).__name__} {rule} to be converted, got {got}.")
 
 
-def _find_replicated(model: nn.Module) -> Iterator[str]:
-    if type(model).__name__ == "DistributedDataParallel":
-        yield from _find_wrapped(model)
-
-
-def _find_wrapped(model: nn.Module) -> Iterator[str]:
+def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
+    """Yield the obstacles in a model, with the end of a sentence."""
     if (kind := type(model).__name__) in _WRAPPERS:
-        yield f"not be wrapped, got {kind}; give its attribute {_WRAPPERS[kind]}, and wrap that again after this"
-
-
-def _find_compiled(model: nn.Module) -> Iterator[str]:
+        rule = f"not be wrapped, got {kind}; give its attribute {_WRAPPERS[kind]}, and wrap that again after this"
+        yield "replicated" if kind == "DistributedDataParallel" else "wrapped", rule
+        yield "wrapped", rule
+    quantized = "have weights in floating point, got a quantized one ({}); change or train it first, and export as int8"
+    computed = "have its weights as tensors, got {}, which is computed; call torch.nn.utils.{} first"
     for place, part in model.named_modules():
-        if type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
-            yield f"not be compiled, got {place or type(part).__name__}, which is; compile it after this"
-
-
-def _find_packed(model: nn.Module) -> Iterator[str]:
-    for place, part in model.named_modules():
+        kind, start = type(part).__name__, f"{place}." if place else ""
+        if kind == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
+            yield "compiled", f"not be compiled, got {place or kind}, which is; compile it after this"
         if "quantized" in type(part).__module__:
-            yield f"have weights in floating point, got a quantized one ({type(part).__name__} at {place}){_AFTER}"
-
-
-_AFTER = "; change or train it first, and export the result as int8"
-
-
-def _find_quantized(model: nn.Module) -> Iterator[str]:
-    yield from _find_packed(model)
-    for place, value in model.named_parameters():
-        if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
-            kind = f"{type(value).__name__} of {value.dtype}"
-            yield f"have weights in floating point, got a quantized one ({place}, {kind}){_AFTER}"
-
-
-def _find_pruned(model: nn.Module) -> Iterator[str]:
-    for place, part in model.named_modules():
+            yield "packed", quantized.format(f"{kind} at {place}")
+            yield "quantized", quantized.format(f"{kind} at {place}")
         for hook in part._forward_pre_hooks.values():
             if type(hook).__module__.startswith("torch.nn.utils"):
                 pruned = getattr(hook, "_tensor_name", None)
-                leaf, remove = pruned or getattr(hook, "name", ""), "prune.remove" if pruned else "remove_weight_norm"
-                what = f"{place}.{leaf}".lstrip(".")
-                yield f"have its weights as tensors, got {what}, which is computed; call torch.nn.utils.{remove} first"
-
-
-def _find_parametrized(model: nn.Module) -> Iterator[str]:
-    remove = "torch.nn.utils.parametrize.remove_parametrizations"
-    for place, part in model.named_modules():
-        for leaf in part._modules["parametrizations"] or () if "parametrizations" in part._modules else ():
-            what = f"{place}.{leaf}".lstrip(".")
-            yield f"have its weights as tensors, got {what}, which is computed; call {remove} first"
+                leaf, remove = (pruned, "prune.remove") if pruned else (getattr(hook, "name", ""), "remove_weight_norm")
+                yield "pruned", computed.format(start + leaf, remove)
+        if isinstance(parametrized := part._modules.get("parametrizations"), nn.ModuleDict):
+            leaf = next(iter(parametrized))
+            yield "parametrized", computed.format(start + leaf, "parametrize.remove_parametrizations")
         if hasattr(part, "base_layer"):
-            kind = type(part).__name__
-            yield f"have its weights as tensors, got {place}, where {kind} adds to base_layer; merge both first"
+            yield (
+                "parametrized",
+                f"have its weights as tensors, got {place}, where {kind} adds to base_layer; merge both",
+            )
+    for place, value in model.named_parameters():
+        if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
+            yield "quantized", quantized.format(f"{place}, {type(value).__name__} of {value.dtype}")
 
 
-def changes(model: nn.Module, known: tuple[str, ...] = _KNOWN) -> Iterator[tuple[str, Any, str]]:
+def _changes(model: nn.Module, known: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
     """Yield the name, the value and the violated rule of code that is not of `known` modules."""
     for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
         for hook in getattr(torch.nn.modules.module, kind).values():
             yield f"torch.nn.modules.module.{kind}", hook, "must be empty"
     for name, part in model.named_modules():
-        place = f"{name}." if name else ""
+        start = f"{name}." if name else ""
         if not type(part).__module__.startswith(known):
             yield name, part, f"must be of a class of its library, not of {type(part).__module__},"
         for method, value in vars(part).items():
             shadows = method != "extra_repr" and callable(value) and callable(getattr(type(part), method, None))
             if shadows and not _module_of(value).startswith(known[len(_KNOWN) :] or "?"):
-                yield f"{place}{method}", value, "must be that of its class"
+                yield f"{start}{method}", value, "must be that of its class"
         for kind in _HOOKS:
             for hook in vars(part)[kind].values():
                 if not _module_of(hook).startswith(known):
-                    yield f"{place}{kind}", hook, "must be removed"
+                    yield f"{start}{kind}", hook, "must be removed"
 
 
 def _module_of(function: Any) -> str:
@@ -122,26 +106,12 @@ def _module_of(function: Any) -> str:
     return getattr(function, "__module__", None) or type(function).__module__
 
 
-def _find_changed(model: nn.Module) -> Iterator[str]:
-    known = (*_KNOWN, f"{__name__.partition('.')[0]}.") if hasattr(model, "each_layer") else _KNOWN
-    for place, value, rule in changes(model, known):
-        got = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
-        yield f"`{place}` of {type(model).__name__} {rule} to be converted, got {got}."
-
-
 def check_savable(model: nn.Module) -> None:
     """Check that a file can hold the weights of a model; warn of hooks and functions, which are not saved with them."""
     check_intact(model, "wrapped", "quantized", "pruned", "parametrized")
     if wrapped := [name for name in model.state_dict() if "_orig_mod." in name]:
         raise ValueError(f"`model` must have no compiled parts, whose names are others, got {wrapped[0]}.")
-    known = (*_KNOWN, f"{__name__.partition('.')[0]}.")
-    places = [place for place, value, _ in changes(model, known) if not isinstance(value, nn.Module)]
-    if places:
-        warnings.warn(
-            f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'} not saved: the "
-            "opened model computes what its classes do.",
-            stacklevel=4,
-        )
-
-
-_FINDERS = {name: globals()[f"_find_{name}"] for name in get_args(Obstacle)}
+    changes = _changes(model, (*_KNOWN, "graticule."))
+    if places := [place for place, value, _ in changes if not isinstance(value, nn.Module)]:
+        what = f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'}"
+        warnings.warn(f"{what} not saved: the opened model computes what its classes do.", stacklevel=4)

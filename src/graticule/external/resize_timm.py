@@ -76,7 +76,9 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
     check_tables(model)
     if edit is not None:
         edit(model, size)
-        _record_traits(model, size)
+        for name in ("_traits", "_model_args"):  # where timm records it, from 1.0.31 on
+            if hasattr(model, name):
+                setattr(model, name, {**getattr(model, name), "img_size": size})
         return
     with same_layers(model):
         model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
@@ -86,8 +88,7 @@ def check_tables(model: nn.Module) -> None:
     """Check that the tables of a model have the grids that it has on record, from which they are resampled."""
     kind = type(model).__name__
     for name, value, shape in _tables(model):
-        owner, _, leaf = name.rpartition(".")
-        holder = model.get_submodule(owner)
+        holder, leaf = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if leaf not in holder._parameters and leaf not in holder._buffers:
             raise ValueError(f"`{name}` of {kind} must be a tensor of its own to be resized, got one that is computed.")
         if tuple(value.shape) != shape:
@@ -97,33 +98,29 @@ def check_tables(model: nn.Module) -> None:
                 "model.patch_embed.set_input_size(img_size=(height, width))."
             )
     embed: Any = getattr(model, "patch_embed", None)
-    if type(embed) is PatchEmbed and isinstance(embed.proj, nn.Conv2d):
-        for attribute in ("kernel_size", "stride"):
-            if (value := getattr(embed.proj, attribute)) != tuple(embed.patch_size):
-                raise ValueError(
-                    f"`patch_embed.proj.{attribute}` of {kind} must be that of its patches, {by(embed.patch_size)}, "
-                    f"to be resized, got {by(value)}."
-                )
+    if type(embed) is PatchEmbed and {embed.proj.kernel_size, embed.proj.stride} != {tuple(embed.patch_size)}:
+        raise ValueError(
+            f"`patch_embed.proj` of {kind} must have kernels and strides of {by(embed.patch_size)}, as its patches, to "
+            f"be resized, got {by(embed.proj.kernel_size)} and {by(embed.proj.stride)}."
+        )
 
 
 def _tables(model: Any) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
     """Yield the name of each table, its value, and its shape by the grid on record."""
-    embed, table = getattr(model, "patch_embed", None), getattr(model, "pos_embed", None)
-    patches = getattr(embed, "num_patches", None)
-    if isinstance(table, Tensor) and table.ndim == 3 and isinstance(patches, int) and not isinstance(model, Hiera):
-        no_rows = getattr(model, "no_embed_class", False) or isinstance(model, ConVit)
-        rows = patches + (0 if no_rows else getattr(model, "num_prefix_tokens", 0))
-        yield "pos_embed", table, (1, rows, model.embed_dim)
-    if isinstance(table, Tensor) and isinstance(model, Hiera) and model.pos_embed_win is None:
-        yield "pos_embed", table, (1, int(torch.tensor(model.tokens_spatial_shape).prod()), table.shape[-1])
-    if isinstance(table, Tensor) and isinstance(model, VisionTransformerSAM | HieraDet):
-        yield "pos_embed", table, (1, *table.shape[1:])  # a map, of any size
+    table, patches = getattr(model, "pos_embed", None), getattr(getattr(model, "patch_embed", None), "num_patches", 0)
+    if isinstance(table, Tensor):
+        shape = tuple(table.shape)  # of a map, which is of any size
+        if isinstance(model, Hiera) and model.pos_embed_win is None:
+            shape = (1, math.prod(model.tokens_spatial_shape), shape[-1])
+        elif table.ndim == 3 and patches:
+            has_rows = not getattr(model, "no_embed_class", isinstance(model, ConVit))
+            shape = (1, patches + has_rows * getattr(model, "num_prefix_tokens", 0), model.embed_dim)
+        yield "pos_embed", table, shape
     for name, part in model.named_modules():
         bias, window = getattr(part, "relative_position_bias_table", None), getattr(part, "window_size", None)
         if isinstance(bias, Tensor) and window is not None:
             sides = tuple(2 * side - 1 for side in to_2tuple(window))
-            extra = 3 if getattr(part, "class_token", None) or "beit" in type(part).__module__ else 0
-            extra = 3 if getattr(part, "prefix_tokens", 0) else extra
+            extra = 3 if getattr(part, "prefix_tokens", "beit" in type(part).__module__) else 0
             shape = (bias.shape[0], *sides) if bias.ndim == 3 else (sides[0] * sides[1] + extra, bias.shape[-1])
             yield f"{name}.relative_position_bias_table", bias, shape
         if isinstance(offsets := getattr(part, "attention_biases", None), Tensor):
@@ -214,17 +211,14 @@ def _resize_naflex(model: Any, size: Shape) -> None:
     """Resize the table of NaFlexVit, by the resampler that it uses for each image; rotations are computed for any."""
     embeds = model.embeds
     grid = Grid.of_image(size, tuple(embeds.patch_size)).shape
-    antialias = getattr(embeds, "pos_embed_antialias", True)
     if embeds.pos_embed_type not in ("learned", "none") or getattr(embeds, "pos_embed_align_corners", False):
         raise ValueError(
             "`model` must have a learned table, not aligned at its corners, to be resized, got NaFlexVit with "
             f"{embeds.pos_embed_type!r}; it accepts images of any size as it is."
         )
     if embeds.pos_embed is not None:
-        options = f"antialias={antialias}"
-        name = f"{embeds.pos_embed_interp_mode}({options})"
-        if embeds.pos_embed_ar_preserving:
-            name = f"crop(mode={embeds.pos_embed_interp_mode!r}, {options})"
+        kind, options = embeds.pos_embed_interp_mode, f"antialias={getattr(embeds, 'pos_embed_antialias', True)}"
+        name = f"crop(mode={kind!r}, {options})" if embeds.pos_embed_ar_preserving else f"{kind}({options})"
         _resize_map(embeds, "pos_embed", grid, build_resampler(name))
     embeds.default_img_size, embeds.pos_embed_grid_size = size, grid
 
@@ -314,10 +308,3 @@ def _tokens(size: Shape, stride: Shape, window: Shape, name: str) -> Shape:
     if any(side % step for side, step in zip(size, unit, strict=True)):
         raise ValueError(f"`img_size` must be a multiple of the {name}, {by(unit)} pixels, got {by(size)}.")
     return tuple(side // step for side, step in zip(size, stride, strict=True))
-
-
-def _record_traits(model: Any, size: Shape) -> None:
-    """Record the size where timm does, from 1.0.31 on."""
-    for name in ("_traits", "_model_args"):
-        if hasattr(model, name):
-            setattr(model, name, {**getattr(model, name), "img_size": size})

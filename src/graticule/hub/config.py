@@ -154,16 +154,13 @@ def record_input(model: Any, channels: int, size: Sequence[int]) -> None:
 
     For other channels, means and standard deviations are repeated, or averaged to one.
     """
-    known = getattr(model, "pretrained_cfg", None)
-    if not known:
+    if not (known := getattr(model, "pretrained_cfg", None)):
         return
     values: dict[str, Any] = {"input_size": (channels, *size)}
     for name in ("mean", "std"):
-        numbers = known.get(name)
-        if numbers and len(numbers) != channels:
-            mean = (sum(numbers) / len(numbers),)
-            values[name] = mean if channels == 1 else tuple(islice(cycle(numbers), channels))
-    if tuple(known.get("input_size") or ()) != values["input_size"] and known.get("test_input_size"):
+        if (numbers := known.get(name)) and len(numbers) != channels:
+            values[name] = (sum(numbers) / len(numbers),) if channels == 1 else tuple(islice(cycle(numbers), channels))
+    if known.get("test_input_size") and tuple(known.get("input_size") or ()) != values["input_size"]:
         values["test_input_size"] = None
     model.pretrained_cfg = model.default_cfg = {**known, **values}
 
