@@ -245,8 +245,17 @@ def test_sizes_that_a_model_cannot_store_are_refused_and_leave_it():
     assert (model.config.image_size, model.config.patch_size) == (64, 16)
 
 
-def test_sizes_that_transformers_computes_wrongly_do_not_go_back():
-    ours = graticule.convert(build("Dinov2Model", SMALL))
+@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel"])
+def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
+    ours = graticule.convert(build(name, SMALL))
     ours.set_input_size((32, 48))
-    with pytest.raises(ValueError, match="must have square images to be a Dinov2Model, which computes others wrongly"):
-        graticule.to_transformers(ours)
+    there = graticule.to_transformers(ours)
+    for size in ((32, 48), (48, 64)):
+        x = torch.randn(2, 3, *size)
+        with torch.no_grad():
+            torch.testing.assert_close(outputs(there, x)[0], ours(x), rtol=0, atol=1e-5)
+    assert graticule.convert(there).img_size == (32, 48)
+    with pytest.raises(ValueError, match="`model` must have images that VJEPA2Model can have, got 4 x 32 x 48: "):
+        films = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))
+        films.set_input_size((4, 32, 48))
+        graticule.to_transformers(films)

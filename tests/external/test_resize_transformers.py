@@ -1,5 +1,7 @@
 """Resizing of models of transformers in place: what it changes, what it leaves, and what is saved."""
 
+import copy
+import pickle
 import warnings
 from functools import partial
 from typing import Any
@@ -11,10 +13,10 @@ from torch import nn
 from transformers_models import MODELS, SAM, SMALL, build
 
 import graticule
-from evidence.models_page import STAGES
-from graticule.external.convert.transformers import sizes_of
+from evidence.models_page import MERGED, STAGES, configured
+from graticule.external.convert.sizes import encoders_of, sizes_of
 from graticule.external.images import call
-from graticule.external.resize import _callable_parts, _encoders, _images, _tensors
+from graticule.external.resize import _callable_parts, _images, _tensors
 from tiny import draw
 
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 99}
@@ -111,9 +113,9 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return bool(a) and all(torch.allclose(x, y, rtol=0, atol=1e-5, equal_nan=True) for x, y in pairs)
 
 
-def check_in_place(model: Any, sizes: list[tuple[int, ...]], folder: Any, **options: Any) -> None:
+def check_in_place(model: Any, sizes: list[tuple[int, ...]], folder: Any, opens: bool = True, **options: Any) -> None:
     """Check that resizing changes what holds position, and nothing else; that the model opens again."""
-    image = sizes_of(_encoders([model.config])[0])[0]
+    image = sizes_of(encoders_of([model.config])[0])[0]
     for index, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(index % 3 > 0)
     for module in model.modules():
@@ -139,16 +141,20 @@ def check_in_place(model: Any, sizes: list[tuple[int, ...]], folder: Any, **opti
         assert hooks == {name: list(module._forward_hooks) for name, module in modules.items()}
         assert all(modules[name].config is config for name, config in configs.items())
         assert modes == {name: [vars(module).get(flag) for flag in flags_of] for name, module in modules.items()}
-        assert {sizes_of(config)[0][-2:] for config in _encoders([model.config])} == {size[-2:]}
+        assert {sizes_of(config)[0][-2:] for config in encoders_of([model.config])} == {size[-2:]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of tables that are not square
             model.save_pretrained(folder)
+        if size[-1] != size[-2] and not opens:
+            with pytest.raises(TypeError, match="unsupported operand"):
+                type(model).from_pretrained(folder)
+            continue
         opened = graticule.resize(type(model).from_pretrained(folder, **options), size)
         assert same(outputs(opened, size), outputs(model, size))
 
 
-#: Models whose heads or classes take squares alone.
-SQUARE = ("CLIP", "SigLIP", "AltCLIP", "LLaVA", "BLIP-2", "SAM", "MAE")
+#: Models whose heads take squares alone, and those whose classes are not built for others, which transformers refuses.
+SQUARE, REFUSED = ("SAM", "MAE"), ("CLIP", "SigLIP", "AltCLIP", "LLaVA", "BLIP-2")
 
 
 @pytest.mark.parametrize("name", ["CLIP", "classifier", "BeitBackbone"])
@@ -160,7 +166,9 @@ def test_resizing_leaves_everything_that_holds_no_position(name, tmp_path):
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_models_are_resized_in_place(name, tmp_path):
     half = (32, 32) if name == "RF-DETR" else (16, 16)
-    check_in_place(WHOLE[name](), [(64, 64), half, *([] if name in SQUARE else [(32, 64)])], tmp_path)
+    check_in_place(
+        WHOLE[name](), [(64, 64), half, *([] if name in SQUARE else [(32, 64)])], tmp_path, name not in REFUSED
+    )
 
 
 @pytest.mark.slow
@@ -183,3 +191,153 @@ def test_tables_of_absolute_offsets_are_resized_after_a_pass_that_keeps_their_bi
     other = whole("LevitModel", image_size=128, **config)
     other.load_state_dict(model.state_dict())
     assert same(outputs(model, (128, 128)), outputs(other, (128, 128)))
+
+
+#: A class, the names of its table and of the resampler of its authors; both sides of the new grid differ.
+TABLES = [
+    ("ViTModel", "embeddings.position_embeddings", {}),
+    ("Dinov2Model", "embeddings.position_embeddings", {}),
+    ("Dinov2WithRegistersModel", "embeddings.position_embeddings", {"antialias": True}),
+    ("CLIPVisionModel", "embeddings.position_embedding.weight", {}),
+    ("SiglipVisionModel", "embeddings.position_embedding.weight", {}),
+    ("DPTModel", "embeddings.position_embeddings", {"mode": "bilinear"}),
+]
+
+
+@pytest.mark.parametrize(("name", "table", "filter"), TABLES)
+def test_tables_are_resampled_as_their_class_does_also_where_it_reads_squares(name, table, filter):
+    model = build(name, configured(name))
+    rows = model.get_parameter(table).detach().view(-1, 32)
+    patches = rows[-16:].view(1, 4, 4, 32).permute(0, 3, 1, 2)
+    for height, width in ((2, 6), (6, 2), (3, 4), (8, 8)):  # the second has as many rows as the first
+        graticule.resize(model, (8 * height, 8 * width))
+        patches = torch.nn.functional.interpolate(patches, (height, width), **{"mode": "bicubic", **filter})
+        expected = torch.cat([rows[:-16], patches.flatten(2)[0].mT])
+        torch.testing.assert_close(model.get_parameter(table).view(-1, 32), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel", "HieraModel", "SiglipVisionModel"])
+def test_a_table_that_is_not_square_is_interpolated_by_its_own_grid(name, tmp_path):
+    model = build(name, configured(name))
+    side = sizes_of(model.config)[0][0]
+    wide, other = torch.randn(2, 3, side, 2 * side), torch.randn(1, 3, 2 * side, side)
+    with torch.no_grad():
+        before = call(model, wide)[0]
+        graticule.resize(model, (side, 2 * side))
+        torch.testing.assert_close(model(wide)[0], before, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model(wide, interpolate_pos_encoding=True)[0], before, rtol=0, atol=1e-5)
+        with pytest.warns(UserWarning, match="has a grid that is not square, which transformers alone reads as a"):
+            model.save_pretrained(tmp_path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "is opened as|.*is opened as")
+            opened = graticule.load(tmp_path)
+        expected = model(other, interpolate_pos_encoding=True)[0]
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for like in copies:
+            torch.testing.assert_close(like(other, interpolate_pos_encoding=True)[0], expected, rtol=0, atol=0)
+            like.get_parameter(next(n for n, _ in like.named_parameters() if "position" in n)).zero_()
+        torch.testing.assert_close(model(other, interpolate_pos_encoding=True)[0], expected, rtol=0, atol=0)
+        assert all(like(other, interpolate_pos_encoding=True)[0].ne(expected).any() for like in copies)
+        ours = opened.forward_features(other) if hasattr(opened, "forward_features") else call(opened, other)[0]
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+        graticule.resize(model, side)
+        model(wide, interpolate_pos_encoding=True)
+        model.save_pretrained(tmp_path)  # without a warning
+        assert type(model).from_pretrained(tmp_path).config.image_size in (side, [side, side])
+
+
+def test_windows_of_rf_detr_are_rectangles_of_images_that_are_not_square():
+    model = transformers.RfDetrDinov2Backbone(
+        transformers.RfDetrDinov2Config(**{**RF_DETR, "out_features": ["stage2"]})
+    )
+    graticule.resize(model.eval(), (32, 64))
+    for layer in model.encoder.layer:  # tokens depend on their patch alone
+        layer.attention.o_proj.weight.data.zero_()
+    x = torch.randn(1, 3, 32, 64)
+    changed = x.clone()
+    changed[..., 8:16, 40:48] += 1
+    with torch.no_grad():
+        difference = (model(changed).feature_maps[0] - model(x).feature_maps[0]).abs().sum(1)[0]
+    assert difference.nonzero().tolist() == [[1, 5]]
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 48), (96, 96), (64, 96), (96, 64)])
+def test_sam_3_is_resized_with_global_attention(size, tmp_path):
+    config = {**SMALL, "image_size": 64, "pretrain_image_size": 32, "window_size": 4, "global_attn_indexes": [1]}
+    model = build("Sam3ViTModel", config)
+    table = model.embeddings.position_embeddings
+    graticule.resize(model, size)
+    rows, columns = (side // 8 for side in size)
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    expected = torch.stack([x.flatten(), y.flatten()], -1) * (4 / rows)
+    torch.testing.assert_close(model.layers[1].position_ids, expected, rtol=0, atol=1e-6)
+    assert model.embeddings.position_embeddings is table  # it is tiled
+    images = torch.randn(1, 3, *size)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model.save_pretrained(tmp_path)
+        opened = graticule.load(tmp_path)
+        torch.testing.assert_close(opened(images)[0], model(images)[0], rtol=0, atol=1e-5)
+
+
+def test_other_patches_and_channels_are_those_of_the_conversion():
+    model = build("ViTModel", SMALL)
+    ours = graticule.resize(graticule.convert(model), (32, 64), patch_size=16, channels=1)
+    weight = model.layers[0].mlp.fc1.weight
+    graticule.resize(model, (32, 64), patch_size=16, channels=1)
+    x = torch.randn(2, 1, 32, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).pooler_output, ours(x), rtol=0, atol=1e-5)
+    assert model.layers[0].mlp.fc1.weight is weight
+    assert (model.config.patch_size, model.config.num_channels) == (16, 1)
+
+
+def replaced(rows: int, name: str = "ViTModel") -> Any:
+    """Return a model whose table was replaced by hand."""
+    model = build(name, SMALL)
+    model.embeddings.position_embeddings = nn.Parameter(torch.randn(1, rows, 32))
+    return model
+
+
+REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
+    (partial(replaced, 37), {"img_size": 64}, "`embeddings.position_embeddings` must be (1, 17, 32), as in the conf"),
+    (partial(replaced, 17 + 1), {"img_size": 64}, "got (1, 18, 32); a table of other images needs their size in the"),
+    (partial(replaced, 16, "Dinov2Model"), {"img_size": (32, 64)}, "`embeddings.position_embeddings` must be (1, 17"),
+    (partial(replaced, 65, "DeiTModel"), {"img_size": 32, "patch_size": 4}, "must be (1, 18, 32), as in the config"),
+    (WHOLE["SAM"], {"img_size": (32, 64)}, "`img_size` 32 x 64 is refused by SamModel: "),
+    (WHOLE["CLIP"], {"img_size": 60}, "`img_size` must be a positive multiple of the patch size, got height 60"),
+    (WHOLE["CLIP"], {"img_size": 64, "resampler": "fourier"}, "fourier"),
+    (partial(build, "PvtV2Model", configured("PvtV2Model")), {"img_size": 64, "resampler": "area"}, "has no table"),
+    (partial(build, "SegformerModel", {}), {"img_size": 64}, "one size in its configuration, got none in SegformerMo"),
+    (
+        partial(build, "Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16}),
+        {"img_size": (32, 64)},
+        "`img_size` must be square for Qwen3VLVisionConfig, which counts patches, got 32 x 64; a model that resamples",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build_model", "sizes", "message"), REFUSED_MODELS)
+def test_refused_sizes_leave_the_model_and_its_configuration(build_model, sizes, message):
+    model = build_model()
+    before = [(name, id(value), value.clone()) for name, value in model.named_parameters()]
+    config = model.config.to_json_string()
+    with pytest.raises(ValueError) as refusal:
+        graticule.resize(model, **sizes)
+    assert message in str(refusal.value)
+    after = dict(model.named_parameters())
+    assert all(id(after[name]) == key and torch.equal(after[name], value) for name, key, value in before)
+    assert model.config.to_json_string() == config
+
+
+def test_an_optimizer_trains_on_and_attributes_stay_in_types_and_preprocessing():
+    model = build("Dinov2Model", SMALL).to(torch.bfloat16).train()
+    model.pretrained_cfg = {"input_size": (3, 32, 32), "mean": (0.5,) * 3}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    graticule.resize(model, (32, 64))
+    before = model.layernorm.weight.clone()
+    model(torch.randn(2, 3, 32, 64, dtype=torch.bfloat16)).pooler_output.square().sum().backward()
+    optimizer.step()
+    assert (model.layernorm.weight != before).any()
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16} and model.training
+    assert model.pretrained_cfg == {"input_size": (3, 32, 64), "mean": (0.5,) * 3}

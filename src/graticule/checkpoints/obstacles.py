@@ -20,6 +20,8 @@ from graticule.registry.checks import format_value
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 #: Where the classes and hooks come from that an operation knows, or that have no effect on outputs.
 _KNOWN = ("torch.", "timm.", "transformers.")
+#: Where what reads the grids of resized tables of transformers is from.
+_GRIDS = "graticule.external.table_grids"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 Obstacle = Literal["replicated", "wrapped", "compiled", "packed", "quantized", "pruned", "parametrized", "changed"]
 
@@ -91,11 +93,11 @@ def _changes(model: nn.Module, known: tuple[str, ...]) -> Iterator[tuple[str, An
             yield name, part, f"must be of a class of its library, not of {type(part).__module__},"
         for method, value in vars(part).items():
             shadows = method != "extra_repr" and callable(value) and callable(getattr(type(part), method, None))
-            if shadows and not _module_of(value).startswith(known[len(_KNOWN) :] or "?"):
+            if shadows and not _module_of(value).startswith((*known[len(_KNOWN) :], _GRIDS)):
                 yield f"{start}{method}", value, "must be that of its class"
         for kind in _HOOKS:
             for hook in vars(part)[kind].values():
-                if not _module_of(hook).startswith(known):
+                if not _module_of(hook).startswith((*known, _GRIDS)):
                     yield f"{start}{kind}", hook, "must be removed"
 
 

@@ -4,120 +4,58 @@ from __future__ import annotations
 
 import inspect
 import math
-import traceback
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from graticule.checkpoints.transfer import with_channels
-from graticule.external.convert.transformers import SIZES, rebuild, resampler_of, set_sizes, sizes_of
+from graticule.external.convert.sizes import attributes, build_empty, encoders_of, same_value, set_sizes, sizes_of
+from graticule.external.convert.transformers import resampler_of
 from graticule.external.images import call, error_line, evaluating, image_channels
+from graticule.external.table_grids import (
+    Change,
+    GridTable,
+    SwappedSides,
+    Table,
+    config_of,
+    divide,
+    find_table,
+    in_rows,
+    say_grid,
+    set_grids,
+)
 from graticule.external.tracer import PositionTracer
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.places import Shape, by
-from graticule.position.resampling import Resampler, build_resampler
+from graticule.position.resampling import build_resampler
 from graticule.surgery.resize import LIBRARIES, restore_on_error
 
-#: The methods of transformers that resample a table and read its rows as a square.
-_METHODS = ("interpolate_pos_encoding", "_resize_pos_embed")
 #: The largest side of a patch that is tried for the tables of the stages of a pyramid.
 _LARGEST = 64
-
-
-@dataclass(frozen=True, eq=False)
-class _Change:
-    """What the constructors make of an attribute of a module for the old size and for the new one."""
-
-    module: str
-    name: str
-    old: Any
-    new: Any
-
-    @property
-    def path(self) -> str:
-        return f"{self.module}.{self.name}".lstrip(".")
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """The grids of a table at the old and at the new size, and the patch, in pixels, at the new one."""
-
-    old: Shape
-    new: Shape
-    patch: Shape
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Where the rows of a grid are in a tensor: the axes from `start` to `stop`, after `prefix` other rows."""
-
-    kind: Literal["positions", "displacements"]
-    start: int
-    stop: int
-    prefix: int
-    old: Shape
-    new: Shape
-    patch: Shape = ()
-
-    def resample(self, value: Tensor, resampler: Resampler, size: Shape | None = None) -> Tensor:
-        """Return the tensor with the rows of another grid."""
-        rows = value.flatten(self.start, self.stop).movedim(self.start, -1)
-        count = math.prod(self.old)
-        first = 0 if self.kind == "displacements" else self.prefix  # BEiT's further rows are the last ones
-        ahead, grid, behind = rows.split([first, count, self.prefix - first], dim=-1)
-        resampled = resampler(grid.unflatten(-1, self.old), self.new if size is None else size)
-        rows = torch.cat([ahead, resampled.flatten(-len(self.old)), behind], -1).movedim(-1, self.start)
-        return rows if self.start == self.stop else rows.unflatten(self.start, self.new)
-
-
-class GridTable:
-    """Resamples the table of a module, whose rows are a grid that need not be square, for images of any size.
-
-    It replaces, on one module, the method of the class that reads the rows as a square.
-    """
-
-    def __init__(self, owner: nn.Module, name: str, table: _Table, resampler: Resampler, patch: Shape) -> None:
-        self.owner, self.name, self.table, self.resampler, self.patch = owner, name, table, resampler, patch
-
-    def __call__(self, *arguments: Any, **others: Any) -> Tensor:
-        """Return the table (1, N, D) for the height and width that end the arguments."""
-        sides = zip(arguments[-2:], self.patch[-2:], strict=True)
-        size = (*self.table.old[:-2], *(side // step for side, step in sides))
-        value = getattr(self.owner, self.name)
-        resampled = self.table.resample(value, self.resampler, size)
-        return resampled.reshape(1, -1, resampled.shape[-1])
-
-
-def say_grid(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Warn, where a model is saved by `save_pretrained`, that others read its table as a square."""
-    if any(frame.f_code.co_name == "save_pretrained" for frame, _ in traceback.walk_stack(None)):
-        grids = [by(value.table.old) for value in vars(module).values() if isinstance(value, GridTable)]
-        warnings.warn(
-            f"the table of {prefix.rstrip('.') or type(module).__name__} has {' and '.join(grids)} rows, which "
-            "transformers alone reads as a square where it interpolates; graticule.load(folder) does not, nor does a "
-            "model that was opened by transformers after graticule.resize(model, its size).",
-            stacklevel=2,
-        )
+#: Resampler of biases of displacements, as BEiT and SAM resample theirs.
+_OF_DISPLACEMENTS = "bilinear(antialias=False)"
+#: Arguments of the method of RF-DETR that takes height and width as each other.
+_OF_WINDOWS = ["embeddings", "height", "width"]
+#: (image, patch) of each encoder in a model, which have one size of images.
+_Sizes = list[tuple[Shape, Shape]]
 
 
 @LIBRARIES.register("transformers")
 def resize_in_place(
     model: Any, img_size: Any = None, resampler: Any = None, patch_size: Any = None, channels: int | None = None
-) -> None:
+) -> Any:
     """Resize a model of transformers, or the encoders within it, in place.
 
     The model is built for both sizes without values: parameters, buffers and attributes that differ are those that
     change, and everything else stays the same object. Tables are those that the model computes itself for the size.
+    Returns the model.
     """
     kind = type(model).__name__
-    configs = _encoders(getattr(module, "config", None) for module in model.modules())
+    configs = encoders_of(getattr(module, "config", None) for module in model.modules())
     sizes = list(dict.fromkeys(map(sizes_of, configs)))
     if len({image for image, _ in sizes}) != 1 or (patch_size is not None and len(sizes) > 1):
         what = " and ".join(f"{by(image)} with patches of {by(patch)}" for image, patch in sizes) or "none"
@@ -136,13 +74,14 @@ def resize_in_place(
     with restore_on_error(model, *configs):
         try:
             if image[-1] != image[-2]:
-                _read_grids(model, image, sizes)
+                _read_grids(model, sizes)
             if size != image or patches != [patch for _, patch in sizes] or channels is not None:
                 _resize(model, configs, size, patches, channels, resampler)
         except ValueError:
             raise
         except Exception as error:  # any error of another library
             raise ValueError(f"`img_size` {by(size)} is refused by {kind}: {error_line(error)}") from error
+    return model
 
 
 def _resize(
@@ -150,159 +89,135 @@ def _resize(
 ) -> None:
     """Resize a model; on errors it may be changed in part."""
     sizes = list(dict.fromkeys(map(sizes_of, configs)))
-    image, same_patches = sizes[0][0], [patch for _, patch in sizes] == list(patches)
-    changes = _changes(model, size, None if same_patches else patches[0], channels)
-    grids = _grids(sizes, size, patches)
-    tables = {change: table for change in changes if (table := _find_table(change, grids)) is not None}
-    comparable = same_patches and channels is None and resampler is None
-    runs = _callable_parts(model, image)
-    pictures = {part: _images(part, size, channels) for part in runs}
+    image, other_patches = sizes[0][0], [patch for _, patch in sizes] != list(patches)
+    patch = patches[0] if other_patches else None
+    number = False
+    try:
+        changes = _changes(model, size, patch, channels)
+    except Exception:  # its class divides lists
+        if len(set(size[-2:])) > 1:
+            raise
+        number, changes = True, _changes(model, size, patch, channels, number=True)
+    tables = _tables(changes, sizes, size, patches)
+    comparable = not other_patches and channels is None and resampler is None
+    if math.prod(size) == math.prod(image) and not other_patches:  # another grid of as many rows
+        comparable &= any(isinstance(value, GridTable) for part in model.modules() for value in vars(part).values())
+        same = {change.path for change in changes}
+        for change, table in _tables(_changes(model, _double(image)), sizes, _double(image)).items():
+            if change.path not in same:
+                changes.append(Change(change.module, change.name, change.old, change.old))
+                tables[changes[-1]] = table.at(size)
     parts = dict(model.named_modules())
+    _check_fits(parts, changes)
+    if size[-1] != size[-2]:
+        for part in parts.values():
+            if list(inspect.signature(getattr(part, "window_partition", len)).parameters) == _OF_WINDOWS:
+                vars(part)["window_partition"] = SwappedSides(part)
+    runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
     for change in changes:
         if change.old is None:  # windows
-            _apply(parts, change, None, {}, None)
-    before: dict[nn.Module, Any] = {}
+            _apply(parts, change, size)
+    before: dict[nn.Module, list[Tensor]] = {}
     recorded: dict[int, Tensor] = {}
     if comparable:
-        for part in runs:
+        for part, images in runs.items():
             try:
-                before[part], constants = _record(part, pictures[part])
+                before[part], constants = _record(part, images)
             except Exception:  # one that only takes images of its own size
                 continue
             recorded |= constants
     for change in changes:
-        _apply(parts, change, tables.get(change), recorded, resampler)
+        _apply(parts, change, size, tables.get(change), recorded, resampler)
     for part in parts.values():
         if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
-            part.attention_bias_cache = {}
+            vars(part)["attention_bias_cache"] = {}
+    if resampler is not None and not tables:
+        raise ValueError(
+            f"`resampler` must be left out with {type(model).__name__}, which has no table, got {resampler}."
+        )
     for config in configs:
-        set_sizes(config, size, None if same_patches else patches[0], channels)
-    _set_grids(model, tables, size)
-    for part in runs:
+        set_sizes(config, size, patch, channels, number)
+    set_grids(model, tables, size)
+    _set_input_size(model, size)
+    for part, images in runs.items():
         with evaluating(part):
-            after = list(_tensors(call(part, pictures[part])))
+            after = list(_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
 
 
-def _encoders(configs: Iterable[Any]) -> list[Any]:
-    """Return those configurations, and those within them, that have an image size, each object once."""
-    known: dict[int, Any] = {}
-
-    def add(config: Any) -> bool:
-        if not hasattr(config, "model_type"):
-            return False
-        within = [name for name, value in vars(config).items() if add(value)]
-        has_size = any(getattr(config, name, None) is not None for name in SIZES)
-        if has_size and "backbone_config" not in within:  # whose size it is
-            known[id(config)] = config
-        return has_size
-
-    for config in configs:
-        add(config)
-    return list(known.values())
+def _set_input_size(model: Any, size: Shape) -> None:
+    """Set the size of the preprocessing that was opened with a model."""
+    for name in ("pretrained_cfg", "default_cfg"):
+        if "input_size" in (config := getattr(model, name, None) or {}):
+            setattr(model, name, {**config, "input_size": (*config["input_size"][:-2], *size[-2:])})
 
 
-def _changes(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> list[_Change]:
+def _double(image: Shape) -> Shape:
+    return (*image[:-2], *(2 * side for side in image[-2:]))
+
+
+def _changes(
+    model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None, number: bool = False
+) -> list[Change]:
     """Return what differs in a model that its class builds for other sizes."""
     config = deepcopy(model.config)
-    for encoder in _encoders([config]):
-        set_sizes(encoder, size, patch, channels)
-    built = [_skeleton(model, *arguments) for arguments in ((model.config, 0), (model.config, 1), (config, 0))]
-    olds, others, news = (dict(skeleton.named_modules()) for skeleton in built)
+    for encoder in encoders_of([config]):
+        set_sizes(encoder, size, patch, channels, number)
+        if sizes_of(encoder)[0] != size:
+            raise ValueError(
+                f"`img_size` must be square for {type(encoder).__name__}, which counts patches, got {by(size)}; a "
+                "model that resamples its table for each image needs no resizing."
+            )
+    built = [build_empty(model, *arguments) for arguments in ((model.config, 0), (model.config, 1), (config, 0))]
+    olds, others, news = (dict(empty.named_modules()) for empty in built)
     changes = []
     for name, part in news.items():
         if olds.keys() != news.keys() or type(olds[name]) is not type(part):
             raise ValueError(f"`img_size` must not change the layers of a model, as {by(size)} does, near {name!r}.")
-        values, drawn = _attributes(olds[name]), _attributes(others[name])
-        for key, new in _attributes(part).items():
+        values, drawn = attributes(olds[name]), attributes(others[name])
+        for key, new in attributes(part).items():
             old = values.get(key)
-            if not _same(old, new) and (
-                _same(old, drawn.get(key)) or getattr(new, "shape", 0) != getattr(old, "shape", 0)
-            ):
-                changes.append(_Change(name, key, old, new))  # what is drawn at random does not count
+            is_random = not same_value(old, drawn.get(key)) and getattr(new, "shape", 0) == getattr(old, "shape", 0)
+            if not same_value(old, new) and not is_random:
+                changes.append(Change(name, key, old, new))
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
-            changes += [_Change(name, key, None, getattr(part, key)) for key in ("window_size", "shift_size")]
+            changes += [Change(name, key, None, getattr(part, key)) for key in ("window_size", "shift_size")]
     return changes
 
 
-def _skeleton(model: nn.Module, config: Any, seed: int) -> nn.Module:
-    """Build a model of the class of `model` whose parameters have no values."""
-    handle = register_module_parameter_registration_hook(
-        lambda module, name, value: nn.Parameter(value.to("meta"), value.requires_grad)
+def _tables(
+    changes: Sequence[Change], sizes: _Sizes, size: Shape, patches: Sequence[Shape] | None = None
+) -> dict[Change, Table]:
+    """Return the tables among the changes, of the grid of the patches or of a stage of a pyramid."""
+    steps = [
+        (image, patch, new) for (image, patch), new in zip(sizes, patches or [patch for _, patch in sizes], strict=True)
+    ]
+    if len(size) == 2 and steps[0][1] == steps[0][2]:
+        steps += [(sizes[0][0], (side, side), (side, side)) for side in range(1, _LARGEST + 1)]
+    grids = [(divide(image, patch), divide(size, new), new) for image, patch, new in steps]
+    return {change: table for change in changes if (table := find_table(change, grids)) is not None}
+
+
+def _read_grids(model: Any, sizes: _Sizes) -> None:
+    """Let the methods of a model that read the rows of a table as a square read the grid that they have."""
+    image = sizes[0][0]
+    changes = _changes(model, _double(image))
+    set_grids(
+        model, {change: table.at(image) for change, table in _tables(changes, sizes, _double(image)).items()}, image
     )
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built: nn.Module = rebuild(model, config)
-            return built
-    finally:
-        handle.remove()
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the parameters, the buffers and the plain attributes of a module."""
-    values = {**vars(module), **module._parameters, **module._buffers}
-    return {key: value for key, value in values.items() if _is_plain(value)}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
-
-
-def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, tuple | list) and isinstance(other, tuple | list):
-        return len(value) == len(other) and all(map(_same, value, other))
-    if isinstance(value, Tensor) and isinstance(other, Tensor):
-        return value.shape == other.shape and (value.is_meta or torch.equal(value, other))
-    return type(value) is type(other) and bool(value == other)
-
-
-def _grids(sizes: Sequence[tuple[Shape, Shape]], size: Shape, patches: Sequence[Shape]) -> list[_Grid]:
-    """Return the grids that a table may have: of the patches, or with the same patches of the stages of a pyramid."""
-    pairs = [(image, patch, new) for (image, patch), new in zip(sizes, patches, strict=True)]
-    if pairs[0][1] == pairs[0][2] and len(size) == 2:
-        pairs += [(pairs[0][0], (side, side), (side, side)) for side in range(1, _LARGEST + 1)]
-    return [_Grid(_divide(image, patch), _divide(size, new), new) for image, patch, new in pairs]
-
-
-def _divide(size: Shape, patch: Shape) -> Shape:
-    return tuple(side // step for side, step in zip(size, patch, strict=True))
-
-
-def _find_table(change: _Change, grids: Sequence[_Grid]) -> _Table | None:
-    """Return where the rows of a grid are in a parameter whose shape changes; None if there are none."""
-    if not isinstance(change.new, nn.Parameter) or change.old.ndim > 4 - (change.name == "weight"):
-        return None
-    old, new = tuple(change.old.shape), tuple(change.new.shape)
-    differing = [axis for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-    for grid in grids:
-        axes = len(grid.old)
-        for start in range(len(old) - axes):  # of a map (1, H, W, D)
-            stop = start + axes
-            rest = old[:start] + old[stop:] == new[:start] + new[stop:]
-            if rest and old[start:stop] == grid.old and new[start:stop] == grid.new:
-                return _Table("positions", start, stop - 1, 0, grid.old, grid.new, grid.patch)
-        if len(differing) != 1:
-            continue
-        axis = differing[0]
-        pairs: list[tuple[Any, Shape, Shape]] = [("positions", grid.old, grid.new)]
-        offsets = [tuple(2 * side - 1 for side in sides) for sides in (grid.old, grid.new)]
-        pairs += [("displacements", offsets[0], offsets[1])]
-        pairs += [("displacements", offsets[0][n : n + 1], offsets[1][n : n + 1]) for n in range(axes)]
-        for kind, before, after in pairs:
-            prefix = old[axis] - math.prod(before)
-            if prefix == new[axis] - math.prod(after) and prefix in (range(17) if len(before) > 1 else (0,)):
-                return _Table(kind, axis, axis, prefix, before, after, grid.patch)
-    return None
+    parts = dict(model.named_modules())
+    for change in changes:
+        if hasattr(parts[change.module], "precompute_positions"):
+            _apply(parts, Change(change.module, change.name, change.old, change.old), image)
 
 
 def _callable_parts(model: Any, image: Shape) -> list[Any]:
     """Return the model, or the encoders within it, that can be called with images of their size alone."""
-    names = [name for name, _ in zip(inspect.signature(model.forward).parameters, range(1), strict=False)]
-    if hasattr(model, "main_input_name") and names and (names[0].startswith("pixel_values") or _is_packed(model)):
+    names = list(inspect.signature(model.forward).parameters)
+    if hasattr(model, "main_input_name") and (
+        (names[:1] and names[0].startswith("pixel_values")) or "grid_thw" in names
+    ):
         try:
             with evaluating(model):
                 call(model, _images(model, image))
@@ -317,35 +232,28 @@ def _callable_parts(model: Any, image: Shape) -> list[Any]:
     return [part for child in model.children() for part in _callable_parts(child, image)]
 
 
-def _is_packed(model: nn.Module) -> bool:
-    return "grid_thw" in inspect.signature(model.forward).parameters
-
-
 def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
     """Return random images, a film (1, frames, C, height, width), or the arguments with packed patches of an image."""
     generator = torch.Generator().manual_seed(0)
-    count = channels or image_channels(model)
-    if _is_packed(model):
-        grid = _divide(size, sizes_of(model.config)[1])
+    names = list(inspect.signature(model.forward).parameters)
+    if "grid_thw" in names:
+        grid = divide(size, sizes_of(model.config)[1])
         first = next(part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Conv3d | nn.Linear))
         patches = torch.randn(math.prod(grid), first.weight[0].numel(), generator=generator)
-        name = next(iter(inspect.signature(model.forward).parameters))
-        return {
-            name: patches.to(model.device, model.dtype),
-            "grid_thw": torch.tensor([[1, *grid]], device=model.device),
-        }
-    images = torch.randn(1, *size[:-2], count, *size[-2:], generator=generator)
+        counts = torch.tensor([[1, *grid]], device=model.device)
+        return {names[0]: patches.to(model.device, model.dtype), "grid_thw": counts}
+    images = torch.randn(1, *size[:-2], channels or image_channels(model), *size[-2:], generator=generator)
     return images.to(model.device, model.dtype)
 
 
-def _record(model: nn.Module, images: Tensor) -> tuple[list[Tensor], dict[int, Tensor]]:
+def _record(model: nn.Module, images: Any) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Return the outputs of a model, and the constant that it adds to tokens, by the identity of its parameter."""
     tracer = PositionTracer(model)
     outputs = list(_tensors(tracer.run(images)))
-    constants = {}
+    parameters, constants = dict(model.named_parameters()), {}
     for use in tracer.meetings:
         if use.kind == "added" and use.constant is not None and len(use.origins) == 1:
-            constants[id(dict(model.named_parameters()).get(*use.origins))] = use.constant
+            constants[id(parameters.get(*use.origins))] = use.constant
     return outputs, constants
 
 
@@ -359,90 +267,62 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 def _apply(
     parts: Mapping[str, nn.Module],
-    change: _Change,
-    table: _Table | None,
-    recorded: Mapping[int, Tensor],
-    resampler: Any,
+    change: Change,
+    size: Shape,
+    table: Table | None = None,
+    recorded: Mapping[int, Tensor] = {},
+    resampler: Any = None,
 ) -> None:
     """Make one change in a model."""
-    part: Any = parts.get(change.module)
-    values = {} if part is None else {**vars(part), **part._parameters, **part._buffers}
-    if change.name not in values:
-        raise ValueError(f"`{change.path}` must exist in the model, as its configuration has it, to be resized.")
-    old = values[change.name]
-    if isinstance(change.old, Tensor) and isinstance(old, Tensor) and old.shape != change.old.shape:
-        raise ValueError(
-            f"`{change.path}` must be {tuple(change.old.shape)}, as in the configuration of the model, to be resized, "
-            f"got {tuple(old.shape)}; a table of other images needs their size in the configuration."
-        )
-    new = change.new
+    part: Any = parts[change.module]
+    old, new = {**vars(part), **part._parameters, **part._buffers}[change.name], change.new
     if isinstance(new, nn.Parameter):
-        kind = type(parts[""]).__name__
-        if table is None and (old.ndim < 4 or old.shape[:1] != new.shape[:1]):
-            raise ValueError(
-                f"`model` must have no parameter of another size than a table of a known grid to be resized, "
-                f"got {kind} with `{change.path}`, {tuple(old.shape)}, which would be {tuple(new.shape)}."
-            )
         with torch.no_grad():
-            if table is None:  # the kernel of patches
-                value = old if old.shape[1] == new.shape[1] else with_channels(old, new.shape[1])
-                if value.shape != new.shape:
-                    value = resample_patch_embed(value, list(new.shape[-2:]))
-            elif id(old) in recorded and recorded[id(old)].numel() == new.numel() and resampler is None:
+            if table is None:
+                value = _kernel(parts, change, old)
+            elif id(old) in recorded and recorded[id(old)].numel() == new.numel():
                 value = recorded[id(old)].detach()
             else:
-                name = resampler or (
-                    "bilinear(antialias=False)"
-                    if table.kind == "displacements"
-                    else resampler_of(_config(parts, change.module))
-                )
+                default = _OF_DISPLACEMENTS if table.kind == "displacements" else None
+                name = resampler or default or resampler_of(config_of(parts, change.module))
                 value = table.resample(old, build_resampler(name, table.kind))
             value = value.reshape(new.shape).to(old.dtype, copy=True, memory_format=torch.contiguous_format)
         part._parameters[change.name] = nn.Parameter(value, old.requires_grad)
     elif isinstance(new, Tensor):
+        if hasattr(part, "precompute_positions"):
+            new = in_rows(new, divide(size, sizes_of(part.config)[1]))
+            part.register_state_dict_pre_hook(say_grid)
         new = new.to(old.device, old.dtype if old.is_floating_point() else new.dtype)
         (part._buffers if change.name in part._buffers else vars(part))[change.name] = new
     else:
         setattr(part, change.name, new)
 
 
-def _config(parts: Mapping[str, Any], name: str) -> Any:
-    """Return the configuration of the innermost model that has a module."""
-    while not hasattr(getattr(parts[name], "config", None), "model_type"):
-        name = name.rpartition(".")[0]
-    return parts[name].config
+def _check_fits(parts: Mapping[str, nn.Module], changes: Sequence[Change]) -> None:
+    """Check that the model has what its constructor makes for its size, where that changes."""
+    for change in changes:
+        part: Any = parts.get(change.module)
+        values = {} if part is None else {**vars(part), **part._parameters, **part._buffers}
+        if change.name not in values:
+            raise ValueError(f"`{change.path}` must exist in the model, as its configuration has it, to be resized.")
+        old = values[change.name]
+        if isinstance(change.old, Tensor) and isinstance(old, Tensor) and old.shape != change.old.shape:
+            raise ValueError(
+                f"`{change.path}` must be {tuple(change.old.shape)}, as in the configuration of the model, to be "
+                f"resized, got {tuple(old.shape)}; a table of other images needs their size in the configuration."
+            )
 
 
-def _read_grids(model: Any, image: Shape, sizes: Sequence[tuple[Shape, Shape]]) -> None:
-    """Let the methods of a model that read the rows of a table as a square read the grid that they have."""
-    double = tuple(2 * side for side in image)
-    changes = _changes(model, double)
-    grids = _grids(sizes, double, [patch for _, patch in sizes])
-    tables = {change: table for change in changes if (table := _find_table(change, grids)) is not None}
-    _set_grids(model, {change: replace(table, new=table.old) for change, table in tables.items()}, image)
-
-
-def _set_grids(model: nn.Module, tables: Mapping[_Change, _Table], size: Shape) -> None:
-    """Set the grids of resized tables in the modules whose methods read them, unless these are square."""
-    parts: dict[str, Any] = dict(model.named_modules())
-    for change, table in tables.items():
-        owner = parts[change.module]
-        reader = (
-            owner if any(hasattr(type(owner), name) for name in _METHODS) else parts[change.module.rpartition(".")[0]]
+def _kernel(parts: Mapping[str, nn.Module], change: Change, old: Tensor) -> Tensor:
+    """Return the kernel of patches of another size or other channels."""
+    shape = change.new.shape
+    if old.ndim < 4 or old.shape[0] != shape[0]:
+        raise ValueError(
+            f"`model` must have no parameter of another size than a table of a known grid to be resized, got "
+            f"{type(parts['']).__name__} with `{change.path}`, {tuple(old.shape)}, which would be {tuple(shape)}."
         )
-        for name in _METHODS:
-            if not hasattr(type(reader), name) or table.kind == "displacements" or table.start != table.stop:
-                continue
-            vars(reader).pop(name, None)
-            hooks = reader._state_dict_pre_hooks
-            for key in [key for key, hook in hooks.items() if hook is say_grid]:
-                del hooks[key]
-            if size[-1] != size[-2]:
-                resampler = build_resampler(resampler_of(_config(parts, change.module)))
-                patch = table.patch if name == _METHODS[0] else (1, 1)
-                grid = replace(table, old=table.new)
-                setattr(reader, name, GridTable(owner, change.name, grid, resampler, patch))
-                reader.register_state_dict_pre_hook(say_grid)
+    value = old if old.shape[1] == shape[1] else with_channels(old, shape[1])
+    return value if value.shape == shape else resample_patch_embed(value, list(shape[-2:]))
 
 
 def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import torch
 from timm.layers import RelPosMlp
-from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.obstacles import check_intact
 from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
-from graticule.external.convert.transformers import channels_of, rebuild, set_sizes, sizes_of
-from graticule.external.images import image_size
+from graticule.external.convert.sizes import build_empty, channels_of, set_sizes, sizes_of
+from graticule.external.images import error_line, image_size
+from graticule.external.resize import resize_in_place
 from graticule.external.resize_timm import resize_tables
 from graticule.position.grid import Grid
 from graticule.position.places import by
@@ -91,7 +91,8 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
     """
     source, backbone = source_of(model, "transformers", like), cast("Backbone", model)
     device = next(model.parameters()).device
-    return fill(_sized(source, backbone, device), source, backbone).to(device)
+    there = fill(_sized(source, backbone, device), source, backbone).to(device)
+    return resize_in_place(there) if backbone.img_size[-1] != backbone.img_size[-2] else there
 
 
 def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
@@ -105,19 +106,17 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     sizes = (model.img_size, model.patch_size, model.in_chans, labels)
     if sizes == (image, patch, getattr(config, channels_of(config)), getattr(config, "num_labels", 0)):
         return source.empty(device)
-    square = len(set(model.img_size[-2:])) == 1 or model.img_size == to_2tuple(getattr(config, "image_size", 0))
-    if not square and (len(image) > 2 or any(name.endswith("pos_embed") for name in model.state_dict())):
+    try:
+        if image != model.img_size or patch != model.patch_size:
+            set_sizes(config, model.img_size, model.patch_size)
+        setattr(config, channels_of(config), model.in_chans)
+        if hasattr(skeleton, "classifier"):
+            config.num_labels = labels
+        return build_empty(skeleton, config)
+    except Exception as error:  # any error of another library
         raise ValueError(
-            f"`model` must have square images to be a {kind}, which computes others wrongly, got {by(model.img_size)}."
-        )
-    if image != model.img_size or patch != model.patch_size:
-        set_sizes(config, model.img_size, model.patch_size)
-    setattr(config, channels_of(config), model.in_chans)
-    if hasattr(skeleton, "classifier"):
-        config.num_labels = labels
-    with torch.random.fork_rng(devices=[]):
-        there: nn.Module = rebuild(skeleton, config)
-    return there
+            f"`model` must have images that {kind} can have, got {by(model.img_size)}: {error_line(error)}"
+        ) from error
 
 
 def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> Source:

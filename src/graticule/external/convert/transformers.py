@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from graticule import backbones
 from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
 from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion, sum_of
+from graticule.external.convert.sizes import build_empty, channels_of, sizes_of
 from graticule.external.convert.vit import read_rates
 from graticule.layers.parts import ACTIVATIONS
-from graticule.position.places import Shape
 from graticule.registry.specs import Spec
 
 #: Attributes of modules that are not compared: of training, and the windows that Swin changes when it is called.
@@ -105,20 +105,10 @@ def _rename(name: str, table: Mapping[str, str]) -> str:
     return name if not start else table[start] and table[start] + name[len(start) :]
 
 
-def rebuild(model: Any, config: Any) -> Any:
-    """Return a model of the same class with another configuration, and the same optional parts."""
-    embeddings = getattr(model, "embeddings", None)
-    parts = {"add_pooling_layer": "pooler" in dir(model) and model.pooler is not None}
-    parts["use_mask_token"] = getattr(embeddings, "mask_token", None) is not None
-    known = type(model).__init__.__code__.co_varnames
-    return type(model)(config, **{name: value for name, value in parts.items() if name in known})
-
-
 def check_as_built(model: Any) -> None:
     """Check that a model of transformers is what its class builds from its configuration, with plain weights."""
     _check_config(model, quantization_config=None)
-    with torch.device("meta"):
-        built = rebuild(model, model.config)
+    built = build_empty(model, model.config)
     parts, expected = dict(model.named_modules()), dict(built.named_modules())
     for name in {**expected, **parts}:
         part, other = parts.get(name), expected.get(name)
@@ -245,49 +235,6 @@ def read_vit(model: Any) -> Conversion:
     backbone = DistilledVisionTransformer if teacher else VisionTransformer
     encoding = _read_encoding(model, tensors, patches, prefix)
     return Conversion(backbone, arguments, encoding, names=names)
-
-
-def channels_of(config: Any) -> str:
-    """Return the name under which a configuration has the number of channels of the images."""
-    return next(name for name in ("num_channels", "in_channels", "in_chans") if hasattr(config, name))
-
-
-#: Side, in patches, of the grid that the encoders of Qwen-VL without a table get here, which take any size.
-_SIDE = 16
-
-
-def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size of the images and of their patches, (height, width), or (frames, height, width) of films."""
-    tubelet = getattr(config, "tubelet_size", None)
-    step = getattr(config, "patch_stride", getattr(config, "patch_size", 1))  # Hiera's patches overlap
-    patch = to_2tuple(step if tubelet is None or isinstance(tubelet, int) else tubelet[1:])
-    side = getattr(config, "image_size", getattr(config, "crop_size", None))
-    if side is None:  # a square table, or none
-        count = getattr(config, "num_patches", getattr(config, "num_position_embeddings", _SIDE**2))
-        side = [math.isqrt(count) * step for step in patch]
-    if tubelet is None:
-        return to_2tuple(side), patch
-    frames = config.num_frames if hasattr(config, "num_frames") else config.frames_per_clip
-    return (frames, *to_2tuple(side)), (tubelet if isinstance(tubelet, int) else tubelet[0], *patch)
-
-
-#: Names of the side of images, or of the number of their patches, in configurations.
-SIZES = ("image_size", "crop_size", "num_patches", "num_position_embeddings")
-
-
-def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: int | None = None) -> None:
-    """Set the sizes of images, or films, and of patches in a configuration, and their channels; None leaves them."""
-    step = sizes_of(config)[1] if patch is None else patch
-    counts = dict.fromkeys(SIZES[2:], math.prod(side // length for side, length in zip(image, step, strict=True)))
-    sides = dict.fromkeys(SIZES[:2], image[-2:])
-    frames = dict.fromkeys(("num_frames", "frames_per_clip"), image[0]) if len(image) > 2 else {}
-    others = {"image_embedding_size": image[0] // step[0], "patch_size": patch and patch[-2:]}
-    if channels is not None:
-        others[channels_of(config)] = channels
-    for name, value in {**counts, **sides, **frames, **others}.items():
-        if (old := getattr(config, name, None)) is not None and value is not None:
-            square = isinstance(value, tuple) and len(set(value)) == 1 and isinstance(old, int)
-            setattr(config, name, value[0] if square else list(value) if isinstance(value, tuple) else value)
 
 
 def resampler_of(config: Any) -> str:
