@@ -210,3 +210,56 @@ def test_weights_without_values_are_refused_by_name(operation, tmp_path, monkeyp
 def test_what_was_removed_without_values_cannot_be_put_back():
     with pytest.raises(ValueError, match="got pos_embed on the meta device"):
         graticule.detach(on_meta(attached, "alibi"))
+
+
+def parameters_alone(model):
+    """Move parameters to the meta device, as `accelerate.init_empty_weights` does by default, without buffers."""
+    for part in model.modules():
+        for name, parameter in list(part._parameters.items()):
+            part._parameters[name] = parameter if parameter is None else nn.Parameter(parameter.to("meta"))
+    return model
+
+
+def filled(model, state):
+    for buffer in model.buffers():
+        buffer.fill_(3)
+    model.load_state_dict(state)
+    return model
+
+
+def copied(model, state):
+    """Copy in place, as `torch.distributed.checkpoint.load` does."""
+    for name, value in model.state_dict().items():
+        value.copy_(state[name])
+    return model
+
+
+def assigned(model, state):
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+#: The thread that reports it -> how a model with a state dict is made, and its dtype.
+WAYS = {
+    "transformers#34234": (lambda make, state: filled(parameters_alone(make()).to_empty(device="cpu"), state), None),
+    "pytorch-image-models#2350": (lambda make, state: assigned(parameters_alone(make()), state), None),
+    "prime-rl#937": (lambda make, state: copied(on_meta(make).to_empty(device="cpu"), state), None),
+    "SkyRL#1725": (
+        lambda make, state: filled(on_meta(make).bfloat16().to_empty(device="cpu"), state),
+        torch.bfloat16,
+    ),
+    "llm-foundry#916": (lambda make, state: assigned(on_meta(make), state), torch.bfloat16),
+    "borzoi-pytorch#21": (lambda make, state: assigned(on_meta(make), state).to("cpu"), torch.float64),
+}
+
+
+@pytest.mark.parametrize("thread", WAYS)
+def test_each_way_from_the_meta_device_gives_the_same_model(thread):
+    """The same kind in LlamaFactory#10820, lmms-engine#185, UniRL#207, litgpt#887, transformers#36577."""
+    way, dtype = WAYS[thread]
+    for encoding in ("alibi", "rope", "relative_bias", "sandwich", "rope(scaling='ntk')", "irpe", "sinusoidal_2d"):
+        model = draw(tiny(encoding)).to(dtype).eval()
+        images = torch.randn(1, 3, 32, 32, dtype=dtype)
+        other = way(lambda encoding=encoding: tiny(encoding), model.state_dict()).eval()
+        with torch.no_grad():
+            assert torch.equal(other(images), model(images)), encoding

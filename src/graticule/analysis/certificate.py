@@ -162,8 +162,8 @@ def certify_resize(model: nn.Module, img_size: Any, images: Tensor | None = None
         with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
             other = view_of(resize(copy.deepcopy(model), img_size, **again))
             pairs = [at.run(x).layers[-1] for at, x in ((view, small), (other, large))]
-            means = [grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs]
-            similarity[name] = mean_estimate(F.cosine_similarity(*means).cpu().numpy())
+            small_mean, large_mean = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
+            similarity[name] = mean_estimate(F.cosine_similarity(small_mean, large_mean).cpu().numpy())
     old, new = _described(model), _described(changed)
     pairs_of = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
     return ResizeCertificate(
@@ -189,7 +189,8 @@ def _run(model: nn.Module, images: Tensor) -> tuple[list[Tensor], int]:
 
 def _described(model: Any) -> dict[str, Any]:
     """Return the tensors of a model, and the entries of its configuration, by name."""
-    config, created = getattr(model, "config", None), getattr(model, "created", None) or {}
+    config: Any = getattr(model, "config", None)
+    created = getattr(model, "created", None) or {}
     parts = {
         "config": config.to_dict() if hasattr(config, "to_dict") else {},
         "pretrained_cfg": getattr(model, "pretrained_cfg", None) or {},

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.layouts import part_of, say_unused, source_names, unused_names
@@ -222,10 +223,11 @@ def leave_meta(
 ) -> None:
     """Compute the buffers of positions where the weights are that are assigned to a model on the meta device."""
     if local_metadata.get("assign_to_params_buffers"):
-        device = next((value.device for name, value in state_dict.items() if name.startswith(prefix)), None)
+        weights = (value for name, value in state_dict.items() if name.startswith(prefix))
+        like = next((value for value in weights if value.is_floating_point()), torch.empty(0))
         for part in module.modules():
             if isinstance(part, GridModule) and any(value.is_meta for value in part.buffers(recurse=False)):
-                part.init_non_persistent_buffers(device)
+                part.init_non_persistent_buffers(like.device, like.dtype)
 
 
 def rename_published(

@@ -10,7 +10,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +126,8 @@ def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
 
 def check_whole(source: nn.Module | Mapping[str, Tensor], name: str = "model", values: bool = True) -> None:
     """Check that no tensor of a model or a state dict is sharded, and unless `values` is False that each has values."""
-    model = isinstance(source, nn.Module)
-    for at, tensor in chain(source.named_parameters(), source.named_buffers()) if model else source.items():
+    tensors = source.items() if isinstance(source, Mapping) else [*source.named_parameters(), *source.named_buffers()]
+    for at, tensor in tensors:
         if getattr(tensor, "device_mesh", None) is not None:
             raise ValueError(
                 f"`{name}` must have whole tensors, got {at}, which is a DTensor; do this before `fully_shard`, "

@@ -163,12 +163,12 @@ class GridModule(Checked, nn.Module):
         return {}
 
     @torch.no_grad()
-    def init_non_persistent_buffers(self, device: torch.device | None = None) -> None:
-        """Compute the buffers of `compute_buffers`, on `device` or where they are; timm calls it by this name."""
+    def init_non_persistent_buffers(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        """Compute the buffers of `compute_buffers`, by default as those that exist; timm calls it by this name."""
         buffers = [value for value in self._buffers.values() if value is not None]
         at = next((value.device for value in buffers), None) if device is None else device
-        dtype = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
-        for name, value in self.compute_buffers(at, dtype).items():
+        known = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
+        for name, value in self.compute_buffers(at, dtype or known).items():
             old = self._buffers.get(name)
             alike = old is not None and (old.shape, old.dtype, old.device) == (value.shape, value.dtype, value.device)
             if old is None or not alike or old.is_inference():
