@@ -305,9 +305,9 @@ class VisionTransformer(Backbone):
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter that BEiT, EVA and DINOv2 may call otherwise, such as LayerScale."""
-        for pattern, name in _PUBLISHED:
-            published = re.sub(pattern, name, published)
-        return super().own_name(published)
+        name = re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published)
+        name = re.sub(r"\.attn\.([qkv]_(?:bias|proj\.))", r".attn.qkv.\1", name)
+        return super().own_name(re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name))  # DINOv2's training has chunks
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the codes of CLIP, EVA, DINOv2 and others under timm's names."""
@@ -316,12 +316,6 @@ class VisionTransformer(Backbone):
         return rename_by_timm(self, state, of_eva if any(map(_OF_EVA.search, state)) else of_vit)
 
 
-#: Patterns of names in published codes -> our names; the chunks of DINOv2's training number the blocks twice.
-_PUBLISHED = (
-    (r"\.gamma_([12])$", r".ls\1.gamma"),
-    (r"\.attn\.([qkv]_(?:bias|proj\.))", r".attn.qkv.\1"),
-    (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),
-)
 #: Names of the registers in DINOv2's and DINOv3's codes and others.
 _REGISTERS = re.compile(r"register_tokens?|storage_tokens?|reg_tokens|registers")
 #: Parts of names that timm's filter of EVA and DINOv3 reads, and that of a ViT does not.

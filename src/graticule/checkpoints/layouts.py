@@ -28,10 +28,11 @@ def rename_by_timm(
     """Rename tensors of a file by a filter of timm; our own names are unchanged, and nothing is resampled."""
     if any(name.startswith("position.") for name in state):
         return state
-    tables = {name: value for name, value in state.items() if name.endswith("relative_position_bias_table")}
+    kernels = {name: value for name, value in state.items() if name.endswith("patch_embed.proj.weight")}
     # a filter resamples what has another shape than in the model: here the kernel is the file's, and there is no table
-    kernels = [value for name, value in state.items() if name.endswith("patch_embed.proj.weight")]
-    known = (*kernels, *model.parameters(), torch.empty(1, 1, 1, 1))
+    tables = {name: value for name, value in state.items() if name.endswith("relative_position_bias_table")}
+    tables |= {name: value for name, value in kernels.items() if value.ndim < 4}
+    known = (*kernels.values(), *model.parameters(), torch.empty(1, 1, 1, 1))
     kernel = next(value.flatten(1, -3) for value in known if value.ndim > 3)
     as_in_file = SimpleNamespace(
         patch_embed=SimpleNamespace(proj=SimpleNamespace(weight=kernel)),

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from graticule.checkpoints.read import (
     valid_metadata,
     with_metadata,
 )
-from graticule.encodings.forms.absolute import FixedEncoding
+from graticule.encodings.forms.absolute import AbsoluteEncoding, FixedEncoding
 from graticule.position.joining import JOININGS, Default
 from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, GridModule, Position
@@ -123,9 +123,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
-def load_all(
-    model: nn.Module, state: Mapping[str, Tensor], source: object, names: Mapping[str, str] | None = None
-) -> nn.Module:
+def load_all(model: nn.Module, state: Mapping[str, Tensor], source: object, names: Any = None) -> nn.Module:
     """Load all of `state`, which `source` contains under `names`, into `model`, and return the model."""
     check_whole(model)
     if complaints := misfits(model, state, names):
@@ -304,39 +302,36 @@ def _rename(
 
 def given_shapes(position: Position, values: Mapping[str, Any], first: Shape | None) -> dict[str, Shape]:
     """Return the shape of each table if that of the first stage is `first`, halved as often as fits."""
-    shapes = {}
-    for name in position.table_shapes() if first else ():
-        value, shape, (module, leaf) = values.get(f"position.{name}"), tuple(first or ()), position.holder_of(name)
-        while isinstance(value, Tensor) and math.prod(shape) > 0:
-            if (grid := cast("Any", module).grid_of(leaf, value, shape)) is not None and grid.shape == shape:
+    shapes: dict[str, Shape] = {}
+    stages = [tuple(-(-side >> stage) for side in first) for stage in reversed(range(8))] if first else []
+    for name in position.table_shapes():
+        value, (module, leaf) = values.get(f"position.{name}"), position.holder_of(name)
+        for shape in stages if isinstance(value, Tensor) else []:
+            if getattr(module and module.grid_of(leaf, value, shape), "shape", None) == shape:
                 shapes[f"position.{name}"] = shape
-                break
-            shape = tuple(-(-side // 2) for side in shape) if max(shape) > 1 else (0,)
     if first is not None and not shapes:
         raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
     return shapes
 
 
 def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:
-    """Add rows of prefix tokens to the tokens, in place, where the model's table has none; returns a note by table.
-
-    The sum is what enters the first block, as in timm's form of DINOv2 with registers.
-    """
+    """Add rows of prefix tokens to these, in place, where the model's table has none; returns a note by table."""
     notes: dict[str, str] = {}
-    tokens = [name for name in ("cls_token", "dist_token") if isinstance(values.get(name), Tensor)]
-    known = model.state_dict().keys() & set(tokens)
     for name, module in model.position.named_modules():
         table = values.get(target := f"position.{name}.pos_embed")
-        if not known or table is None or getattr(module, "prefix_rows", True) or unusable(table) or table.ndim < 2:
+        has_rows = not isinstance(module, AbsoluteEncoding) or getattr(module, "prefix_rows", True)
+        if has_rows or table is None or unusable(table) or table.ndim < 2:
             continue
-        patches, grid = table.shape[-2] - len(tokens), module.grid
-        if grid.alike(patches) and (patches == grid.patches or not grid.alike(table.shape[-2])):
+        known = {token: values[token] for token in ("cls_token", "dist_token") if isinstance(values.get(token), Tensor)}
+        tokens = [token for token, value in known.items() if value.shape == (1, 1, module.dim) and not unusable(value)]
+        rows, patches = table[..., : len(tokens), :], table[..., len(tokens) :, :]
+        grid = module.grid_of("pos_embed", patches, None)
+        if tokens and grid and (grid == module.grid or not module.grid_of("pos_embed", table, None)):
             joining = model.position.get_submodule(f"{name.rpartition('encodings.')[0]}joining")
-            added = known if isinstance(joining, Default) else set()  # not where the table is added in a block
-            for token in added:
-                values[token] = values[token] + table[..., tokens.index(token), :]
-            values[target] = table[..., len(tokens) :, :]
-            change = f"added to {', '.join(sorted(added))}" if added else "left out"
+            added = [token for token in tokens if token in model.state_dict() and isinstance(joining, Default)]
+            values |= {token: values[token] + rows[..., tokens.index(token), :] for token in added}
+            values[target] = patches
+            change = f"added to {', '.join(added)}" if added else "left out"
             notes[target] = f"the rows of {', '.join(tokens)} in {target} are {change}"
     return notes
 

@@ -11,6 +11,9 @@ from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 
+#: Order of the channels of `sinusoidal_2d`, by the code that has it.
+Order = Literal["lape", "mae", "detr", "moco_v3", "timm"]
+
 
 @register_encoding("sinusoidal_1d")
 class Sinusoidal1d(FixedEncoding):
@@ -65,12 +68,7 @@ class Sinusoidal2d(FixedEncoding):
     exempt = ("one_frame, permutation: channels are divided among the axes",)
 
     def __init__(
-        self,
-        grid: Grid,
-        dim: int,
-        temperature: float = 10_000.0,
-        spread: float | None = None,
-        order: Literal["lape", "mae", "detr", "moco_v3", "timm"] = "lape",
+        self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None, order: Order = "lape"
     ) -> None:
         self.order = order
         if dim % (step := 2 * len(grid.shape)):
