@@ -75,10 +75,9 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
         Grid.of_image(size, side)  # refuses other sizes with its own message
     check_tables(model)
     if edit is not None:
-        edit(model, size)
-        for name in ("_traits", "_model_args"):  # where timm records it, from 1.0.31 on
-            if hasattr(model, name):
-                setattr(model, name, {**getattr(model, name), "img_size": size})
+        sizes = edit(model, size) or {"img_size": size}
+        for name, changes in (("_traits", {"img_size": size}), ("_model_args", sizes)):  # of timm, from 1.0.31 on
+            setattr(model, name, {**getattr(model, name, {}), **changes})
         return
     with same_layers(model):
         model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
@@ -207,7 +206,7 @@ def _resize_twins(model: Any, size: Shape) -> None:
         embed.num_patches = embed.H * embed.W
 
 
-def _resize_naflex(model: Any, size: Shape) -> None:
+def _resize_naflex(model: Any, size: Shape) -> dict[str, Shape]:
     """Resize the table of NaFlexVit, by the resampler that it uses for each image; rotations are computed for any."""
     embeds = model.embeds
     grid = Grid.of_image(size, tuple(embeds.patch_size)).shape
@@ -221,6 +220,7 @@ def _resize_naflex(model: Any, size: Shape) -> None:
         name = f"crop(mode={kind!r}, {options})" if embeds.pos_embed_ar_preserving else f"{kind}({options})"
         _resize_map(embeds, "pos_embed", grid, build_resampler(name))
     embeds.default_img_size, embeds.pos_embed_grid_size = size, grid
+    return {"pos_embed_grid_size": grid}
 
 
 def _resize_offsets(model: Any, size: Shape) -> None:
@@ -263,11 +263,12 @@ def _set_offsets(part: Any, grid: Shape) -> None:
     part.attention_bias_cache = {}
 
 
-def _resize_hieradet(model: Any, size: Shape) -> None:
+def _resize_hieradet(model: Any, size: Shape) -> dict[str, Shape]:
     """Resize SAM 2's encoder: its table; that of a window is repeated."""
     shape = _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
     _put(model, "pos_embed", build_resampler(CUBIC)(model.pos_embed.detach(), shape))
     model.global_pos_size = to_2tuple(shape)
+    return {"global_pos_size": shape}
 
 
 def _resize_hiera(model: Any, size: Shape) -> None:
@@ -287,8 +288,9 @@ def _resize_hiera(model: Any, size: Shape) -> None:
         vars(part).update({key: value for key, value in vars(other).items() if key in ("size", "schedule")})
 
 
-#: How models of a class without `set_input_size` are edited for images of (height, width).
-_RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], None]] = {
+#: How models of a class without `set_input_size` are edited for images of (height, width); returns the arguments that
+#: build such a model, if they are others than `img_size`.
+_RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], dict[str, Shape] | None]] = {
     VisionTransformerSAM: _resize_sam,
     MlpMixer: _resize_mixer,
     ConVit: _resize_convit,
