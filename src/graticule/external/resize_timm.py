@@ -58,7 +58,8 @@ def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, chan
 
 def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) -> None:
     """Change the images or patches that the position of a model of timm is stored for; others are refused."""
-    kind, embed = type(model).__name__, getattr(model, "patch_embed", None)
+    kind = type(model).__name__
+    embed: Any = getattr(model, "patch_embed", None)
     edit = next((resize for known, resize in _RESIZES.items() if isinstance(model, known)), None)
     arguments = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
     if edit is None and "img_size" not in arguments:
@@ -70,7 +71,7 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
     if patch is not None and "patch_size" not in arguments:
         raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
     side = patch or getattr(embed, "patch_size", None)
-    size = size or embed.img_size  # type: ignore[union-attr]
+    size = size or embed.img_size
     if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
         Grid.of_image(size, side)  # refuses other sizes with its own message
     check_tables(model)

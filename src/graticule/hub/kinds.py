@@ -67,7 +67,6 @@ class HubModel(nn.Module):
     created: Mapping[str, Any] | None = None
     #: Reason for which `graticule.export` cannot write a program of it, as a part of a sentence; empty if it can.
     no_program: ClassVar[str] = ""
-    pretrained_cfg: dict[str, Any]
 
     @abstractmethod
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
