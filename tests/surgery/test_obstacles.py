@@ -153,10 +153,18 @@ OPERATIONS = {
     "change": (_converted, lambda model: graticule.change_position(model, "learnable"), True),
     "freeze": (_converted, graticule.freeze, True),
     "resize ours": (_converted, lambda model: graticule.resize(model, 48), False),
+    "resize a part": (
+        _converted,
+        lambda model: graticule.resize(nn.ModuleDict({"backbone": model}), 48)["backbone"],
+        False,
+    ),
     "debias": (_timm, lambda model: graticule.debias(model, images(batch=9), "mean").backbone, True),
     "export": (_converted, _exported, True),
 }
-REFUSED_ALSO = {("DDP", "resize ours"), *((wrapper, "debias") for wrapper in ("int8", "packed", "DataParallel", "DDP"))}
+REFUSED_ALSO = {
+    *(("DDP", operation) for operation in ("resize ours", "resize a part")),
+    *((wrapper, "debias") for wrapper in ("int8", "packed", "DataParallel", "DDP")),
+}
 COMPILED = ("compiled", "compiled block", "compile()")
 SLOW = ("export", "debias", "change")
 

@@ -51,14 +51,16 @@ def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", va
 
 def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
     """Yield the obstacles in a model, with the end of a sentence."""
-    if (kind := type(model).__name__) in _WRAPPERS:
-        rule = f"not be wrapped, got {kind}; give its attribute {_WRAPPERS[kind]}, and wrap that again after this"
-        yield "replicated" if kind == "DistributedDataParallel" else "wrapped", rule
-        yield "wrapped", rule
     quantized = "have weights in floating point, got a quantized one ({}); change or train it first, and export as int8"
     computed = "have its weights as tensors, got {}, which is computed; call torch.nn.utils.{} first"
     for place, part in model.named_modules():
         kind, start = type(part).__name__, f"{place}." if place else ""
+        if kind in _WRAPPERS:
+            rule = f"not be wrapped, got {kind}; give its attribute {_WRAPPERS[kind]}, and wrap that again after this"
+            if not place:
+                yield "wrapped", rule
+            if kind == "DistributedDataParallel":
+                yield "replicated", rule
         if kind == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
             yield "compiled", f"not be compiled, got {place or kind}, which is; compile it after this"
         if "quantized" in type(part).__module__:
@@ -66,8 +68,13 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
             yield "quantized", quantized.format(f"{kind} at {place}")
         for hook in part._forward_pre_hooks.values():
             if type(hook).__module__.startswith("torch.nn.utils"):
-                pruned = getattr(hook, "_tensor_name", None)
-                leaf, remove = (pruned, "prune.remove") if pruned else (getattr(hook, "name", ""), "remove_weight_norm")
+                pruned, norm = (
+                    getattr(hook, "_tensor_name", None),
+                    "spectral" if "Spectral" in type(hook).__name__ else "weight",
+                )
+                leaf, remove = (
+                    (pruned, "prune.remove") if pruned else (getattr(hook, "name", ""), f"remove_{norm}_norm")
+                )
                 yield "pruned", computed.format(start + leaf, remove)
         if isinstance(parametrized := part._modules.get("parametrizations"), nn.ModuleDict):
             leaf = next(iter(parametrized))

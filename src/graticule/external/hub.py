@@ -164,7 +164,8 @@ def host_of(module: nn.Module) -> str:
         )
     options: dict[str, Any] = {}
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    channels, *sides = timm.get_pretrained_cfg(name).input_size  # by default; that of the module follows its images
+    default: Any = timm.get_pretrained_cfg(name)
+    channels, *sides = default.input_size  # by default; that of the module follows its images
     if size is not None and list(size) != sides:
         options["img_size"] = tuple(size)
     for option, value, known in (
