@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,40 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from graticule.external.images import by_image, call
-
-
-@dataclass
-class Recording:
-    """The tensors of one forward pass of B images, up to an attention.
-
-    inputs: inputs of normalizations, linear layers and convolutions of 1 x 1, (B, rows, D) each; the windows of an
-        image are consecutive. Those that are not of the images, as coordinates, have no rows.
-    queries: queries of the attention, (B, windows, h, n, d); None if they were not seen.
-    logits: logits of the attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
-    others: what attention of another kind there is.
-    """
-
-    inputs: list[Tensor] = field(default_factory=list)
-    queries: Tensor | None = None
-    logits: Tensor | None = None
-    others: str = ""
-
-    @property
-    def tokens(self) -> int:
-        """Index of the input with the tokens of the attention; without an attention, of the first input.
-
-        Raises:
-            LookupError: if there is none.
-        """
-        counts = [x.shape[1] for x in self.inputs]
-        if self.logits is None:
-            if max(counts, default=0) < 2:
-                raise LookupError("no sequence of tokens was seen")
-            return next(index for index, count in enumerate(counts) if count > 1)
-        rows = self.logits.shape[1] * self.logits.shape[3]
-        if rows not in counts:
-            raise LookupError("the tokens of the attention were not seen")
-        return len(counts) - 1 - counts[::-1].index(rows)
 
 
 def logits_of(
@@ -88,23 +54,47 @@ def record(model: nn.Module, images: Tensor, earlier: int = 0) -> Recording:
         earlier: number of attentions to skip. Their outputs are replaced by the mean over the queries, so that equal
             patches before such an attention are equal after it, whatever its position information is.
     """
-    watcher = _Watcher(len(images), earlier)
-    try:
-        with watcher:
-            call(model, images)
-    except _Stop:
-        pass
-    return watcher.recording
+    recording = Recording(len(images), earlier)
+    with suppress(_Stop), recording:
+        call(model, images)
+    return recording
 
 
-class _Watcher(TorchFunctionMode):
-    """Watches every function of PyTorch that a model calls."""
+class Recording(TorchFunctionMode):
+    """The tensors of one forward pass of B images, up to an attention; it records while it is entered.
+
+    inputs: inputs of normalizations, linear layers and convolutions of 1 x 1, (B, rows, D) each; the windows of an
+        image are consecutive. Those that are not of the images, as coordinates, have no rows.
+    queries: queries of the attention, (B, windows, h, n, d); None if they were not seen.
+    logits: logits of the attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
+    others: what attention of another kind there is.
+    """
 
     def __init__(self, batch: int, earlier: int) -> None:
         super().__init__()
-        self.recording = Recording()
+        self.inputs: list[Tensor] = []
+        self.queries: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.others = ""
         self._batch, self._earlier = batch, earlier
         self._product: Tensor | None = None  # the first factor of the last product of matrices
+
+    @property
+    def tokens(self) -> int:
+        """Index of the input with the tokens of the attention; without an attention, of the first input.
+
+        Raises:
+            LookupError: if there is none.
+        """
+        counts = [x.shape[1] for x in self.inputs]
+        if self.logits is None:
+            if max(counts, default=0) < 2:
+                raise LookupError("no sequence of tokens was seen")
+            return next(index for index, count in enumerate(counts) if count > 1)
+        rows = self.logits.shape[1] * self.logits.shape[3]
+        if rows not in counts:
+            raise LookupError("the tokens of the attention were not seen")
+        return len(counts) - 1 - counts[::-1].index(rows)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -135,36 +125,36 @@ class _Watcher(TorchFunctionMode):
     def _sequence(self, x: Tensor) -> None:
         x = by_image(x, self._batch)
         if x.ndim >= 3 and x.shape[0] % self._batch == 0:
-            self.recording.inputs.append(x.detach().reshape(self._batch, -1, x.shape[-1]).clone())
+            self.inputs.append(x.detach().reshape(self._batch, -1, x.shape[-1]).clone())
         else:  # counted too, so that an input has the same index in a batch of any size
-            self.recording.inputs.append(x.new_empty(self._batch, 0, x.shape[-1]))
+            self.inputs.append(x.new_empty(self._batch, 0, x.shape[-1]))
 
     def _attention(self, queries: Tensor | None, logits: Tensor) -> bool:
         """Record the requested attention between tokens and stop; return True for an earlier one."""
         if logits.shape[-2] != logits.shape[-1]:  # such logits are not for pairs of patches
-            self.recording.others = "queries or keys are pooled"
+            self.others = "queries or keys are pooled"
             raise _Stop
         if len(logits) == 1 and logits.shape[-1] % self._batch == 0:  # packed images, which do not see each other
             logits = _of_each(logits, (-2, -1), self._batch)
             queries = None if queries is None else _of_each(queries, (-2,), self._batch)
         if logits.ndim == 3:  # heads may be in the axis of the batch
             heads, side = len(logits) // self._batch, logits.shape[-1]  # heads of all windows of an image
-            counts = [x.shape[1] // side for x in reversed(self.recording.inputs) if x.shape[1] % side == 0]
+            counts = [x.shape[1] // side for x in reversed(self.inputs) if x.shape[1] % side == 0]
             windows = next((count for count in counts if count and heads % count == 0), 0)
             if windows and len(logits) % self._batch == 0:
                 split = self._batch * windows, heads // windows
                 logits = logits.unflatten(0, split)
                 queries = None if queries is None else queries.unflatten(0, split)
         rows = logits.shape[: max(logits.ndim - 3, 1)].numel() // self._batch * logits.shape[-1]
-        if all(x.shape[1] != rows for x in self.recording.inputs):
-            self.recording.others = "attention is between channels"
+        if all(x.shape[1] != rows for x in self.inputs):
+            self.others = "attention is between channels"
             return False
         if self._earlier:
             self._earlier -= 1
             return True
         if logits.ndim >= 3 and logits.shape[0] % self._batch == 0:
-            self.recording.logits = self._by_image(logits)
-            self.recording.queries = None if queries is None else self._by_image(queries)
+            self.logits = self._by_image(logits)
+            self.queries = None if queries is None else self._by_image(queries)
         raise _Stop
 
     def _by_image(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -28,7 +28,7 @@ from graticule.external.table_grids import (
     say_grid,
     set_grids,
 )
-from graticule.external.tracer import PositionTracer
+from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.places import Shape, by
 from graticule.position.resampling import build_resampler
@@ -141,7 +141,7 @@ def _resize(
     _set_input_size(model, size)
     for part, images in runs.items():
         with evaluating(part):
-            after = list(_tensors(call(part, images)))
+            after = list(nested_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
 
@@ -249,20 +249,12 @@ def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
 def _record(model: nn.Module, images: Any) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Return the outputs of a model, and the constant that it adds to tokens, by the identity of its parameter."""
     tracer = PositionTracer(model)
-    outputs = list(_tensors(tracer.run(images)))
+    outputs = list(nested_tensors(tracer.run(images)))
     parameters, constants = dict(model.named_parameters()), {}
     for use in tracer.meetings:
         if use.kind == "added" and use.constant is not None and len(use.origins) == 1:
             constants[id(parameters.get(*use.origins))] = use.constant
     return outputs, constants
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping | tuple | list):
-        for value in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(value)
 
 
 def _apply(

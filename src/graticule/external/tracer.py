@@ -155,7 +155,7 @@ class PositionTracer(TorchFunctionMode):
 
     def run(self, images: Tensor | Mapping[str, Any]) -> Any:
         """Call the model in evaluation mode with images, or a mapping of keyword arguments; return its output."""
-        with evaluating(self._model), self.following(*_tensors(images)):
+        with evaluating(self._model), self.following(*nested_tensors(images)):
             return call(self._model, images)
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class PositionTracer(TorchFunctionMode):
     def _leave(self, name: str, module: nn.Module, args: object, output: Any) -> None:
         """Note that a module of a list returns."""
         self._within.pop()
-        first = next(_tensors(output), None)
+        first = next(nested_tensors(output), None)
         if first is not None and first in self._facts:
             self.called[name] = first.detach()
 
@@ -183,7 +183,7 @@ class PositionTracer(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = getattr(func, "__name__", "")
-        tensors = [*_tensors(args), *_tensors(named)]
+        tensors = [*nested_tensors(args), *nested_tensors(named)]
         if name in _LIKE:
             tensors = tensors[:1]
         if not any(x in self._facts for x in tensors):
@@ -213,7 +213,7 @@ class PositionTracer(TorchFunctionMode):
             output = self._stem[1].view(output.shape)
         if name == "conv2d" and output.ndim > 3:
             self.maps.append((tuple(self._within), output.detach(), len(self.called)))
-        for x in [args[0]] if name == "__setitem__" else _tensors(output):
+        for x in [args[0]] if name == "__setitem__" else nested_tensors(output):
             same = facts.logits and x.ndim >= 3 and any(x.shape[-2:] == other.shape[-2:] for other in tensors)
             keeps = same or (name in _PRODUCTS and facts.logits)
             self._facts[x] = facts if keeps else replace(facts, logits=False, weights=False)
@@ -222,7 +222,7 @@ class PositionTracer(TorchFunctionMode):
     def _constant(self, name: str, tensors: list[Tensor], output: Any) -> Any:
         """Note what a tensor that does not depend on the images is computed from."""
         origins = frozenset[str]().union(*map(self._origins_of, tensors))
-        made = [tensors[0]] if name == "__setitem__" else list(_tensors(output))
+        made = [tensors[0]] if name == "__setitem__" else list(nested_tensors(output))
         for x in made:
             if origins and id(x) not in self._names:
                 self._origins[x] = origins
@@ -400,10 +400,10 @@ def _with(args: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*args[:at], value, *args[at + 1 :])
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def nested_tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested arguments."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping | tuple | list):
         for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _tensors(value)
+            yield from nested_tensors(value)

@@ -434,14 +434,7 @@ def inspect_model(
     accepts one. The inputs of each attention are compared for an image whose patches are all the same, so that only
     position distinguishes them.
 
-    The arguments are those of `graticule.testing.check_model`.
-
-    Returns:
-        One finding per check, in the order of `CHECKS`.
-
-    Raises:
-        ValueError: for a model of films, a size that is not given and cannot be inferred, or an
-            unknown name in `skip`.
+    The arguments are those of `graticule.testing.check_model`; there is a finding per check, in the order of `CHECKS`.
     """
     for name in skip:
         known_name("skip", name, CHECKS)
