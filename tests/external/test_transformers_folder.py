@@ -103,7 +103,7 @@ def test_the_encoder_of_a_larger_model_is_opened(tmp_path):
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         expected = original.get_image_features(pixel_values=x).pooler_output
-        with pytest.warns(UserWarning, match="22 tensors that are not of CLIPVisionModelWithProjection.*: logit_scale"):
+        with pytest.warns(UserWarning, match="22 tensors outside of the CLIPVisionModelWithProjection.*: logit_scale"):
             opened = graticule.load(tmp_path)
         torch.testing.assert_close(opened(x), expected, rtol=1e-5, atol=1e-5)
 

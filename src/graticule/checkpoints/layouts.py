@@ -84,12 +84,12 @@ def _place(value: Tensor) -> int:
     return value.data_ptr() if is_plain else id(value)
 
 
-def say_unused(source: object, names: list[str], why: str = "that are not of the model") -> None:
+def say_unused(source: object, names: list[str], why: str = "outside of the model") -> None:
     """Warn that tensors of a file are not used, with their number and the first names."""
     if names:
         first = ", ".join(printable(name[:100]) for name in names[:3]) + (", ..." if len(names) > 3 else ".")
         count = f"{len(names):,} tensor{'s' if len(names) > 1 else ''}"
-        warnings.warn(f"{_name(source)} has {count} {why} and not used: {first}", stacklevel=3)
+        warnings.warn(f"{_name(source)} has {count} {why}, not used: {first}", stacklevel=3)
 
 
 def _name(source: object) -> str:

@@ -303,7 +303,7 @@ def _rename(
 def given_shapes(position: Position, values: Mapping[str, Any], first: Shape | None) -> dict[str, Shape]:
     """Return the shape of each table if that of the first stage is `first`, halved as often as fits."""
     shapes: dict[str, Shape] = {}
-    stages = [tuple(-(-side >> stage) for side in first) for stage in reversed(range(8))] if first else []
+    stages: list[Any] = [tuple(-(-side >> stage) for side in first) for stage in reversed(range(8))] if first else []
     for name in position.table_shapes():
         value, (module, leaf) = values.get(f"position.{name}"), position.holder_of(name)
         for shape in stages if isinstance(value, Tensor) else []:

@@ -22,7 +22,8 @@ class Sinusoidal1d(FixedEncoding):
     .. math:: w_{p, 2k} = \sin(p\, T^{-2k / D}), \quad w_{p, 2k+1} = \cos(p\, T^{-2k / D})
 
     Token p = 0 is the class token. The table is computed in float64 and rounded once; LaPE's released code rounds the
-    angle to float32 first, which differs by up to 1e-5 at p = 196. A checkpoint contains its own table.
+    angle to float32 first, which differs by up to 1e-5 at p = 196. The code of T2T-ViT resamples the table for another
+    size: `learnable` does so with the table of a file.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
 

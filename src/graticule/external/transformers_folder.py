@@ -150,7 +150,7 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
         if names := sorted(key if isinstance(key, str) else key[0] for key in problems[keys]):
             raise ValueError(f"{folder} must have all weights of {name}, but {verb} {printable(names[0])}.")
     if problems["unexpected_keys"]:
-        say_unused(folder, sorted(problems["unexpected_keys"]), f"that are not of {name}, which is opened,")
+        say_unused(folder, sorted(problems["unexpected_keys"]), f"outside of the {name} that is opened")
     for file in files:
         with safe_open(file, "pt") as tensors:  # transformers casts the whole numbers of a quantized tensor
             for key in tensors.keys():  # noqa: SIM118
