@@ -323,20 +323,24 @@ def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # of timm
-@pytest.mark.parametrize("window", [12, 4])  # microsoft/Swin-Transformer#24, #117
-def test_the_table_of_swin_at_another_window_is_that_of_timm(window):
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [((96, 96), 12), ((96, 96), 4), ((96, 64), ((12, 8), (6, 4)))],  # microsoft/Swin-Transformer#24, #117
+)
+def test_the_table_of_swin_at_another_window_is_that_of_timm(size, window):
     """By conversion; Microsoft's is that of another resampler."""
     options = {**SWIN, "img_size": 56, "window_size": 7}
     theirs = draw(timm.create_model("swin_tiny_patch4_window7_224", **options)).eval()
     ours, table = graticule.convert(theirs), theirs.layers[0].blocks[0].attn.relative_position_bias_table.detach()
-    ours.set_input_size(96, window_size=window)
-    theirs.set_input_size(img_size=96, window_size=window)
+    ours.set_input_size(size, window_size=window)
+    theirs.set_input_size(img_size=size, window_size=window)
     states = graticule.published_state_dict(ours), theirs.state_dict()
     for name in [name for name in states[1] if name.endswith("bias_table")]:
         torch.testing.assert_close(states[0][name], states[1][name], rtol=1e-6, atol=1e-6)  # timm computes in float32
+    sides = (2 * window - 1,) * 2 if isinstance(window, int) else (23, 15)
     table = table.T.reshape(1, 2, 13, 13)
-    microsoft = build_resampler("bicubic(antialias=False)", "displacements")(table[0], (2 * window - 1,) * 2)
-    expected = F.interpolate(table, (2 * window - 1,) * 2, mode="bicubic")[0]
+    microsoft = build_resampler("bicubic(antialias=False)", "displacements")(table[0], sides)
+    expected = F.interpolate(table, sides, mode="bicubic")[0]
     torch.testing.assert_close(microsoft, expected, rtol=1e-5, atol=1e-5)
 
 

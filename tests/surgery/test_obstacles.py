@@ -8,7 +8,12 @@ import timm
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    quantize_,
+)
 
 import graticule
 from tiny import draw, images
@@ -36,6 +41,19 @@ class LoraLinear(nn.Module):
 
     def forward(self, x):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+class LinearOfLora(nn.Linear):
+    """A layer that is its own low-rank update, as of loralib."""
+
+    def __init__(self, base):
+        super().__init__(base.in_features, base.out_features)
+        self.load_state_dict(base.state_dict())
+        self.lora_A = nn.Parameter(torch.randn(2, base.in_features))
+        self.lora_B = nn.Parameter(torch.randn(base.out_features, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.lora_A.T @ self.lora_B.T
 
 
 def _replace(make, name):
@@ -80,6 +98,7 @@ COMPUTED, QUANTIZED = "weight, which is computed", "must have weights in floatin
 #: Wrapper -> a function that changes or wraps a model, the error, and the operations that refuse it.
 WRAPPERS = {
     "LoRA": (_replace(LoraLinear, QKV), "where LoraLinear adds to base_layer; merge both", WEIGHTS),
+    "LoRA in a class": (_replace(LinearOfLora, QKV), "must be of a class of its library, not of test_obst", WEIGHTS),
     # pytorch/ao#3474, pytorch/ao#2230, pytorch/ao#3800, megvii-research/FQ-ViT#48, safetensors/safetensors#515
     "int8": (lambda model: quantize_(model, Int8WeightOnlyConfig()), QUANTIZED, {*WEIGHTS, "attach", "change"}),
     "packed": (
@@ -207,6 +226,31 @@ def test_a_wrapped_model_is_carried_through_or_refused(operation, wrapper):
                 function(model)
             return
         torch.testing.assert_close(function(model)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def _plain_dtype(dtype):
+    def change(model):
+        layer = model.get_submodule(QKV)
+        layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_plain_dtype(dtype) for dtype in (torch.int8, torch.uint8)),  # as of bitsandbytes
+        *(
+            partial(quantize_, config=config())
+            for config in (Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig)
+        ),
+    ],
+)
+def test_weights_that_are_not_in_floating_point_are_refused_by_name(change):
+    for model, function in ((_timm(), graticule.convert), (_converted(), graticule.to_timm)):
+        change(model)
+        with pytest.raises(ValueError, match=r"got a quantized one \(blocks.0.attn.qkv.weight, "):
+            function(model)
 
 
 @torch.no_grad()

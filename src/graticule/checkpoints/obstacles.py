@@ -15,6 +15,7 @@ from torch import nn
 
 from graticule.checkpoints.read import check_whole
 from graticule.registry.checks import format_value
+from graticule.registry.plugins import plugins_of
 
 #: Wrappers of a whole model -> the attribute with the model.
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -120,7 +121,10 @@ def check_savable(model: nn.Module) -> None:
     check_intact(model, "wrapped", "quantized", "pruned", "parametrized")
     if wrapped := [name for name in model.state_dict() if "_orig_mod." in name]:
         raise ValueError(f"`model` must have no compiled parts, whose names are others, got {wrapped[0]}.")
-    changes = _changes(model, (*_KNOWN, "graticule."))
+    changes = [*_changes(model, (*_KNOWN, "graticule."))]
+    for place, value, rule in changes:
+        if isinstance(value, nn.Linear) and not plugins_of([type(value)]):  # as with LoRA in a class of its own
+            raise ValueError(f"`{place}` of {type(model).__name__} {rule} to be saved, got {type(value).__name__}.")
     if places := [place for place, value, _ in changes if not isinstance(value, nn.Module)]:
         what = f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'}"
         warnings.warn(f"{what} not saved: the opened model computes what its classes do.", stacklevel=4)
