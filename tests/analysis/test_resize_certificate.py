@@ -80,3 +80,5 @@ def test_options_are_those_of_resize_and_are_repeated():
     assert certify_resize(tiny(), 48, patch_size=4).line == "graticule.resize(model, 48, patch_size=4)"
     with pytest.raises(ValueError, match="`img_size`"):
         certify_resize(tiny(), 33)
+    with pytest.raises(ValueError, match="`images`"):
+        certify_resize(tiny(), 48, torch.zeros(2, 3, 32, 32))

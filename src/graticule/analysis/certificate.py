@@ -137,15 +137,24 @@ class ResizeCertificate(PrintedTable):
 
 
 @checked
-def certify_resize(model: nn.Module, img_size: Any, images: Tensor | None = None, **options: Any) -> ResizeCertificate:
-    """Report what `graticule.resize(model, img_size, **options)` changes and keeps; the model itself stays as it is.
+def certify_resize(
+    model: nn.Module,
+    img_size: Any,
+    images: Tensor | None = None,
+    *,
+    resampler: str | None = None,
+    patch_size: Any = None,
+) -> ResizeCertificate:
+    """Report what `graticule.resize` changes and keeps, by a copy; the model itself stays as it is.
 
     Args:
-        model: as for `resize`.
-        img_size: the new size.
-        images: preprocessed images (B, C, height, width), for the features that are kept.
-        options: further arguments of `resize`.
+        model, img_size, resampler, patch_size: as for `resize`.
+        images: preprocessed images (B, C, height, width), for the features that are kept; none are compared by default.
     """
+    arguments = {"resampler": resampler, "patch_size": patch_size}
+    options = {name: value for name, value in arguments.items() if value is not None}
+    if images is not None:
+        check_images(images, 2)
     model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
     changed = resize(copy.deepcopy(model), img_size, **options)
     view, new_view = view_of(model), view_of(changed)
@@ -158,7 +167,7 @@ def certify_resize(model: nn.Module, img_size: Any, images: Tensor | None = None
         apart = difference(_run(changed, small)[0], outputs)
     similarity: dict[str, Estimate] = {}
     for name in [] if images is None else ["as resized", *RESAMPLERS]:
-        again = options if name == "as resized" else {**options, "resampler": name}
+        again: Any = options if name == "as resized" else {**options, "resampler": name}
         with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
             other = view_of(resize(copy.deepcopy(model), img_size, **again))
             pairs = [at.run(x).layers[-1] for at, x in ((view, small), (other, large))]
