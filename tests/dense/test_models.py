@@ -54,7 +54,7 @@ def targets(masks=True):
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
     shapes = (2, 60, 90), (0, 64, 50)
     masked = [torch.ones(shape, dtype=torch.uint8) for shape in shapes]
-    return [{**one, "masks": mask} if masks else one for one, mask in zip((some, none), masked, strict=True)]
+    return [{**target, "masks": mask} if masks else target for target, mask in zip((some, none), masked, strict=True)]
 
 
 IMAGES = [torch.rand(3, 60, 90), torch.rand(3, 64, 50)]
@@ -83,22 +83,22 @@ def sampling(shapes=((3, 5), (2, 1)), batch=2, queries=3, heads=2, points=3, dim
 
 def test_sampling_is_bilinear_interpolation_with_zeros_outside_of_each_level():
     value, shapes, locations, weights = sampling()
-    found = deformable_sample(value, shapes, locations, weights)
+    samples = deformable_sample(value, shapes, locations, weights)
     expected = naive(value, shapes, locations, weights)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    wanted = torch.randn_like(found)
+    torch.testing.assert_close(samples, expected, rtol=0, atol=1e-12)
+    wanted = torch.randn_like(samples)
     inputs = (value, locations, weights)
-    for ours, theirs in zip(
-        torch.autograd.grad(found, inputs, wanted), torch.autograd.grad(expected, inputs, wanted), strict=True
+    for ours, reference in zip(
+        torch.autograd.grad(samples, inputs, wanted), torch.autograd.grad(expected, inputs, wanted), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
 def test_sampling_at_the_center_of_a_cell_gives_its_value_and_between_two_their_mean():
     value = torch.arange(6.0).reshape(1, 6, 1, 1)  # one level of 2 x 3
     at = torch.tensor([[2.5 / 3, 0.75], [1 / 3, 0.25], [0.5, 2.0]])  # last cell; between cells 0 and 1; outside
-    found = deformable_sample(value, [(2, 3)], at[None, :, None, None, None], torch.ones(1, 3, 1, 1, 1))
-    torch.testing.assert_close(found.flatten(), torch.tensor([5.0, 0.5, 0.0]))
+    samples = deformable_sample(value, [(2, 3)], at[None, :, None, None, None], torch.ones(1, 3, 1, 1, 1))
+    torch.testing.assert_close(samples.flatten(), torch.tensor([5.0, 0.5, 0.0]))
 
 
 def test_points_of_a_fresh_layer_lie_one_to_p_cells_from_the_query_in_a_direction_per_head():
@@ -124,11 +124,11 @@ def test_a_fresh_adapter_leaves_the_tokens_of_the_vit_as_they_are_with_any_posit
     adapter, vit, image = model.features.reader, model.backbone, torch.randn(2, 3, 64, 96)
     grid = vit.grid_of(image)
     _, *maps = adapter.spm(image)
-    spatial = torch.cat([one.flatten(2).mT for one in maps], 1)
-    shapes = [tuple(one.shape[-2:]) for one in maps]
+    spatial = torch.cat([level.flatten(2).mT for level in maps], 1)
+    shapes = [tuple(level.shape[-2:]) for level in maps]
     tokens, _ = adapter.exchange(vit, image, grid, spatial, shapes)
-    for found, expected in zip(tokens, vit.forward_intermediates(image, intermediates_only=True), strict=True):
-        torch.testing.assert_close(grid.to_map(found), expected)
+    for actual, expected in zip(tokens, vit.forward_intermediates(image, intermediates_only=True), strict=True):
+        torch.testing.assert_close(grid.to_map(actual), expected)
 
 
 def test_every_parameter_of_an_adapter_learns_and_checkpointing_changes_no_gradient():
@@ -147,15 +147,15 @@ def test_every_parameter_of_an_adapter_learns_and_checkpointing_changes_no_gradi
     with torch.no_grad():
         for interaction in model.features.reader.interactions:
             interaction.injector.gamma.normal_()
-    image, found = torch.randn(2, 3, 64, 96, dtype=torch.float64), []
+    image, gradients = torch.randn(2, 3, 64, 96, dtype=torch.float64), []
     for recompute in (False, True):
         model.backbone.set_grad_checkpointing(recompute)
         model.zero_grad()
         model(image).square().sum().backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-        assert [name for name, gradient in found[-1].items() if gradient is None] == []
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(gradient, found[1][name], rtol=1e-9, atol=1e-12, msg=name)
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        assert [name for name, gradient in gradients[-1].items() if gradient is None] == []
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def in_windows(grid, window):
@@ -167,30 +167,30 @@ def in_windows(grid, window):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_attention_in_windows_is_attention_with_all_pairs_across_windows_masked(batch):
-    grid, whole = Grid(4, 6), Attention(8, 2).double()
-    windows = WindowedAttention(whole, 2)
+    grid, attention = Grid(4, 6), Attention(8, 2).double()
+    windows = WindowedAttention(attention, 2)
     x, mask = torch.randn(batch, 24, 8, dtype=torch.float64), in_windows(grid, 2)
     bias = torch.randn(2, 24, 24, dtype=torch.float64)
-    for given, masked in ((None, mask), (bias, bias + mask), (lambda q: bias * q.sum(), None)):
-        position = LayerPosition(bias=given)
+    for value, masked in ((None, mask), (bias, bias + mask), (lambda q: bias * q.sum(), None)):
+        position = LayerPosition(bias=value)
         if masked is None:
             masked = lambda q: bias * q.sum() + mask  # noqa: E731
         expected = LayerPosition(bias=masked)
-        torch.testing.assert_close(windows(x, position, grid), whole(x, expected, grid))
-        torch.testing.assert_close(windows.weights(x, position, grid), whole.weights(x, expected, grid))
+        torch.testing.assert_close(windows(x, position, grid), attention(x, expected, grid))
+        torch.testing.assert_close(windows.weights(x, position, grid), attention.weights(x, expected, grid))
 
 
 def test_windows_that_reach_beyond_the_grid_have_zeros_as_keys_and_values():
-    grid, whole = Grid(3, 5), Attention(8, 2).double()
-    windows, x = WindowedAttention(whole, 2), torch.randn(2, 15, 8, dtype=torch.float64)
-    q, k, v = whole.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    grid, attention = Grid(3, 5), Attention(8, 2).double()
+    windows, x = WindowedAttention(attention, 2), torch.randn(2, 15, 8, dtype=torch.float64)
+    q, k, v = attention.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
     logits = (q @ k.mT / 2).exp() * in_windows(grid, 2).exp()
     y, xs = grid.coordinates().unbind(-1)
     missing = 4 - in_windows(grid, 2).exp().sum(-1)  # zeros in the window of each token: each has the logit 0
     weights = logits / (logits.sum(-1, keepdim=True) + missing[:, None])
     assert missing.max() == 3 and y.max() == 2 and xs.max() == 4
     torch.testing.assert_close(windows.weights(x, LayerPosition(), grid), weights)
-    expected = whole.proj((weights @ v).transpose(1, 2).flatten(2))
+    expected = attention.proj((weights @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(windows(x, LayerPosition(), grid), expected)
 
 
@@ -219,14 +219,16 @@ def test_a_detector_gives_losses_in_training_and_detections_in_evaluation(detect
     assert all(torch.isfinite(loss) for loss in losses.values())
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
     with torch.no_grad():
-        found = model.eval()(IMAGES)
-    for one, image in zip(found, IMAGES, strict=True):
-        count, (height, width) = len(one["scores"]), image.shape[-2:]
-        assert one["boxes"].shape == (count, 4) and one["labels"].shape == (count,)
-        assert (one["boxes"] >= 0).all() and (one["boxes"] <= torch.tensor([width, height, width, height])).all()
-        assert (one["labels"] >= 1).all() and (one["labels"] <= 3).all()
+        detections = model.eval()(IMAGES)
+    for detection, image in zip(detections, IMAGES, strict=True):
+        count, (height, width) = len(detection["scores"]), image.shape[-2:]
+        assert detection["boxes"].shape == (count, 4) and detection["labels"].shape == (count,)
+        assert (detection["boxes"] >= 0).all() and (
+            detection["boxes"] <= torch.tensor([width, height, width, height])
+        ).all()
+        assert (detection["labels"] >= 1).all() and (detection["labels"] <= 3).all()
         if model.masks:
-            assert one["masks"].shape == (count, 1, height, width)
+            assert detection["masks"].shape == (count, 1, height, width)
 
 
 @pytest.mark.parametrize(
@@ -245,54 +247,54 @@ def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors,
     for label in (1, 3):
         torch.nn.init.zeros_(layer.weight)  # all classes are equally likely
         torch.nn.init.zeros_(layer.bias)
-        given = [{**one, "labels": one["labels"] * 0 + label} for one in targets()]
+        labeled = [{**target, "labels": target["labels"] * 0 + label} for target in targets()]
         model.train().zero_grad()
-        sum(model(IMAGES, given).values()).backward()
+        sum(model(IMAGES, labeled).values()).backward()
         gradient = layer.bias.grad.reshape(-1, classes).sum(0)[model.first_class :]
         assert gradient.argmin() == label - 1  # the loss falls only with the logit of this class
         raised = torch.full((classes,), -50.0)
         raised[label - 1 + model.first_class] = 50
         layer.bias.data.copy_(raised.repeat(len(layer.bias) // classes))
         with torch.no_grad():
-            found = torch.cat([one["labels"] for one in model.eval()(IMAGES)])
+            labels = torch.cat([detection["labels"] for detection in model.eval()(IMAGES)])
         layer.weight.data, layer.bias.data = (value.clone() for value in before)
-        assert len(found) and (found == label).all()
+        assert len(labels) and (labels == label).all()
 
 
 def test_images_are_normalized_padded_and_never_resized(detectors):
     batch = detectors["retinanet"].model.transform
     mean = torch.tensor(batch.image_mean)[:, None, None]
-    found, _ = batch([mean.expand(3, 60, 90).clone(), torch.zeros(3, 33, 20)])
-    assert found.tensors.shape == (2, 3, 64, 96) and found.image_sizes == [(60, 90), (33, 20)]
-    assert not found.tensors[0].any() and not found.tensors[1, :, 33:].any()
+    images, _ = batch([mean.expand(3, 60, 90).clone(), torch.zeros(3, 33, 20)])
+    assert images.tensors.shape == (2, 3, 64, 96) and images.image_sizes == [(60, 90), (33, 20)]
+    assert not images.tensors[0].any() and not images.tensors[1, :, 33:].any()
 
 
 def test_anchors_of_coarse_levels_are_at_multiples_of_their_stride():
     images = type("Images", (), {"image_sizes": [(800, 1333)]})
-    (found,) = Anchors((64, 128), (1.0,), (0.5, 2.0))(images, [torch.zeros(1, 1, 13, 21), torch.zeros(1, 1, 7, 11)])
-    centers = (found[:, :2] + found[:, 2:]) / 2
+    (boxes,) = Anchors((64, 128), (1.0,), (0.5, 2.0))(images, [torch.zeros(1, 1, 13, 21), torch.zeros(1, 1, 7, 11)])
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2
     assert torch.equal(centers[2 * 13 * 21 - 1], torch.tensor([20 * 64.0, 12 * 64]))
     assert torch.equal(centers[-1], torch.tensor([10 * 128.0, 6 * 128]))
-    width, height = (found[-1, 2:] - found[-1, :2]).tolist()
+    width, height = (boxes[-1, 2:] - boxes[-1, :2]).tolist()
     assert math.isclose(width * height, 128**2, rel_tol=1e-5) and math.isclose(height / width, 2, rel_tol=1e-5)
 
 
 def test_anchors_of_retinanet_have_the_scales_and_ratios_of_its_options():
     head = "retinanet(convs=0, scale=2, octave=2, ratios=(0.25, 1))"
     model = graticule.create_detector(**PVT, num_classes=3, head=head, neck="fpn(channels=32)")
-    found = 2 * model.model.anchor_generator.cell_anchors[0][:, 2:]  # width and height, at a stride of 8
+    sizes = 2 * model.model.anchor_generator.cell_anchors[0][:, 2:]  # width and height, at a stride of 8
     torch.testing.assert_close(
-        found, torch.tensor([[32, 8], [32 * 2**0.5, 8 * 2**0.5], [16, 16], [16 * 2**0.5] * 2]).double()
+        sizes, torch.tensor([[32, 8], [32 * 2**0.5, 8 * 2**0.5], [16, 16], [16 * 2**0.5] * 2]).double()
     )
     assert model.model.head.classification_head.cls_logits.out_channels == 4 * 3
 
 
 def test_levels_added_to_the_outputs_of_a_pyramid_are_torchvisions():
     neck = FeaturePyramid((4, 6), (4, 8), channels=5, extra="outputs")
-    theirs = LastLevelP6P7(5, 5)
-    theirs.load_state_dict(dict(zip(theirs.state_dict(), neck.more.state_dict().values(), strict=True)))
+    reference = LastLevelP6P7(5, 5)
+    reference.load_state_dict(dict(zip(reference.state_dict(), neck.more.state_dict().values(), strict=True)))
     maps = neck([torch.randn(2, 4, 16, 24), torch.randn(2, 6, 8, 12)])
-    expected, _ = theirs(maps[:2], maps[:2], ["0", "1"])
+    expected, _ = reference(maps[:2], maps[:2], ["0", "1"])
     assert neck.strides == (4, 8, 16, 32) and len(maps) == 4
     torch.testing.assert_close(maps, expected)
 
@@ -328,19 +330,19 @@ def test_windows_cover_an_image_and_each_pixel_has_the_mean_of_its_windows(locat
     model = graticule.create_segmenter(**VIT, num_classes=3, decoder="segmenter_linear", encoding="rope").eval()
     image, calls = torch.randn(1, 3, 64, 100), []
     model.register_forward_pre_hook(lambda module, args: calls.append(args))
-    whole = segment_in_windows(model, image, (64, 112), located=located)
-    torch.testing.assert_close(whole, model(image)[..., :100], rtol=1e-4, atol=1e-4)
+    undivided = segment_in_windows(model, image, (64, 112), located=located)
+    torch.testing.assert_close(undivided, model(image)[..., :100], rtol=1e-4, atol=1e-4)
     calls.clear()
-    found = segment_in_windows(model, image, (32, 64), (32, 48), located=located)
+    logits = segment_in_windows(model, image, (32, 64), (32, 48), located=located)
     windows = {(0, 0): calls[0], (0, 36): calls[1], (32, 0): calls[2], (32, 36): calls[3]}  # 36: ends at the border
     assert len(calls) == 4
     total, count = torch.zeros(1, 3, 64, 100), torch.zeros(64, 100)
-    for (top, left), (given, crop) in windows.items():
-        assert torch.equal(given, image[..., top : top + 32, left : left + 64])
+    for (top, left), (pixels, crop) in windows.items():
+        assert torch.equal(pixels, image[..., top : top + 32, left : left + 64])
         assert crop == (graticule.Crop((4, 7), (top / 16, left / 16, 2, 4)) if located else None)
-        total[..., top : top + 32, left : left + 64] += model(given, crop)
+        total[..., top : top + 32, left : left + 64] += model(pixels, crop)
         count[top : top + 32, left : left + 64] += 1
-    torch.testing.assert_close(found, total / count)
+    torch.testing.assert_close(logits, total / count)
 
 
 @pytest.mark.parametrize("options", [{**VIT, "neck": f"{ADAPTER} + fpn(channels=8)"}, PVT])
@@ -372,15 +374,15 @@ def test_an_adapter_reads_a_crop_at_its_place_in_the_whole_image():
         **VIT, num_classes=2, decoder="fpn(channels=8)", neck=ADAPTER, encoding="rope"
     ).eval()
     crop, image = graticule.Crop((8, 8), (2, 3, 4, 4)), torch.randn(1, 3, 64, 64)
-    whole = model.backbone.position(model.backbone.grid_at((128, 128)))[0].rotary
+    table = model.backbone.position(model.backbone.grid_at((128, 128)))[0].rotary
     seen = []
     block = model.backbone.blocks[0]
     block.register_forward_pre_hook(lambda module, args: seen.append(args[1].rotary))
     model(image, crop)
     rows = torch.arange(64).reshape(8, 8)[2:6, 3:7].flatten()
-    for found, expected in zip(seen[0], whole, strict=True):
+    for actual, expected in zip(seen[0], table, strict=True):
         if isinstance(expected, torch.Tensor):
-            torch.testing.assert_close(found, expected[..., rows, :])
+            torch.testing.assert_close(actual, expected[..., rows, :])
 
 
 def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
@@ -395,11 +397,11 @@ def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
         def forward(self, maps):
             return self.head(maps[-1]) * self.scale
 
-    image, found = torch.randn(1, 3, 64, 64), []
+    image, outputs = torch.randn(1, 3, 64, 64), []
     for decoder in ("of_the_last_map", "of_the_last_map(scale=2)"):
         torch.manual_seed(1)
-        found.append(graticule.create_segmenter(**PVT, num_classes=3, decoder=decoder).eval()(image))
-    torch.testing.assert_close(found[1], 2 * found[0])
+        outputs.append(graticule.create_segmenter(**PVT, num_classes=3, decoder=decoder).eval()(image))
+    torch.testing.assert_close(outputs[1], 2 * outputs[0])
     with pytest.raises(ValueError, match="scale"):
         graticule.create_segmenter(**PVT, num_classes=3, decoder="of_the_last_map(scal=2)")
 
@@ -480,5 +482,5 @@ def test_the_dense_rows_of_the_papers_have_as_many_parameters_as_printed(backbon
     create = graticule.create_detector if "head" in options else graticule.create_segmenter
     with without_memory():
         model = create(backbone, 80 if "head" in options else 150, **options)
-    found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    assert abs(found - printed) < within, found
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert abs(millions - printed) < within, millions

@@ -46,10 +46,10 @@ def test_a_region_of_a_map_that_is_linear_in_pixels_has_the_values_at_the_center
     assert pool.levels(boxes).tolist() == [0, 1, 2]  # 61, 230 and 478 pixels, of 112 and 224
     read = pool(maps, [boxes], [(480, 720)])
     bins = (torch.arange(7, dtype=torch.float64) + 0.5) / 7
-    for found, (left, top, right, bottom) in zip(read, boxes, strict=True):
+    for actual, (left, top, right, bottom) in zip(read, boxes, strict=True):
         y, x = top + bins * (bottom - top), left + bins * (right - left)
-        torch.testing.assert_close(found[0], y[:, None].expand(7, 7), rtol=0, atol=1e-9)
-        torch.testing.assert_close(found[1], x.expand(7, 7), rtol=0, atol=1e-9)
+        torch.testing.assert_close(actual[0], y[:, None].expand(7, 7), rtol=0, atol=1e-9)
+        torch.testing.assert_close(actual[1], x.expand(7, 7), rtol=0, atol=1e-9)
 
 
 def test_a_region_of_224_pixels_is_read_at_stride_16_as_in_the_paper():
@@ -94,9 +94,9 @@ def test_several_processes_and_a_resumed_run_draw_the_regions_of_one_process(mas
     inner = RegionSampler.__call__
 
     def outer(self, matched):
-        found = inner(self, matched)
-        drawn.append([torch.stack(masks) for masks in zip(*found, strict=True)])
-        return found
+        targets = inner(self, matched)
+        drawn.append([torch.stack(masks) for masks in zip(*targets, strict=True)])
+        return targets
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RegionSampler, "__call__", outer)
@@ -131,14 +131,16 @@ def test_losses_and_gradients_of_a_batch_are_the_means_of_those_of_its_images(ma
         model.zero_grad()
         losses = model([images[n] for n in chosen], [targets[n] for n in chosen])
         sum(losses.values()).backward()
-        return losses, {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+        return losses, {
+            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
 
     together = learned([0, 1, 2])
     alone = [learned([n]) for n in range(3)]
     assert alone[2][0]["loss_mask"] == 0 and len(together[0]) == 5  # no object, no mask to learn
-    for number, found in enumerate(together):
-        for name, value in found.items():
-            mean = sum(one[number].get(name, torch.zeros(())) for one in alone) / 3
+    for number, gradients in enumerate(together):
+        for name, value in gradients.items():
+            mean = sum(parts[number].get(name, torch.zeros(())) for parts in alone) / 3
             torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-12, msg=name)
 
 
@@ -195,12 +197,12 @@ def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):
         return F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], padding=padding)
 
     y = torch.randn(2, 8, 14, 14, dtype=torch.float64)
-    found = heads.mask_predictor(heads.mask_head(y))
+    masks = heads.mask_predictor(heads.mask_head(y))
     for index in range(3):
         y = conv(f"roi_head.mask_head.convs.{index}.conv", y).relu()
     up = "roi_head.mask_head.upsample"
     y = F.conv_transpose2d(y, weights[f"{up}.weight"], weights[f"{up}.bias"], stride=2).relu()
-    torch.testing.assert_close(found[:, 1:], conv("roi_head.mask_head.conv_logits", y, 0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(masks[:, 1:], conv("roi_head.mask_head.conv_logits", y, 0), rtol=0, atol=1e-12)
 
     z = torch.randn(1, 8, 5, 6, dtype=torch.float64)
     objectness, deltas = model.model.rpn.head([z])
