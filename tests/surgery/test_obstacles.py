@@ -157,6 +157,11 @@ def _exported(model):
     return lambda x: torch.cat([program(image)[0] for image in x.split(1)])
 
 
+def _audited(model):
+    graticule.audit(model, {(32, 32): images(batch=9)}, timed=False)
+    return model
+
+
 def _converted():
     return graticule.convert(_timm())
 
@@ -179,13 +184,15 @@ OPERATIONS = {
     ),
     "debias": (_timm, lambda model: graticule.debias(model, images(batch=9), "mean").backbone, True),
     "export": (_converted, _exported, True),
+    "audit": (_timm, _audited, True),
+    "audit ours": (_converted, _audited, True),
 }
 REFUSED_ALSO = {
     *(("DDP", operation) for operation in ("resize ours", "resize a part")),
     *((wrapper, "debias") for wrapper in ("int8", "packed", "DataParallel", "DDP")),
 }
 COMPILED = ("compiled", "compiled block", "compile()")
-SLOW = ("export", "debias", "change")
+SLOW = ("audit", "audit ours", "export", "debias", "change")
 
 
 @pytest.mark.filterwarnings("ignore")

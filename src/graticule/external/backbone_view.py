@@ -204,6 +204,8 @@ class BackboneView(ModelView):
                 hook = attentions[layer].register_forward_pre_hook(partial(keep, layer), with_kwargs=True)
                 hooks.callback(hook.remove)
             grids = [grid for _, grid in self.run(images).layers]
+        if calls.keys() < set(chosen):
+            raise Unavailable("a block is compiled, and calls no hooks")
         maps = []
         for layer in chosen:
             args, weights = calls[layer]
