@@ -1,4 +1,9 @@
-"""Resizing of models of transformers in place: what it changes, what it leaves, and what is saved."""
+"""Resizing of models of transformers in place: what it changes, what it leaves, and what is saved.
+
+Reports of models that lost something: facebookresearch/dinov2#553, #245 (checkpointing, frozen parameters);
+haotian-liu/LLaVA#1090, mlfoundations/open_clip#985, X-PLUG/mPLUG-DocOwl#86, huggingface/transformers#12167 (towers and
+encoders with another size than their configuration); JIA-Lab-research/LISA#163 (tokens of an image in a text).
+"""
 
 import copy
 import pickle
@@ -141,6 +146,7 @@ def check_in_place(model: Any, sizes: list[tuple[int, ...]], folder: Any, opens:
         assert hooks == {name: list(module._forward_hooks) for name, module in modules.items()}
         assert all(modules[name].config is config for name, config in configs.items())
         assert modes == {name: [vars(module).get(flag) for flag in flags_of] for name, module in modules.items()}
+        assert getattr(model.config, "image_seq_length", size[-2] * size[-1] // 64) == size[-2] * size[-1] // 64
         assert {sizes_of(config)[0][-2:] for config in encoders_of([model.config])} == {size[-2:]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of tables that are not square
@@ -157,7 +163,7 @@ def check_in_place(model: Any, sizes: list[tuple[int, ...]], folder: Any, opens:
 SQUARE, REFUSED = ("SAM", "MAE"), ("CLIP", "SigLIP", "AltCLIP", "LLaVA", "BLIP-2")
 
 
-@pytest.mark.parametrize("name", ["CLIP", "classifier", "BeitBackbone"])
+@pytest.mark.parametrize("name", ["CLIP", "classifier"])
 def test_resizing_leaves_everything_that_holds_no_position(name, tmp_path):
     check_in_place(WHOLE[name](), [(64, 64)], tmp_path)
 
@@ -195,8 +201,8 @@ def test_tables_of_absolute_offsets_are_resized_after_a_pass_that_keeps_their_bi
 
 #: A class, the names of its table and of the resampler of its authors; both sides of the new grid differ.
 TABLES = [
-    ("ViTModel", "embeddings.position_embeddings", {}),
     ("Dinov2Model", "embeddings.position_embeddings", {}),
+    ("ViTModel", "embeddings.position_embeddings", {}),
     ("Dinov2WithRegistersModel", "embeddings.position_embeddings", {"antialias": True}),
     ("CLIPVisionModel", "embeddings.position_embedding.weight", {}),
     ("SiglipVisionModel", "embeddings.position_embedding.weight", {}),
@@ -204,7 +210,9 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "table", "filter"), TABLES)
+@pytest.mark.parametrize(
+    ("name", "table", "filter"), [TABLES[0], *(pytest.param(*row, marks=pytest.mark.slow) for row in TABLES[1:])]
+)
 def test_tables_are_resampled_as_their_class_does_also_where_it_reads_squares(name, table, filter):
     model = build(name, configured(name))
     rows = model.get_parameter(table).detach().view(-1, 32)
@@ -216,8 +224,15 @@ def test_tables_are_resampled_as_their_class_does_also_where_it_reads_squares(na
         torch.testing.assert_close(model.get_parameter(table).view(-1, 32), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel", "HieraModel", "SiglipVisionModel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Dinov2Model",
+        *(pytest.param(f"{n}Model", marks=pytest.mark.slow) for n in ("CLIPVision", "SiglipVision", "Hiera")),
+    ],
+)
 def test_a_table_that_is_not_square_is_interpolated_by_its_own_grid(name, tmp_path):
+    """facebookresearch/dino#8, facebookresearch/dinov2#333, #506, huggingface/pytorch-image-models#2317."""
     model = build(name, configured(name))
     side = sizes_of(model.config)[0][0]
     wide, other = torch.randn(2, 3, side, 2 * side), torch.randn(1, 3, 2 * side, side)
@@ -247,6 +262,7 @@ def test_a_table_that_is_not_square_is_interpolated_by_its_own_grid(name, tmp_pa
 
 
 def test_windows_of_rf_detr_are_rectangles_of_images_that_are_not_square():
+    """roboflow/rf-detr#148, #275, #398, #682: windows of the wrong sides mix rows."""
     model = transformers.RfDetrDinov2Backbone(
         transformers.RfDetrDinov2Config(**{**RF_DETR, "out_features": ["stage2"]})
     )
@@ -263,6 +279,7 @@ def test_windows_of_rf_detr_are_rectangles_of_images_that_are_not_square():
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 48), (96, 96), (64, 96), (96, 64)])
 def test_sam_3_is_resized_with_global_attention(size, tmp_path):
+    """facebookresearch/sam3#251, #361, Sompote/SAM3_LoRA#31: rotations of another size of images."""
     config = {**SMALL, "image_size": 64, "pretrain_image_size": 32, "window_size": 4, "global_attn_indexes": [1]}
     model = build("Sam3ViTModel", config)
     table = model.embeddings.position_embeddings
@@ -304,10 +321,10 @@ REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
     (partial(replaced, 17 + 1), {"img_size": 64}, "got (1, 18, 32); a table of other images needs their size in the"),
     (partial(replaced, 16, "Dinov2Model"), {"img_size": (32, 64)}, "`embeddings.position_embeddings` must be (1, 17"),
     (partial(replaced, 65, "DeiTModel"), {"img_size": 32, "patch_size": 4}, "must be (1, 18, 32), as in the config"),
-    (WHOLE["SAM"], {"img_size": (32, 64)}, "`img_size` 32 x 64 is refused by SamModel: "),
+    (WHOLE["MAE"], {"img_size": (32, 64)}, "Make sure the pixel values have a squared size"),
     (WHOLE["CLIP"], {"img_size": 60}, "`img_size` must be a positive multiple of the patch size, got height 60"),
     (WHOLE["CLIP"], {"img_size": 64, "resampler": "fourier"}, "fourier"),
-    (partial(build, "PvtV2Model", configured("PvtV2Model")), {"img_size": 64, "resampler": "area"}, "has no table"),
+    (partial(build, "DINOv3ViTModel", SMALL), {"img_size": 64, "resampler": "area"}, "has no table"),
     (partial(build, "SegformerModel", {}), {"img_size": 64}, "one size in its configuration, got none in SegformerMo"),
     (
         partial(build, "Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16}),
@@ -328,6 +345,23 @@ def test_refused_sizes_leave_the_model_and_its_configuration(build_model, sizes,
     after = dict(model.named_parameters())
     assert all(id(after[name]) == key and torch.equal(after[name], value) for name, key, value in before)
     assert model.config.to_json_string() == config
+
+
+@pytest.mark.parametrize("size", [(16, 16), (32, 32), (64, 64)])
+def test_tables_of_sam_are_resampled_as_in_its_attention(size):
+    """facebookresearch/segment-anything#338, #374, #419, hitachinsk/SAMed#28, Qsingle/LearnablePromptSAM#9."""
+    model = build("SamVisionModel", {**SAM, "window_size": 2})
+    attention = model.vision_encoder.layers[1].attn
+    grid = (size[0] // 8, size[1] // 8)
+    expected = [attention.get_rel_pos(side, side, attention.rel_pos_w) for side in grid]
+    local = model.vision_encoder.layers[0].attn.rel_pos_w
+    graticule.resize(model, size)
+    side = grid[1]
+    actual = attention.get_rel_pos(side, side, attention.rel_pos_w)
+    assert attention.rel_pos_w.shape[0] == 2 * side - 1 and model.vision_encoder.layers[0].attn.rel_pos_w is local
+    torch.testing.assert_close(actual, expected[1], rtol=0, atol=1e-6)
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, *size)).last_hidden_state.shape[2:] == grid
 
 
 def test_an_optimizer_trains_on_and_attributes_stay_in_types_and_preprocessing():

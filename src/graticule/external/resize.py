@@ -42,6 +42,8 @@ _OF_DISPLACEMENTS = "bilinear(antialias=False)"
 _OF_WINDOWS = ["embeddings", "height", "width"]
 #: (image, patch) of each encoder in a model, which have one size of images.
 _Sizes = list[tuple[Shape, Shape]]
+#: The modules of a model that its class builds for its size, twice, as some values are drawn at random.
+_Built = Sequence[Mapping[str, nn.Module]]
 
 
 @LIBRARIES.register("transformers")
@@ -71,12 +73,14 @@ def resize_in_place(
     patches = [patch if patch_size is None else on_axes(patch_size, len(patch)) for _, patch in sizes]
     for patch in patches:
         patch_grid(size, patch)  # refuses other sizes with its own message
-    with restore_on_error(model, *configs):
+    around = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
+    with restore_on_error(model, *configs, *around):
         try:
+            built = [dict(build_empty(model, model.config, seed).named_modules()) for seed in (0, 1)]
             if image[-1] != image[-2]:
-                _read_grids(model, sizes)
+                _read_grids(model, built, sizes)
             if size != image or patches != [patch for _, patch in sizes] or channels is not None:
-                _resize(model, configs, size, patches, channels, resampler)
+                _resize(model, built, configs, size, patches, channels, resampler)
         except ValueError:
             raise
         except Exception as error:  # any error of another library
@@ -85,7 +89,13 @@ def resize_in_place(
 
 
 def _resize(
-    model: Any, configs: Sequence[Any], size: Shape, patches: Sequence[Shape], channels: int | None, resampler: Any
+    model: Any,
+    built: _Built,
+    configs: Sequence[Any],
+    size: Shape,
+    patches: Sequence[Shape],
+    channels: int | None,
+    resampler: Any,
 ) -> None:
     """Resize a model; on errors it may be changed in part."""
     sizes = list(dict.fromkeys(map(sizes_of, configs)))
@@ -93,17 +103,17 @@ def _resize(
     patch = patches[0] if other_patches else None
     number = False
     try:
-        changes = _changes(model, size, patch, channels)
+        changes = _changes(model, built, size, patch, channels)
     except Exception:  # its class divides lists
         if len(set(size[-2:])) > 1:
             raise
-        number, changes = True, _changes(model, size, patch, channels, number=True)
+        number, changes = True, _changes(model, built, size, patch, channels, number=True)
     tables = _tables(changes, sizes, size, patches)
     comparable = not other_patches and channels is None and resampler is None
     if math.prod(size) == math.prod(image) and not other_patches:  # another grid of as many rows
         comparable &= any(isinstance(value, GridTable) for part in model.modules() for value in vars(part).values())
         same = {change.path for change in changes}
-        for change, table in _tables(_changes(model, _double(image)), sizes, _double(image)).items():
+        for change, table in _tables(_changes(model, built, _double(image)), sizes, _double(image)).items():
             if change.path not in same:
                 changes.append(Change(change.module, change.name, change.old, change.old))
                 tables[changes[-1]] = table.at(size)
@@ -137,6 +147,10 @@ def _resize(
         )
     for config in configs:
         set_sizes(config, size, patch, channels, number)
+    tokens, new_tokens = (math.prod(grid) for grid in (divide(image, sizes[0][1]), divide(size, patches[0])))
+    for config in (getattr(part, "config", None) for part in parts.values()):
+        if getattr(config, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
+            config.image_seq_length = new_tokens
     set_grids(model, tables, size)
     _set_input_size(model, size)
     for part, images in runs.items():
@@ -158,9 +172,14 @@ def _double(image: Shape) -> Shape:
 
 
 def _changes(
-    model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None, number: bool = False
+    model: Any,
+    built: _Built,
+    size: Shape,
+    patch: Shape | None = None,
+    channels: int | None = None,
+    number: bool = False,
 ) -> list[Change]:
-    """Return what differs in a model that its class builds for other sizes."""
+    """Return what differs in a model that its class builds for other sizes than those of `built`."""
     config = deepcopy(model.config)
     for encoder in encoders_of([config]):
         set_sizes(encoder, size, patch, channels, number)
@@ -169,8 +188,8 @@ def _changes(
                 f"`img_size` must be square for {type(encoder).__name__}, which counts patches, got {by(size)}; a "
                 "model that resamples its table for each image needs no resizing."
             )
-    built = [build_empty(model, *arguments) for arguments in ((model.config, 0), (model.config, 1), (config, 0))]
-    olds, others, news = (dict(empty.named_modules()) for empty in built)
+    olds, others = built
+    news = dict(build_empty(model, config).named_modules())
     changes = []
     for name, part in news.items():
         if olds.keys() != news.keys() or type(olds[name]) is not type(part):
@@ -199,10 +218,10 @@ def _tables(
     return {change: table for change in changes if (table := find_table(change, grids)) is not None}
 
 
-def _read_grids(model: Any, sizes: _Sizes) -> None:
+def _read_grids(model: Any, built: _Built, sizes: _Sizes) -> None:
     """Let the methods of a model that read the rows of a table as a square read the grid that they have."""
     image = sizes[0][0]
-    changes = _changes(model, _double(image))
+    changes = _changes(model, built, _double(image))
     set_grids(
         model, {change: table.at(image) for change, table in _tables(changes, sizes, _double(image)).items()}, image
     )

@@ -189,8 +189,10 @@ def resize(
     image. `channels=1` is for volumes.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
-    is resized as its conversion, or if it does not convert gets the table that it computes for the size itself; its
-    configuration is adapted. Its films have `img_size=(frames, height, width)`.
+    gets the tables that it computes for the size, also within a larger model, with its configuration; every other
+    parameter stays the same object. If its class reads tables as squares, those of other images have a grid of their
+    own from then on, which `save_pretrained` mentions and `graticule.load` restores. Its films have
+    `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
