@@ -21,7 +21,8 @@ import graticule
 from evidence.models_page import MERGED, STAGES, configured
 from graticule.external.convert.sizes import encoders_of, sizes_of
 from graticule.external.images import call
-from graticule.external.resize import _callable_parts, _images, _tensors
+from graticule.external.resize import _callable_parts, _images
+from graticule.external.tracer import nested_tensors
 from tiny import draw
 
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 99}
@@ -110,7 +111,7 @@ def outputs(model: Any, size: tuple[int, ...]) -> list[torch.Tensor]:
     """Return the outputs of the encoders of a model for random images."""
     parts = _callable_parts(model, size)
     with torch.no_grad():
-        return [x for part in parts for x in _tensors(call(part, _images(part, size)))]
+        return [x for part in parts for x in nested_tensors(call(part, _images(part, size)))]
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -117,12 +117,12 @@ def _resize(
             if change.path not in same:
                 changes.append(Change(change.module, change.name, change.old, change.old))
                 tables[changes[-1]] = table.at(size)
-    parts = dict(model.named_modules())
+    parts: dict[str, Any] = dict(model.named_modules())
     _check_fits(parts, changes)
     if size[-1] != size[-2]:
         for part in parts.values():
             if list(inspect.signature(getattr(part, "window_partition", len)).parameters) == _OF_WINDOWS:
-                vars(part)["window_partition"] = SwappedSides(part)
+                part.window_partition = SwappedSides(part)
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
     for change in changes:
         if change.old is None:  # windows
@@ -140,7 +140,7 @@ def _resize(
         _apply(parts, change, size, tables.get(change), recorded, resampler)
     for part in parts.values():
         if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
-            vars(part)["attention_bias_cache"] = {}
+            part.attention_bias_cache = {}
     if resampler is not None and not tables:
         raise ValueError(
             f"`resampler` must be left out with {type(model).__name__}, which has no table, got {resampler}."
@@ -148,7 +148,8 @@ def _resize(
     for config in configs:
         set_sizes(config, size, patch, channels, number)
     tokens, new_tokens = (math.prod(grid) for grid in (divide(image, sizes[0][1]), divide(size, patches[0])))
-    for config in (getattr(part, "config", None) for part in parts.values()):
+    around: list[Any] = [getattr(part, "config", None) for part in parts.values()]
+    for config in around:
         if getattr(config, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
             config.image_seq_length = new_tokens
     set_grids(model, tables, size)

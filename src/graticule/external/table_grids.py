@@ -93,7 +93,7 @@ def find_table(change: Change, grids: Sequence[tuple[Shape, Shape, Shape]]) -> T
         for kind, sides in pairs:
             prefix, other = (count - math.prod(grid) for count, grid in zip(rows, sides, strict=True))
             if prefix == other and 0 <= prefix <= (16 if len(sides[0]) > 1 else 0):
-                return Table(kind, axes[0], axes[0], prefix, *sides, patch)
+                return Table(kind, axes[0], axes[0], prefix, sides[0], sides[1], patch)
     return None
 
 

@@ -72,13 +72,16 @@ def set_sizes(
     counts = dict.fromkeys(SIZES[2:], math.prod(side // length for side, length in zip(image, step, strict=True)))
     sides = dict.fromkeys(SIZES[:2], image[-2:])
     frames = dict.fromkeys(("num_frames", "frames_per_clip"), image[0]) if len(image) > 2 else {}
-    others = {"image_embedding_size": image[0] // step[0], "patch_size": patch and patch[-2:]}
+    others: dict[str, Any] = {"image_embedding_size": image[0] // step[0], "patch_size": patch and patch[-2:]}
     if channels is not None:
         others[channels_of(config)] = channels
-    for name, value in {**counts, **sides, **frames, **others}.items():
+    values: dict[str, Any] = {**counts, **sides, **frames, **others}
+    for name, value in values.items():
         if (old := getattr(config, name, None)) is not None and value is not None:
-            square = isinstance(value, tuple) and len(set(value)) == 1 and (number or isinstance(old, int))
-            setattr(config, name, value[0] if square else list(value) if isinstance(value, tuple) else value)
+            if isinstance(value, tuple):
+                square = len(set(value)) == 1 and (number or isinstance(old, int))
+                value = value[0] if square else list(value)
+            setattr(config, name, value)
 
 
 def rebuild(model: Any, config: Any) -> Any:
@@ -155,7 +158,8 @@ def _compose(name: str, tall: Any, wide: Any, size: Shape, patch: Shape) -> Any:
         if 0 <= rest == wide - grid[1] ** 2:
             return rest + math.prod(grid)
     if isinstance(tall, tuple | list) and len(tall) == 2:
-        return type(tall)((tall[0], wide[1]))
+        pair = tall[0], wide[1]
+        return pair if isinstance(tall, tuple) else list(pair)
     if isinstance(tall, Tensor):
         axes = [axis for axis, (a, b) in enumerate(zip(tall.shape, wide.shape, strict=True)) if a != b]
         shape = list(tall.shape)
@@ -175,9 +179,8 @@ def _compose(name: str, tall: Any, wide: Any, size: Shape, patch: Shape) -> Any:
 
 
 def _build(kind: Any, config: Any, seed: int) -> nn.Module:
-    handle = register_module_parameter_registration_hook(
-        lambda module, name, value: nn.Parameter(value.to("meta"), value.requires_grad)
-    )
+    without_values: Any = lambda module, name, value: nn.Parameter(value.to("meta"), value.requires_grad)  # noqa: E731
+    handle = register_module_parameter_registration_hook(without_values)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
