@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*list(CASES)[:4], pytest.param("transformers", marks=pytest.mark.slow)])
 def test_it_says_what_changes_and_its_line_repeats_it(case):
     make, tensors, entry, outputs = CASES[case]
     torch.manual_seed(0)
@@ -74,6 +74,17 @@ def test_features_kept_are_cosines_of_mean_patches_by_resampler():
         ]
     assert report.similarity["bilinear"].value == pytest.approx(float(F.cosine_similarity(*means).mean()))
     assert not certify_resize(model, NEW).similarity
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", [1, 2])
+def test_a_detector_with_windows_has_all_but_its_features(windows):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3, "image_size": 64, "patch_size": 8}
+    config = transformers.RfDetrDinov2Config(**sizes, num_windows=windows, out_features=["stage2", "stage4"])
+    model = transformers.RfDetrDinov2Backbone(config).eval()
+    report = certify_resize(model, (64, 96), torch.randn(3, 3, 64, 64))
+    assert "embeddings.position_embeddings" in report.changes and report.cost["multiply-adds"] > 1.4
+    assert bool(report.similarity) == ("tokens" in report.cost) == (windows == 1)
 
 
 def test_options_are_those_of_resize_and_are_repeated():

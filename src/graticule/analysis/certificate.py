@@ -22,7 +22,7 @@ from graticule.analysis.probe import labels_of
 from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
-from graticule.external.images import Size, call, evaluating, image_channels
+from graticule.external.images import Size, call, evaluating, image_channels, image_size
 from graticule.external.traced_model import view_of
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
@@ -108,8 +108,9 @@ class ResizeCertificate(PrintedTable):
     line: the line of Python that repeats the change.
     changes: name -> before and after, for each tensor (its shape) and entry of the configuration that changes.
     difference: of outputs for images of the old size, relative to the largest: 0 for equal bits, None if refused after.
-    cost: tokens and multiply-adds of an image, relative to before.
-    similarity: resampler -> cosine of the mean patch of each image at the old and the new size, the best first.
+    cost: tokens, if the layers are known, and multiply-adds of an image, relative to before.
+    similarity: resampler -> cosine of the mean patch of each image at the old and the new size, the best first; empty
+        without images, or if the layers are not known.
     """
 
     line: str
@@ -157,16 +158,21 @@ def certify_resize(
         check_images(images, 2)
     model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
     changed = resize(copy.deepcopy(model), img_size, **options)
-    view, new_view = view_of(model), view_of(changed)
-    noise = torch.randn(2, image_channels(model), *view.img_size, generator=torch.Generator().manual_seed(0))
+    before, after = (image_size(subject) or view_of(subject).img_size for subject in (model, changed))
+    noise = torch.randn(2, image_channels(model), *before, generator=torch.Generator().manual_seed(0))
     inputs = (noise if images is None else images).to(next(model.parameters()))
-    small, large = (resize_images(inputs, at.img_size) for at in (view, new_view))
+    small, large = (resize_images(inputs, size) for size in (before, after))
     outputs, count = _run(model, small)
     apart = None
     with suppress(AssertionError, RuntimeError, ValueError):  # of a model that refuses the old size
         apart = difference(_run(changed, small)[0], outputs)
+    cost = {"multiply-adds": _run(changed, large)[1] / count}
     similarity: dict[str, Estimate] = {}
-    for name in [] if images is None else ["as resized", *RESAMPLERS]:
+    view = None
+    with suppress(ValueError):  # layers with several samples per image, as of RF-DETR with windows, have no view
+        view, new_view = view_of(model), view_of(changed)
+        cost = {"tokens": new_view.grids(after)[0].tokens / view.grids(before)[0].tokens, **cost}
+    for name in [] if images is None or view is None else ["as resized", *RESAMPLERS]:
         again: Any = options if name == "as resized" else {**options, "resampler": name}
         with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
             other = view_of(resize(copy.deepcopy(model), img_size, **again))
@@ -179,10 +185,7 @@ def certify_resize(
         line=f"graticule.resize(model, {', '.join([repr(img_size), *(f'{n}={v!r}' for n, v in options.items())])})",
         changes={name: (_text(a), _text(b)) for name, (a, b) in pairs_of.items() if not _equal(a, b)},
         difference=apart,
-        cost={
-            "tokens": new_view.grids(new_view.img_size)[0].tokens / view.grids(view.img_size)[0].tokens,
-            "multiply-adds": _run(changed, large)[1] / count,
-        },
+        cost=cost,
         similarity=dict(sorted(similarity.items(), key=lambda item: -item[1].value)),
     )
 
