@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ class Sinusoidal2d(FixedEncoding):
 
     crops = True
     exempt = ("one_frame, permutation: channels are divided among the axes",)
+    variants: ClassVar = [{"order": order} for order in get_args(Order)]
 
     def __init__(
         self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None, order: Order = "lape"
@@ -76,10 +77,6 @@ class Sinusoidal2d(FixedEncoding):
             axes = "two" if step == 4 else step // 2
             raise ValueError(f"`dim` must be a multiple of {step} (a sine and a cosine on {axes} axes), got {dim}.")
         super().__init__(grid, dim, temperature, spread)
-
-    @classmethod
-    def variants(cls) -> list[dict[str, Any]]:
-        return [{"order": order} for order in _ORDERS]
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         columns_first, order = _ORDERS[self.order]

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,9 @@ class FixedEncoding(AbsoluteEncoding):
     comparison with another table must make equal.
     """
 
+    #: Options with which the formula gives other tables, to name the one that equals the table of a file.
+    variants: ClassVar[list[dict[str, Any]]] = [{}]
+
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature
@@ -125,11 +128,6 @@ class FixedEncoding(AbsoluteEncoding):
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""
 
-    @classmethod
-    def variants(cls) -> list[dict[str, Any]]:
-        """Return options with which the formula gives other tables, for naming the one that equals a given table."""
-        return [{}]
-
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Return the table of a checkpoint if it is the formula's, None if it is that of another grid."""
         if value.is_meta:
@@ -147,7 +145,7 @@ class FixedEncoding(AbsoluteEncoding):
         """Name the encoding whose table on `grid` is `rows`, (N', D); else one that keeps any table."""
         fixed = [(name, kind) for name, kind in ENCODINGS.items() if issubclass(kind, FixedEncoding)]
         for name, kind in fixed:
-            for options in kind.variants():
+            for options in kind.variants:
                 with suppress(ValueError):  # another one may need another number of channels
                     if grid is not None and kind(self.grid, self.dim, **options)._is_formula(rows, grid):
                         return f"it is that of encoding={str(Spec(name, options))!r}"
