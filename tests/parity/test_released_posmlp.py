@@ -119,7 +119,9 @@ def test_parameters_are_those_of_the_released_code_to_the_last(row):
     assert count(on_meta(row)) == COUNTS[row]["parameters"] + MORE.get(row, 0)
 
 
-@rows
+@pytest.mark.parametrize(
+    "row", [row if row in ("posmlp_t", "gmlp_s.ggqpe") else pytest.param(row, marks=pytest.mark.slow) for row in ROWS]
+)
 def test_multiply_adds_with_those_of_the_logits_are_the_codes_and_the_papers(row):
     products, reported = multiply_adds(on_meta(row))
     assert products == pytest.approx(COUNTS[row]["gmacs"], abs=1e-6)

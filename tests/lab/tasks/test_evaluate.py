@@ -79,7 +79,7 @@ def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, caps
     assert precision == "64-true" or losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("ours", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(ours, data):
     if ours:
         model, sizes = graticule.create_model("vit_nano_patch4_28"), [(28, 28), (28, 56)]

@@ -28,6 +28,7 @@ TOLD = [
     ("relative_bias", "lape", True),  # its norm is over the keys of the whole context
     ("learnable+bucketed_bias", "default", True),
 ]
+TOLD = [pytest.param(*row, marks=pytest.mark.slow) if row[0] in ("shaw", "continuous_bias") else row for row in TOLD]
 told = pytest.mark.parametrize(("encoding", "joining", "resampled"), TOLD)
 
 
