@@ -197,7 +197,9 @@ def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name,
     graticule.resize(opened, 2 * side)
     opened.save_pretrained(folder)
     with pytest.warns(UserWarning, match="does not convert"):
-        assert image_size(graticule.load(folder)) == (2 * side, 2 * side)
+        again = graticule.load(folder)
+    sizes = {timm.data.resolve_model_data_config(part)["input_size"] for part in (opened, again)}
+    assert image_size(again) == (2 * side, 2 * side) and sizes == {(3, 2 * side, 2 * side)}
 
 
 def test_code_of_a_repository_is_not_run_where_the_class_is_one_of_transformers(saved, tmp_path):

@@ -29,6 +29,7 @@ from graticule.external.table_grids import (
     set_grids,
 )
 from graticule.external.tracer import PositionTracer, nested_tensors
+from graticule.hub.config import record_input
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.places import Shape, by
 from graticule.position.resampling import build_resampler
@@ -153,19 +154,12 @@ def _resize(
         if getattr(config, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
             config.image_seq_length = new_tokens
     set_grids(model, tables, size)
-    _set_input_size(model, size)
+    record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():
         with evaluating(part):
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
-
-
-def _set_input_size(model: Any, size: Shape) -> None:
-    """Set the size of the preprocessing that was opened with a model."""
-    for name in ("pretrained_cfg", "default_cfg"):
-        if "input_size" in (config := getattr(model, name, None) or {}):
-            setattr(model, name, {**config, "input_size": (*config["input_size"][:-2], *size[-2:])})
 
 
 def _double(image: Shape) -> Shape:

@@ -22,6 +22,7 @@ from graticule.checkpoints.layouts import say_unused
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS, can_convert
 from graticule.external.convert.sizes import encoders_of, sizes_of, square_config
+from graticule.external.images import image_channels
 from graticule.external.resize import resize_in_place
 from graticule.hub.config import Preparation, prepare
 from graticule.hub.files import PREPROCESSOR, shards
@@ -76,10 +77,14 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
     there = with_weights(transformers, kind, weights)
     model = converted_or_itself(there, config.parent)
-    if model is there and any(len(set(sizes_of(part)[0][-2:])) > 1 for part in encoders_of([there.config])):
-        resize_in_place(there)  # whose grids its class reads as squares
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(transformers, preprocessor))
+    size = next((sizes_of(part)[0][-2:] for part in encoders_of([there.config])), None)
+    if model is there and size is not None:
+        untyped: Any = model
+        untyped.pretrained_cfg = {**untyped.pretrained_cfg, "input_size": (image_channels(model), *size)}
+        if size[0] != size[1]:
+            resize_in_place(model)  # whose grids its class reads as squares
     return model
 
 
