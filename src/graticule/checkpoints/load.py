@@ -305,7 +305,8 @@ def given_shapes(position: Position, values: Mapping[str, Any], first: Shape | N
     shapes: dict[str, Shape] = {}
     stages: list[Any] = [tuple(-(-side >> stage) for side in first) for stage in reversed(range(8))] if first else []
     for name in position.table_shapes():
-        value, (module, leaf) = values.get(f"position.{name}"), position.holder_of(name)
+        value: Any = values.get(f"position.{name}")
+        module, leaf = position.holder_of(name)
         for shape in stages if isinstance(value, Tensor) else []:
             if getattr(module and module.grid_of(leaf, value, shape), "shape", None) == shape:
                 shapes[f"position.{name}"] = shape
