@@ -176,6 +176,16 @@ def test_the_recipe_of_the_guide_gives_the_model_of_the_state(process):
     assert torch.equal(names["model"].eval()(images), whole(images))
 
 
+def test_a_fixed_table_that_a_file_lacks_is_that_of_the_formula():
+    """MAE-pytorch#26: published weights have no table of sines."""
+    model = draw(tiny("sinusoidal_2d")).eval()
+    state = {name: value for name, value in model.state_dict().items() if "pos_embed" not in name}
+    other = on_meta(tiny, "sinusoidal_2d").to_empty(device="cpu").eval()
+    other.load_state_dict(state)
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(other(images), model(images))
+
+
 OPERATIONS = {
     "resize": lambda model: graticule.resize(model, 48),
     "fold": graticule.fold,

@@ -24,7 +24,7 @@ from graticule.analysis.similarity import Array
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
 from graticule.external.images import Size, call, evaluating, image_channels, image_size
 from graticule.external.traced_model import view_of
-from graticule.external.view import split_features, unpooled
+from graticule.external.view import ModelView, split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import checked
@@ -168,7 +168,7 @@ def certify_resize(
         apart = difference(_run(changed, small)[0], outputs)
     cost = {"multiply-adds": _run(changed, large)[1] / count}
     similarity: dict[str, Estimate] = {}
-    view = None
+    view: ModelView | None = None
     with suppress(ValueError):  # layers with several samples per image, as of RF-DETR with windows, have no view
         view, new_view = view_of(model), view_of(changed)
         cost = {"tokens": new_view.grids(after)[0].tokens / view.grids(before)[0].tokens, **cost}
@@ -176,7 +176,7 @@ def certify_resize(
         again: Any = options if name == "as resized" else {**options, "resampler": name}
         with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
             other = view_of(resize(copy.deepcopy(model), img_size, **again))
-            pairs = [at.run(x).layers[-1] for at, x in ((view, small), (other, large))]
+            pairs = [at.run(x).layers[-1] for at, x in ((view, small), (other, large)) if at]
             small_mean, large_mean = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
             similarity[name] = mean_estimate(F.cosine_similarity(small_mean, large_mean).cpu().numpy())
     old, new = _described(model), _described(changed)

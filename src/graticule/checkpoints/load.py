@@ -271,7 +271,7 @@ def _rename(
         value, own_grid, (module, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
         if value is None and isinstance(module, FixedEncoding) and not parameter.is_meta:  # others compute it
             values[target] = parameter.detach()
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or getattr(value, "device_mesh", None) is not None:  # sharded as the model is
             continue
         grid = grids.get(published.get(target, target))
         if grid and getattr(module and module.grid_of(leaf, value, grid), "shape", None) != tuple(grid):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,14 @@ class FixedEncoding(AbsoluteEncoding):
                 )
             self.factor = spread / of_formula
         self.pos_embed = nn.Parameter((self.factor * table)[None].to(torch.get_default_dtype()), requires_grad=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Compute the table on leaving the meta device, as a file need not have it."""
+        left = self.pos_embed.is_meta
+        super()._apply(fn, recurse)
+        if left and not self.pos_embed.is_meta and getattr(self.pos_embed, "device_mesh", None) is None:
+            self.pos_embed.data.copy_(self.at(self.grid))
+        return self
 
     @abstractmethod
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
