@@ -107,6 +107,22 @@ def test_a_file_without_its_fixed_table_is_loaded(encoding, written):
         assert torch.equal(model.head.weight, first.head.weight)
 
 
+@in_turn("encoding", ["sinusoidal_1d(spread=0.02)", "sinusoidal_2d(spread=0.5,order='mae')"])
+def test_a_fixed_table_keeps_the_factor_of_the_grid_that_it_was_built_for(encoding, written, tmp_path):
+    model = draw(tiny(encoding)).eval()
+    built_for = model.position.encodings[0]
+    for size in (48, (24, 40)):
+        other = load_checkpoint(tiny(encoding, img_size=size), written(model.state_dict()))
+        expected = built_for(other.grid)
+        torch.testing.assert_close(other.position.encodings[0].pos_embed[0], expected, rtol=0, atol=1e-6)
+    graticule.resize(model, 48)
+    model.save_pretrained(tmp_path / "model")
+    again, x = graticule.from_pretrained(tmp_path / "model").eval(), torch.randn(1, 3, 64, 64)
+    for opened in (model, again):
+        graticule.resize(opened, 64)
+    torch.testing.assert_close(again(x), model(x), rtol=0, atol=1e-6)
+
+
 def test_names_in_errors_are_those_of_the_file(written):
     state = timm.create_model("vit_tiny_patch16_224", **SIZE).state_dict()
     lacking = {f"encoder.{name}": value for name, value in state.items() if name not in ("pos_embed", "head.bias")}

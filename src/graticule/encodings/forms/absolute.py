@@ -112,6 +112,7 @@ class FixedEncoding(AbsoluteEncoding):
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature
+        self.spread = spread
         table = self.formula(grid)
         self.factor = 1.0
         if spread is not None:
@@ -137,17 +138,26 @@ class FixedEncoding(AbsoluteEncoding):
         """Compute the table of `grid` in float64, (N, D)."""
 
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Return the table of a checkpoint if it is the formula's, None if it is that of another grid."""
+        """Return the table of a checkpoint for this grid if it is the formula's; None to compute it."""
         if value.is_meta:
             return value
         old = self.grid_of(name, value, shape)
         rows = value.double() if old is None else value.double().reshape(-1, self.dim)
-        if old is not None and self._is_formula(rows, old):
-            return value.reshape(1, -1, self.dim) if old.shape == self.grid.shape else None
+        if old is not None and (factor := self._factor_of(rows, old)) is not None:
+            if old.shape == self.grid.shape:
+                return value.reshape(1, -1, self.dim)
+            return None if factor == self.factor else (factor * self.formula(self.grid, value.device))[None].to(value)
         raise ValueError(
             f"`pos_embed` must be the table of the formula of {ENCODINGS.name_of(type(self))!r}, got another one, of "
             f"shape {tuple(value.shape)}: {self.advice(rows, old)}."
         )
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        """Load the table, with the factor of the model that it is of, whose grid may have been another."""
+        super()._load_from_state_dict(*arguments)
+        whole = not self.pos_embed.is_meta and getattr(self.pos_embed, "device_mesh", None) is None
+        if self.spread is not None and whole:
+            self.factor = self._factor_of(self.pos_embed[0].detach().double(), self.grid) or self.factor
 
     def advice(self, rows: Tensor, grid: Grid | None) -> str:
         """Name the encoding whose table on `grid` is `rows`, (N', D); else one that keeps any table."""
@@ -155,13 +165,17 @@ class FixedEncoding(AbsoluteEncoding):
         for name, kind in fixed:
             for options in kind.variants:
                 with suppress(ValueError):  # another one may need another number of channels
-                    if grid is not None and kind(self.grid, self.dim, **options)._is_formula(rows, grid):
+                    if grid is not None and kind(self.grid, self.dim, **options)._factor_of(rows, grid):
                         return f"it is that of encoding={str(Spec(name, options))!r}"
         return "encoding='learnable' keeps any table and resamples it for other sizes, as the code of T2T-ViT does"
 
-    def _is_formula(self, rows: Tensor, grid: Grid) -> bool:
-        table = self.factor * self.formula(replace(grid, prefix=self.grid.prefix), rows.device)
-        return bool((rows - table).abs().max() < _ROUNDING * self.factor)
+    def _factor_of(self, rows: Tensor, grid: Grid) -> float | None:
+        """Return the factor of the formula in a table on `grid`, (N', D); None if it is of no such table."""
+        table, factor = self.formula(replace(grid, prefix=self.grid.prefix), rows.device), self.factor
+        if self.spread is not None:  # the factor is that for the grid of the model that it was built for
+            of_rows = float((rows * table).sum() / table.square().sum())
+            factor = factor if math.isclose(of_rows, factor, rel_tol=1e-3) else of_rows
+        return factor if factor > 0 and (rows - factor * table).abs().max() < _ROUNDING * factor else None
 
     def at(self, grid: Grid) -> Tensor:
         """Compute the table of `grid`, (N, D), in the dtype and on the device of the module."""
