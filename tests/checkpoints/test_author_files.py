@@ -51,6 +51,31 @@ def registers(state):
     return renamed({**state, "cls_token": state["cls_token"] - row, "pos_embed": table}, reg_token="register_tokens")
 
 
+def dinov3(state):
+    """Return a file of DINOv3, whose biases of queries and values are those of q, k and v with a mask."""
+    state = renamed(state, reg_token="storage_tokens", gamma_1="ls1.gamma", gamma_2="ls2.gamma")
+    for name in [name for name in state if name.endswith("q_bias")]:
+        query, value, attention = state.pop(name), state.pop(name.replace("q_b", "v_b")), name.removesuffix("q_bias")
+        state[f"{attention}qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+        state[f"{attention}qkv.bias_mask"] = torch.ones(3 * len(query))
+    return {**state, "rope_embed.periods": ZEROS, "mask_token": ZEROS, "local_cls_norm.weight": ZEROS}
+
+
+def beit3(state):
+    """Return a file of BEiT-3, with a branch for texts."""
+    state = renamed(state, **{"patch_embed__": "vision_embed.", "^cls_token": "vision_embed.cls_token"})
+    state = renamed(state, **{"attn__norm__": "self_attn.inner_attn_ln.A.", "attn__proj__": "self_attn.out_proj.A."})
+    state = renamed(state, mlp__norm__="ffn.A.ffn_layernorm.", mlp__="ffn.A.", norm1__="self_attn_layer_norm.A.")
+    state = renamed(state, norm2__="final_layer_norm.A.", blocks="encoder.layers")
+    for name in [name for name in state if "attn.qkv" in name]:
+        for letter, part in zip("qkv", state.pop(name).chunk(3), strict=True):
+            state[name.replace("attn.qkv.", f"self_attn.{letter}_proj.A.")] = part.clone()
+    table = state.pop("pos_embed")[0]
+    state["encoder.embed_positions.A.weight"] = torch.cat([torch.zeros_like(table[:2]), table])
+    texts = {name.replace(".A.", ".B."): torch.randn_like(value) for name, value in state.items() if ".A." in name}
+    return prefixed("beit3.", state | texts)
+
+
 ZEROS, REGISTERS = torch.zeros(2, 2), {"reg_tokens": 4, "no_embed_class": True}
 VIT, SWIN, EVA = "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224"
 SAM = {"window_size": 2, "global_attn_indexes": (1,)}
@@ -94,6 +119,28 @@ FILES = {
         lambda s: renamed(s, fc1_g="w1", fc1_x="w2", fc2="w3", mlp__norm="mlp.ffn_ln", q_proj__bias="q_bias"),
         None,
     ),
+    "hustvl/MIMDet#11": (
+        *(VIT, {}, lambda s: {"model": {**s, "mask_token": ZEROS, "decoder_blocks.0.norm1.weight": ZEROS}}),
+        "decoder_blocks.0.norm1.weight",
+    ),
+    "facebookresearch/ijepa#50": (
+        VIT,
+        {},
+        lambda s: {
+            "encoder": prefixed("module.", noise(s)),
+            "target_encoder": prefixed("module.", s),
+            "predictor": {"module.predictor_embed.weight": ZEROS},
+        },
+        "encoder.module.cls_token",
+    ),
+    "facebookresearch/dinov3#195": ("vit_small_patch16_dinov3", {}, dinov3, "local_cls_norm.weight"),
+    "facebookresearch/dinov3#244": ("vit_small_patch16_dinov3_qkvb", {}, dinov3, "local_cls_norm.weight"),
+    "microsoft/unilm#1361": (
+        "beit3_base_patch16_224",
+        {},
+        beit3,
+        "beit3.encoder.layers.0.self_attn_layer_norm.B.weight",
+    ),
     "microsoft/unilm": ("beit_base_patch16_224", {}, lambda s: {"model": {**s, "mask_token": ZEROS}}, "mask_token"),
     "microsoft/Swin-Transformer#271": (
         *(SWIN, WINDOWS, lambda s: prefixed("encoder.", microsoft(s)) | {"decoder.0.weight": ZEROS}),
@@ -133,6 +180,17 @@ def test_files_of_authors_give_the_outputs_of_timm_and_the_rest_is_said(report, 
     assert not any(row.status == "new" for row in report.rows)
 
 
+def test_a_model_of_timm_takes_the_path_of_a_part_of_a_file(tmp_path):
+    """mmpretrain#18."""
+    theirs, other = theirs_of(VIT, {}), torch.zeros(2)
+    torch.save(prefixed("backbone.", theirs.state_dict()) | {"head.fc.bias": other}, path := tmp_path / "file.pth")
+    with pytest.warns(UserWarning, match=r"has 1 tensor outside of the model, not used: head\.fc\.bias"):
+        ours = timm.create_model(
+            f"graticule_{VIT}", checkpoint_path=str(path), **{**SIZE, "depth": 2, "num_classes": 0}
+        )
+    assert torch.equal(ours.norm.weight.double(), theirs.norm.weight.float().double())
+
+
 #: Report -> the file of timm's state dict, and parts of the refusal.
 REFUSED = {
     "microsoft/Swin-Transformer#24": (
@@ -169,6 +227,14 @@ def test_files_that_no_filter_knows_are_refused_with_what_was_found(report, tmp_
     with pytest.raises(ValueError, match=r"file.pth"):
         transfer(model, path)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_unused_tensors_are_not_named_before_a_refusal(tmp_path):
+    state = {**theirs_of(VIT, {}).state_dict(), "decoder_pred.bias": ZEROS}
+    del state["norm.bias"]
+    torch.save(state, path := tmp_path / "file.pth")
+    with pytest.raises(ValueError, match=r"lacks norm\.bias"):  # a warning would be an error
+        load_checkpoint(graticule.create_model(VIT, **{**SIZE, "depth": 2, "num_classes": 0}).double(), path)
 
 
 @pytest.mark.parametrize("names", [{"mlp__fc": "mlp.lin"}, {"mlp__fc1": "ffn.w12"}, {"attn__proj": "attn.out"}])

@@ -311,7 +311,7 @@ class VisionTransformer(Backbone):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the codes of CLIP, EVA, DINOv2 and others under timm's names."""
-        if not any(name.endswith("bias_mask") for name in state):  # else timm's filter of DINOv3 reads the names
+        if "rope_embed.periods" not in state:  # else timm's filter of DINOv3 reads the names
             state = {"reg_token" if _REGISTERS.fullmatch(name) else name: value for name, value in state.items()}
         return rename_by_timm(self, state, of_eva if any(map(_OF_EVA.search, state)) else of_vit)
 
@@ -319,7 +319,7 @@ class VisionTransformer(Backbone):
 #: Names of the registers in DINOv2's and DINOv3's codes and others.
 _REGISTERS = re.compile(r"register_tokens?|storage_tokens?|reg_tokens|registers")
 #: Parts of names that timm's filter of EVA and DINOv3 reads, and that of a ViT does not.
-_OF_EVA = re.compile(r"\.mlp\.(?:w[123]|w12|ffn_ln)\.|inner_attn_ln|bias_mask|visual\.pos_embed")
+_OF_EVA = re.compile(r"^(?!beit3\.).*(?:\.mlp\.(?:w[123]|w12|ffn_ln)\.|inner_attn_ln|\.periods|visual\.pos_embed)")
 
 
 class DistilledVisionTransformer(VisionTransformer):

@@ -7,19 +7,24 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
-from types import SimpleNamespace
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.read import read_metadata, unusable, with_metadata
+from graticule.checkpoints.read import GRIDS, read_metadata, unusable, with_metadata
 from graticule.registry.checks import printable
 
 #: Of several networks of a training, the one that its authors evaluate.
 _EVALUATED = ("teacher.", "target_encoder.", "base_encoder.", "model_ema.")
+#: Names of the mask token and of the decoder of pretraining, beside an encoder without a prefix.
+_PRETRAINING = re.compile(r"mask_token$|decoder_")
 #: Names of tensors that published code saves, and that are computed here.
 _COMPUTED = re.compile(r"relative_position_index|rel_indices|attn_mask|relative_coords_table|rope|\.periods|bias_mask")
+#: Names that timm's filters drop from files of which they join other tensors: BEiT-3's other branch, EVA, DINOv3.
+_DROPPED = re.compile(r"\.B\.|text_embed|mask_token|lm_head|local_cls_norm|projectors\.")
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def rename_by_timm(
@@ -42,15 +47,52 @@ def rename_by_timm(
     )
     with redirect_stdout(StringIO()):  # one prints what it tries
         renamed = rename({name: value for name, value in state.items() if name not in tables}, as_in_file) | tables
-    renamed.pop("mask_token", None)  # of pretraining
-    return renamed
+    return {name: value for name, value in renamed.items() if not _PRETRAINING.match(name)}
 
 
-def part_of(model: Any, state: dict[str, Tensor], source: object) -> tuple[str, dict[str, Tensor]]:
-    """Return the prefix that the names of `model` have in the file of a larger one, and its tensors without it."""
-    stem = next((n for n, value in model.state_dict().items() if value.ndim > 3 and not n.startswith("position.")), "")
-    if stem in {"", *map(model.own_name, model.own_layout(state))}:
-        return "", state
+class FileTensors(NamedTuple):
+    """Tensors of a file under the names of a model, their names in the file, and those that are outside of the model.
+
+    `metadata` is that of the file, with the names of the model; `prefix` is that of the model in a larger file.
+    """
+
+    tensors: dict[str, Any]
+    sources: dict[str, str]
+    unused: list[str]
+    metadata: dict[str, Any]
+    prefix: str
+
+
+def own_tensors(
+    model: Any, state: dict[str, Any], source: object, tables: Mapping[str, str] = _NO_NAMES
+) -> FileTensors:
+    """Return the part of a file that is of `model`, under our names; nothing is resampled.
+
+    `tables` are further published names of position parameters.
+    """
+    prefix, part, layout = _part_of(model, state, source)
+    sources, metadata = _source_names(part, layout), read_metadata(part)
+    published = {**tables, **model.position.published_names()}
+
+    def rename(names: Mapping[str, Any]) -> dict[str, Any]:
+        pairs = ((model.own_name(name), value) for name, value in names.items())
+        return {f"position.{published[name]}" if name in published else name: value for name, value in pairs}
+
+    used = {*sources.values()}
+    is_renamed = all(name in part for name in used if not name.endswith("reference"))  # others are joined
+    left = [n for n in part if n not in used and not _COMPUTED.search(n) and (is_renamed or _DROPPED.search(n))]
+    unused = [name for name in state if not name.startswith(prefix)] + [prefix + name for name in left]
+    sources = {name: prefix + source for name, source in rename(sources).items()}
+    return FileTensors(rename(layout), sources, unused, {**metadata, GRIDS: rename(metadata[GRIDS])}, prefix)
+
+
+def _part_of(model: Any, state: dict[str, Any], source: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the prefix of `model` in the file of a larger one, its tensors without it, and these in our layout."""
+    layout = model.own_layout(state)
+    weights = model.named_parameters()
+    stem = next((name for name, value in weights if value.ndim > 3 and not name.startswith("position.")), "")
+    if stem in {"", *map(model.own_name, layout)}:
+        return "", state, layout
     splits = [(name[: dot.end()], name[dot.end() :]) for name in state for dot in re.finditer(r"\.", name)]
     prefixes = [prefix for prefix, name in splits if model.own_name(name) == stem]
     evaluated = [prefix for prefix in prefixes if any(word in prefix for word in _EVALUATED)]
@@ -59,23 +101,18 @@ def part_of(model: Any, state: dict[str, Tensor], source: object) -> tuple[str, 
             f"{_name(source)} has {len(prefixes)} networks for which {type(model).__name__} may be: "
             f"{', '.join(prefixes)}; save the tensors of one in a file of their own."
         )
-    prefix = (evaluated or prefixes or [""])[0]
+    if not prefixes:
+        return "", state, layout
+    prefix = (evaluated or prefixes)[0]
     part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    return prefix, with_metadata(part, read_metadata(state))
+    return prefix, with_metadata(part, read_metadata(state)), model.own_layout(part)
 
 
-def source_names(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, str]:
+def _source_names(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the name in a file, `before`, of each tensor of `after`, where these are renamed or in another layout."""
     names = {_place(value): name for name, value in before.items()}
     in_order = dict(zip(after, before, strict=True)) if len(after) == len(before) else {}
     return {name: names.get(_place(value), in_order.get(name, name)) for name, value in after.items()}
-
-
-def unused_names(before: Mapping[str, Tensor], sources: Mapping[str, str]) -> list[str]:
-    """Return the names in a file that `sources`, our names -> those, leave out, except of tensors that are computed."""
-    is_renamed = all(source in before for name, source in sources.items() if not name.endswith("reference"))
-    used = {*sources.values()} if is_renamed else before.keys()  # others are joined
-    return [name for name in before if name not in used and not _COMPUTED.search(name)]
 
 
 def _place(value: Tensor) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.layouts import part_of, say_unused, source_names, unused_names
+from graticule.checkpoints.layouts import FileTensors, own_tensors, say_unused
 from graticule.checkpoints.read import (
     GRIDS,
     POSITION,
@@ -87,8 +87,10 @@ def load_checkpoint(model: nn.Module, path: str | Path, grid: tuple[int, ...] | 
             or of another kind of number than the model's, values that are not finite. The model is then unchanged.
     """
     position_of(model)
-    state, names = _own_part(model, path, grid)
-    return load_all(model, state, path, names)
+    file = _own_part(model, path, grid)
+    load_all(model, file.tensors, path, file.sources)
+    say_unused(path, file.unused)
+    return model
 
 
 @checked
@@ -113,7 +115,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     not fit are refused as by `load_checkpoint`.
     """
     position = position_of(model)
-    state, _ = _own_part(model, path)
+    state = _own_part(model, path).tensors
     values = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
     complaints = misfits(position, values)
     if complaints or not values:
@@ -141,23 +143,21 @@ def _read_usable(path: str | Path) -> dict[str, Tensor]:
     return state
 
 
-def _own_part(
-    model: Any, path: str | Path, grid: tuple[int, ...] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the checkpoint at `path` under the names of `model`, and return the names in the file as well."""
+def _own_part(model: Any, path: str | Path, grid: tuple[int, ...] | None = None) -> FileTensors:
+    """Read the checkpoint at `path` under the names of `model`, for its grids."""
     state = _read_usable(path)
-    prefix, part = part_of(model, state, path)
     try:
-        tensors, names = _rename(model, part, read_metadata(part), grid, path)
+        file = _fit(model, state, path, grid)
     except ValueError as error:
+        if str(error).startswith(str(path)):
+            raise
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
-    if not any(name.startswith("position.") for name in part):
+    names = file.sources
+    if not any(name.startswith(f"{file.prefix}position.") for name in state):
         targets = {f"position.{target}": name for name, target in reversed(model.position.published_names().items())}
-        missing = model.state_dict().keys() - tensors.keys()
-        names |= {name: model.published_name(targets.get(name, name)) for name in missing}
-    names = {name: prefix + source for name, source in names.items()}
-    say_unused(path, [name for name in state if not name.startswith(prefix)])
-    return with_metadata(tensors, {GRIDS: _own_grids(model)}), names
+        missing = model.state_dict().keys() - file.tensors.keys()
+        names |= {name: file.prefix + model.published_name(targets.get(name, name)) for name in missing}
+    return file._replace(tensors=with_metadata(file.tensors, {GRIDS: _own_grids(model)}))
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
@@ -243,76 +243,83 @@ def rename_published(
     """
     names = [name for name in state_dict if name.startswith(prefix)]
     values = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
-    values = _rename(module, values, valid_metadata(local_metadata))[0]
-    state_dict.update({prefix + name: value for name, value in values.items()})
+    file = _fit(module, with_metadata(values, valid_metadata(local_metadata)))
+    say_unused("the file", file.unused)
+    state_dict.update({prefix + name: value for name, value in file.tensors.items()})
 
 
-def _rename(
-    module: Any, file: dict[str, Any], recorded: dict[str, Any], first: Shape | None = None, source: Any = "the file"
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tensors of a file under our names, for the grids of the model, and the name of each in the file."""
+def _fit(module: Any, state: dict[str, Any], source: Any = "the file", first: Shape | None = None) -> FileTensors:
+    """Return the tensors of a file under our names, for the grids of the model."""
+    file = own_tensors(module, state, source)
+    values, names, recorded = file.tensors, file.sources, file.metadata
     _check_words(module, recorded.get(POSITION))
-    grids = {module.own_name(name): shape for name, shape in recorded[GRIDS].items()}
-    layout = module.own_layout(file)
-    sources = source_names(file, layout)
-    say_unused(source, unused_names(file, sources))
-    names = {module.own_name(name): source for name, source in sources.items()}
-    values = {module.own_name(name): value for name, value in layout.items()}
-    position: Any = module.position
-    # a parameter may have several published names, of which a checkpoint has one
-    published = {f"position.{target}": name for name, target in position.published_names().items() if name in values}
-    for target, name in published.items():
-        values[target], names[target] = values.pop(name), names.pop(name)
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
-    own_grids, resampled, shapes = position.table_shapes(), Counter[str](), given_shapes(position, values, first)
+    position: Any = module.position
+    own_grids, changes, grids = position.table_shapes(), Counter[str](), table_grids(position, values, recorded, first)
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
-        value, own_grid, (module, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
-        if value is None and isinstance(module, FixedEncoding) and not parameter.is_meta:  # others compute it
+        value, own_grid, (encoding, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
+        if value is None and isinstance(encoding, FixedEncoding) and not parameter.is_meta:  # others compute it
             values[target] = parameter.detach()
         if not isinstance(value, Tensor) or getattr(value, "device_mesh", None) is not None:  # sharded as the model is
             continue
-        grid = grids.get(published.get(target, target))
-        if grid and getattr(module and module.grid_of(leaf, value, grid), "shape", None) != tuple(grid):
-            grid = None  # the table was replaced after its grid was recorded
-        if target in shapes and grid not in (None, shapes[target]):
-            raise ValueError(f"`grid` must be that which the file records for {names[target]}, {by(grid)}.")
-        grid = shapes.get(target, grid)
-        fitted = position.fit(name, value, grid)
-        patches = math.prod(own_grid or ())
-        could_be_square = len({*(own_grid or ())}) > 1 and math.isqrt(patches) ** 2 == patches
-        if grid is None and could_be_square and value.shape == parameter.shape:
+        grid = grids.get(target)
+        fitted = values[target] = position.fit(name, value, grid)
+        if own_grid is None:
+            continue
+        square = len({*own_grid}) > 1 and math.isqrt(math.prod(own_grid)) ** 2 == math.prod(own_grid)
+        if grid is None and square and value.shape == parameter.shape:
             taken = f"it is taken for {by(own_grid)}, that of the model"
             _warn(f"{names[target]} does not say what grid it is for: {taken}.")
-        elif fitted is not None and fitted is not value and own_grid is not None:
-            grid = grid or getattr(module.grid_of(leaf, value, None), "shape", None)
-            same = value.numel() == fitted.numel() if grid is None else tuple(grid) == tuple(own_grid)
-            before = by(grid) if grid else str(tuple(value.shape))
-            resampled.update([] if same else [f"from {before} to {by(own_grid)} patches"])
-        values[target] = parameter.detach() if fitted is None else fitted
-    if resampled:
-        counts = ", ".join(f"{count} {change}" for change, count in resampled.items())
+        elif fitted is None or fitted is not value:
+            before = grid or getattr(encoding.grid_of(leaf, value, None), "shape", None)
+            same = fitted is not None and value.numel() == fitted.numel() if before is None else before == own_grid
+            change = f"from {by(before) if before else tuple(value.shape)} to {by(own_grid)} patches"
+            if isinstance(encoding, FixedEncoding):
+                if not same and not names[target].endswith(target):
+                    _warn(
+                        f"{names[target]} is computed by its formula {change}, and not resampled as by the code of "
+                        "T2T-ViT; encoding='learnable' resamples it."
+                    )
+            elif fitted is not None and not same:
+                changes[change] += 1
+        if fitted is None:
+            values[target] = parameter.detach()
+    if changes:
+        counts = ", ".join(f"{count} {change}" for change, count in changes.items())
         _warn(f"the position tables of the checkpoint are resampled: {counts}.")
     for name, buffer in position.named_buffers():
         if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
             values.setdefault(f"position.{name}", buffer)
-    return {name: value for name, value in values.items() if not name.endswith(_COMPUTED)}, names
+    return file._replace(tensors={name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
 
 
-def given_shapes(position: Position, values: Mapping[str, Any], first: Shape | None) -> dict[str, Shape]:
-    """Return the shape of each table if that of the first stage is `first`, halved as often as fits."""
-    shapes: dict[str, Shape] = {}
-    stages: list[Any] = [tuple(-(-side >> stage) for side in first) for stage in reversed(range(8))] if first else []
+def table_grids(
+    position: Position, values: Mapping[str, Any], recorded: Mapping[str, Any], first: Shape | None
+) -> dict[str, Shape]:
+    """Return the (H, W) of the tables `values` of a file that it records, or that follow from that of the first stage.
+
+    That of a table that was replaced after its grid was recorded is left out. `first` is halved as often as fits.
+    """
+    grids: dict[str, Shape] = {}
+    is_given = first is None
     for name in position.table_shapes():
-        value: Any = values.get(f"position.{name}")
-        module, leaf = position.holder_of(name)
-        for shape in stages if isinstance(value, Tensor) else []:
-            if getattr(module and module.grid_of(leaf, value, shape), "shape", None) == shape:
-                shapes[f"position.{name}"] = shape
-    if first is not None and not shapes:
+        target, (module, leaf) = f"position.{name}", position.holder_of(name)
+        value, shapes = values.get(target), [recorded[GRIDS].get(target)]
+        if not isinstance(value, Tensor) or module is None:
+            continue
+        shapes += [tuple(-(-side >> stage) for side in first or ()) for stage in range(8)]
+        fits = [shape and getattr(module.grid_of(leaf, value, shape), "shape", None) == shape for shape in shapes]
+        given = next((shape for shape, fit in zip(shapes[1:], fits[1:], strict=True) if fit), None)
+        if fits[0] and given not in (None, shapes[0]):
+            raise ValueError(f"`grid` must be that which the file records for {target}, {by(shapes[0])}.")
+        is_given |= given is not None
+        if given or fits[0]:
+            grids[target] = given or shapes[0]
+    if not is_given:
         raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
-    return shapes
+    return grids
 
 
 def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:
@@ -387,8 +394,9 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
     check_whole(model)
-    tensors, _ = _rename(model, state, read_metadata(state))
-    return with_metadata(tensors, {GRIDS: _own_grids(model)})
+    file = _fit(model, state)
+    say_unused("the file", file.unused)
+    return with_metadata(file.tensors, {GRIDS: _own_grids(model)})
 
 
 def published_state_dict(model: Any) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.layouts import part_of, source_names, unused_names
-from graticule.checkpoints.load import fold_prefix_rows, given_shapes, position_of
-from graticule.checkpoints.read import GRIDS, check_whole, dtype_name, kind, read_metadata, read_state, unusable
+from graticule.checkpoints.layouts import own_tensors
+from graticule.checkpoints.load import fold_prefix_rows, position_of, table_grids
+from graticule.checkpoints.read import GRIDS, check_whole, dtype_name, kind, read_state, unusable
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.folded import Folded
@@ -159,16 +159,13 @@ def transfer(
     check_whole(model)
     published = read_state(source)
     check_whole(published, "source", values=False)
-    prefix, part = part_of(model, published, source)
-    grids = read_metadata(part)[GRIDS]
-    values = model.own_layout(part)
-    released = source_names(part, values)  # name in our layout -> name in the checkpoint
-    keys = _own_names(model, values)  # our name -> name in our layout
-    origins = _origins(model.state_dict(), keys)
-    tensors = {name: values[key] for name, key in keys.items()}
+    file = own_tensors(model, published, source, _tables(model.position))
+    tensors, recorded = file.tensors, file.metadata[GRIDS]
+    origins = _origins(model.state_dict(), tensors)
     notes = fold_prefix_rows(model, tensors)
     matched = {name: tensors[origin] for name, origin in origins.items()}
-    shapes = given_shapes(model.position, matched, grid)
+    grids = {name: recorded[origin] for name, origin in origins.items() if origin in recorded}
+    grids = table_grids(model.position, matched, {GRIDS: grids}, grid)
     fitting = Fitting(model, tensors)
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
@@ -179,8 +176,8 @@ def transfer(
             detail = "as asked"
         elif name in origins:
             origin = origins[name]
-            value, source_name = tensors[origin], released[keys[origin]]
-            fitted, status, detail = fitting(name, value, shapes.get(name, grids.get(source_name)))
+            value, source_name = tensors[origin], file.sources[origin]
+            fitted, status, detail = fitting(name, value, grids.get(name))
             if fitted is not None and origin in notes:
                 status, detail = "resized", ", ".join(filter(None, [detail, notes[origin]]))
             if fitted is None and name in heads:
@@ -190,27 +187,24 @@ def transfer(
                 status, detail = "copied", ", ".join(filter(None, [f"from {source_name}", detail]))
         if fitted is not None:
             state[name] = fitted
-        rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else prefix + source_name)
+        rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else source_name)
     _leave_halves(rows, state, [name for name in origins if name not in state])
     _check_blocks(model, source, state, matched, tensors)
     complete = model.state_dict()
     complete.update(state)  # which keeps its metadata
     model.load_state_dict(complete)
     used = {row.source for row in rows.values()}
-    left = {prefix + released[key]: value for key, value in values.items()}
-    left |= {prefix + name: part[name] for name in unused_names(part, released)}
-    left |= {name: value for name, value in published.items() if not name.startswith(prefix)}
+    left = {file.sources[name]: value for name, value in tensors.items()}
+    left |= {name: published[name] for name in file.unused}
     unused = [Transferred(name, "unused", "", value.numel(), name) for name, value in left.items() if name not in used]
     return Transfer((*rows.values(), *unused))
 
 
-def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
-    """Map our names to those of a checkpoint, published or ours.
+def _tables(position: Any) -> dict[str, str]:
+    """Map published names of tables to those of the first layer's table of each stage.
 
-    Tables are unchanged, whereas `rename_published` would resample them or replace them by the model's own.
     A checkpoint may have one table where the model has one per layer, and vice versa.
     """
-    position = model.position
     several = isinstance(position, PyramidPosition) and len(position.stages) > 1
     published: dict[str, str] = {}
     for name, _ in position.named_parameters():
@@ -218,9 +212,7 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
             stage = name.split(".")[1]  # of several; PVT's code counts from one
             tables = (f"pos_embed{int(stage) + 1}",) if several else ("pos_embed", "pos_embed0")
             published |= dict.fromkeys(tables, name)
-    published |= position.published_names()
-    names = {model.own_name(key): key for key in keys}
-    return {f"position.{published[name]}" if name in published else name: key for name, key in names.items()}
+    return published
 
 
 def _place(name: str) -> str:
@@ -328,7 +320,7 @@ class Fitting:
         grid = None if parameter == name else self.grids.get(parameter)
         fitted: tuple[Tensor | None, str, str] | None = None
         if isinstance(module, AbsoluteEncoding) and name.endswith(".pos_embed"):
-            fitted = self._table(module, value, shape) if module.resampled else _formula(module, value)
+            fitted = self._table(module, value, shape) if module.resampled else _formula(module, value, shape)
         elif grid is not None and value.numel():
             resampled = self.model.position.fit(parameter, value, shape)
             if resampled is not None and resampled.shape == target.shape:
@@ -391,10 +383,10 @@ class Fitting:
         return value, status, ", ".join(details)
 
 
-def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:
+def _formula(encoding: AbsoluteEncoding, value: Tensor, shape: Any) -> tuple[Tensor | None, str, str]:
     """Accept a table that equals the formula's up to rounding; any other is ignored, and the formula is used."""
     try:
-        table = encoding.fit_parameter("pos_embed", value)
+        table = encoding.fit_parameter("pos_embed", value, shape)
     except ValueError as error:
         return None, "new", f"given by its formula: {str(error).partition(': ')[2].removesuffix('.')}"
     return table, *(("new", "given by its formula") if table is None else ("loaded", ""))

@@ -155,8 +155,8 @@ class FixedEncoding(AbsoluteEncoding):
     def _load_from_state_dict(self, *arguments: Any) -> None:
         """Load the table, with the factor of the model that it is of, whose grid may have been another."""
         super()._load_from_state_dict(*arguments)
-        whole = not self.pos_embed.is_meta and getattr(self.pos_embed, "device_mesh", None) is None
-        if self.spread is not None and whole:
+        has_values = not self.pos_embed.is_meta and getattr(self.pos_embed, "device_mesh", None) is None
+        if self.spread is not None and has_values:
             self.factor = self._factor_of(self.pos_embed[0].detach().double(), self.grid) or self.factor
 
     def advice(self, rows: Tensor, grid: Grid | None) -> str:
