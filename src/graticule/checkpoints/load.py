@@ -26,6 +26,7 @@ from graticule.checkpoints.read import (
     with_metadata,
 )
 from graticule.encodings.forms.absolute import AbsoluteEncoding, FixedEncoding
+from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS, Default
 from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, GridModule, Position
@@ -256,7 +257,11 @@ def _fit(module: Any, state: dict[str, Any], source: Any = "the file", first: Sh
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
     position: Any = module.position
-    own_grids, changes, grids = position.table_shapes(), Counter[str](), table_grids(position, values, recorded, first)
+    own_grids, changes, grids = (
+        position.table_shapes(),
+        Counter[str](),
+        table_grids(position, values, recorded[GRIDS], first),
+    )
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
         value, own_grid, (encoding, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
@@ -303,21 +308,20 @@ def table_grids(
     That of a table that was replaced after its grid was recorded is left out. `first` is halved as often as fits.
     """
     grids: dict[str, Shape] = {}
-    is_given = first is None
+    stages: list[Any] = [tuple(-(-side >> stage) for side in first) for stage in range(8)] if first else []
+    used = not first
     for name in position.table_shapes():
         target, (module, leaf) = f"position.{name}", position.holder_of(name)
-        value, shapes = values.get(target), [recorded[GRIDS].get(target)]
+        value, known = values.get(target), recorded.get(target)
         if not isinstance(value, Tensor) or module is None:
             continue
-        shapes += [tuple(-(-side >> stage) for side in first or ()) for stage in range(8)]
-        fits = [shape and getattr(module.grid_of(leaf, value, shape), "shape", None) == shape for shape in shapes]
-        given = next((shape for shape, fit in zip(shapes[1:], fits[1:], strict=True) if fit), None)
-        if fits[0] and given not in (None, shapes[0]):
-            raise ValueError(f"`grid` must be that which the file records for {target}, {by(shapes[0])}.")
-        is_given |= given is not None
-        if given or fits[0]:
-            grids[target] = given or shapes[0]
-    if not is_given:
+        shapes = [shape for shape in (known, *stages) if shape and module.grid_of(leaf, value, shape) == Grid(*shape)]
+        halved = next((shape for shape in stages if shape in shapes), None)
+        if halved and known in shapes and halved != known:
+            raise ValueError(f"`grid` must be that which the file records for {target}, {by(known)}.")
+        used |= halved is not None
+        grids |= dict.fromkeys([target], halved or known) if shapes else {}
+    if not used:
         raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
     return grids
 

@@ -165,7 +165,7 @@ def transfer(
     notes = fold_prefix_rows(model, tensors)
     matched = {name: tensors[origin] for name, origin in origins.items()}
     grids = {name: recorded[origin] for name, origin in origins.items() if origin in recorded}
-    grids = table_grids(model.position, matched, {GRIDS: grids}, grid)
+    grids = table_grids(model.position, matched, grids, grid)
     fitting = Fitting(model, tensors)
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
