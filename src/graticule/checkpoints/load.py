@@ -26,7 +26,6 @@ from graticule.checkpoints.read import (
     with_metadata,
 )
 from graticule.encodings.forms.absolute import AbsoluteEncoding, FixedEncoding
-from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS, Default
 from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, GridModule, Position
@@ -315,7 +314,8 @@ def table_grids(
         value, known = values.get(target), recorded.get(target)
         if not isinstance(value, Tensor) or module is None:
             continue
-        shapes = [shape for shape in (known, *stages) if shape and module.grid_of(leaf, value, shape) == Grid(*shape)]
+        is_of = {s: getattr(module.grid_of(leaf, value, s), "shape", None) == s for s in (known, *stages) if s}
+        shapes = [shape for shape, fits in is_of.items() if fits]
         halved = next((shape for shape in stages if shape in shapes), None)
         if halved and known in shapes and halved != known:
             raise ValueError(f"`grid` must be that which the file records for {target}, {by(known)}.")
