@@ -56,6 +56,7 @@ def test_repeated_patches_with_repeated_positions_change_nothing(model):
         *("48 x 64, tokens", "48 x 64, content", "64 x 64, tokens", "64 x 64, content", "48 x 64", "64 x 64"),
     ]
     assert passes["64 x 64, tokens"].change.max() < 1e-6 < passes["48 x 64, tokens"].change.min()
+    assert passes["48 x 64, tokens"].change.max() < passes["48 x 64, content"].change.mean() / 2
     for size in ("48 x 64", "64 x 64"):
         assert abs(passes[f"{size}, content"].change - passes[size].change).max() > 1e-4
     if model != "unknown class":
@@ -73,6 +74,15 @@ def test_a_recorded_model_has_the_causes_of_the_model_that_is_known():
     assert known.keys() == found.keys() and len(known) == 6
     for name, effect in known.items():
         assert abs(effect.change - found[name].change).max() < 1e-6
+
+
+def test_patches_that_are_left_out_are_not_compared():
+    """Without attention between patches, those that are left keep their features bit by bit."""
+    model = tiny("learnable", **WITHOUT_CLASS)
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.proj.weight)
+    passes, _ = effects(model, ((32, 32), (16, 24)))
+    assert passes["16 x 24, tokens"].change.max() < 1e-12 < passes["16 x 24, content"].change.min()
 
 
 def test_a_pyramid_says_why_it_has_none():

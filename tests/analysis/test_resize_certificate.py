@@ -91,5 +91,27 @@ def test_options_are_those_of_resize_and_are_repeated():
     assert certify_resize(tiny(), 48, patch_size=4).line == "graticule.resize(model, 48, patch_size=4)"
     with pytest.raises(ValueError, match="`img_size`"):
         certify_resize(tiny(), 33)
-    with pytest.raises(ValueError, match="`images`"):
-        certify_resize(tiny(), 48, torch.zeros(2, 3, 32, 32))
+    for images, rule in (
+        (torch.zeros(2, 3, 32, 32), "`images` must differ"),
+        (torch.randn(2, 1, 32, 32), "3 channels"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            certify_resize(tiny(), 48, images)
+    with torch.device("meta"), pytest.raises(ValueError, match="must have values, got cls_token on the meta device"):
+        certify_resize(tiny(), 48)
+
+
+def test_a_model_in_half_precision_has_the_features_of_the_other():
+    model, images = draw(tiny("learnable")).eval(), torch.randn(3, 3, *OLD)
+    first, second = (certify_resize(one, NEW, images) for one in (model, copy.deepcopy(model).half()))
+    assert second.similarity["bilinear"].value == pytest.approx(first.similarity["bilinear"].value, abs=0.02)
+
+
+@pytest.mark.slow
+def test_a_model_of_images_and_texts_is_refused():
+    sizes = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3}
+    vision, text = {**sizes, "image_size": 64, "patch_size": 16}, {**sizes, "bos_token_id": 1, "eos_token_id": 2}
+    model = transformers.CLIPModel(transformers.CLIPConfig({**text, "vocab_size": 9}, vision))
+    with pytest.raises(ValueError, match=r"images of 64 x 64 alone, .* got CLIPModel, .* such as model.vision_model"):
+        certify_resize(model, (64, 96))
+    assert "config.image_size" in certify_resize(model.vision_model, (64, 96)).changes

@@ -46,6 +46,7 @@ def test_it_is_imported_once(methods):
     ],
 )
 def test_its_encodings_pass_the_contract(encoding, joining):
+    """The calls in `python testing` of docs/extending.md."""
     check_encoding(encoding, joining, compiled=encoding == "distance")
 
 

@@ -223,12 +223,12 @@ def audit(
         **{name: (sized, view, partial(_erase, layers)) for name, layers in erasers.items()},
         **{by(other): (images[other], other_view, None) for other, other_view in others.items()},
     }
-    split: dict[str, tuple[Tensor, ModelView, Edit | None]] = {}
+    split: list[str] = []
     for other, other_view in others.items() if causes else ():
-        name, work = by(other), partial(_cause_runs, view, other_view, sized, images[other])
-        parts = _attempt(f"causes at {name}", unavailable, work) or {}
-        split |= {f"{name}, {part}": run for part, run in parts.items()}
-    runs |= split
+        work = partial(_cause_runs, view, other_view, sized, images[other])
+        parts = _attempt(f"causes at {by(other)}", unavailable, work) or {}
+        runs |= parts
+        split += parts
     comparisons = {name: FeatureComparison(name, spreads, copies=name.endswith(", tokens")) for name in runs}
     further_shares = {by(other): LayerShares(other_view) for other, other_view in others.items()}
     for batch in batches:
@@ -253,7 +253,7 @@ def audit(
     share.others.update({other: further_shares[by(other)].share() for other in others})
     effects = {name: comparison.effect() for name, comparison in comparisons.items()}
     unchanged, sizes = effects.pop(_ITSELF), {other: effects.pop(by(other)) for other in others}
-    parts_of_sizes = [effects.pop(name) for name in split]
+    causes_of = [effects.pop(name) for name in split]
     correct = unchanged.right
     return Audit(
         img_size=size,
@@ -274,13 +274,11 @@ def audit(
         attention=attention,
         maps=_attempt("position maps", unavailable, lambda: position_maps(model, size)) or [],
         unavailable=unavailable,
-        causes=parts_of_sizes,
+        causes=causes_of,
     )
 
 
-def _cause_runs(
-    view: ModelView, other: ModelView, images: Tensor, resized: Tensor
-) -> dict[str, tuple[Tensor, ModelView, None]]:
+def _cause_runs(view: ModelView, other: ModelView, images: Tensor, resized: Tensor) -> dict[str, Any]:
     """Return the passes between images of the model's size and the same images at another size."""
     grids = [Grid(*grid.shape) for grid in view.grids(view.img_size)]
     if len(set(grids)) > 1:
@@ -294,7 +292,8 @@ def _cause_runs(
         raise Unavailable(f"patches of {by(view.img_size)} do not divide images of {by(other.img_size)}")
     placed = other.with_position_of(view)
     placed.run(repeated[:1])
-    return {"tokens": (repeated, placed, None), "content": (resized, placed, None)}
+    size = by(other.img_size)
+    return {f"{size}, tokens": (repeated, placed, None), f"{size}, content": (resized, placed, None)}
 
 
 def _position_parameters(model: nn.Module) -> dict[str, int]:

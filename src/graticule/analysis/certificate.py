@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from graticule.analysis.effect import resize_images
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
 from graticule.analysis.similarity import Array
+from graticule.checkpoints.obstacles import check_intact
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
-from graticule.external.images import Size, call, evaluating, image_channels, image_size
+from graticule.external.images import Size, call, error_line, evaluating, image_channels, image_size
 from graticule.external.traced_model import view_of
-from graticule.external.view import ModelView, split_features, unpooled
+from graticule.external.tracer import nested_tensors
+from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
+from graticule.position.places import by
 from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import checked
 from graticule.surgery.export import difference
@@ -126,13 +128,12 @@ class ResizeCertificate(PrintedTable):
             groups[pair].append(name)
         changes = [(names[0] + f" and {len(names) - 1} more" * (len(names) > 1), *p) for p, names in groups.items()]
         apart = "refused" if self.difference is None else f"{self.difference:.1e} apart" if self.difference else "equal"
-        costs = [(name, "1", f"{ratio:.2f}") for name, ratio in self.cost.items()]
         features = [(f"features kept, {name} (%)", "100", value.text()) for name, value in self.similarity.items()]
         return [
             (self.line, "before", "after"),
             *changes[:8],
             ("outputs at the old size", "", apart),
-            *costs,
+            *((name, "1", f"{ratio:.2f}") for name, ratio in self.cost.items()),
             *features[:6],
         ]
 
@@ -152,38 +153,47 @@ def certify_resize(
         model, img_size, resampler, patch_size: as for `resize`.
         images: preprocessed images (B, C, height, width), for the features that are kept; none are compared by default.
     """
-    arguments = {"resampler": resampler, "patch_size": patch_size}
-    options = {name: value for name, value in arguments.items() if value is not None}
+    given = {"resampler": resampler, "patch_size": patch_size}
+    options = {name: value for name, value in given.items() if value is not None}
+    check_intact(model)
+    channels = image_channels(model)
     if images is not None:
         check_images(images, 2)
+        if images.shape[1] != channels:
+            raise ValueError(f"`images` must have the model's {channels} channels, got {tuple(images.shape)}.")
     model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
     changed = resize(copy.deepcopy(model), img_size, **options)
     before, after = (image_size(subject) or view_of(subject).img_size for subject in (model, changed))
-    noise = torch.randn(2, image_channels(model), *before, generator=torch.Generator().manual_seed(0))
-    inputs = (noise if images is None else images).to(next(model.parameters()))
-    small, large = (resize_images(inputs, size) for size in (before, after))
-    outputs, count = _run(model, small)
+    inputs = torch.randn(2, channels, *before, generator=torch.Generator().manual_seed(0)) if images is None else images
+    small, large = (resize_images(inputs, size).to(next(model.parameters())) for size in (before, after))
+    try:
+        outputs, count = _run(model, small)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"`model` must take images of {by(before)} alone, and return tensors, got {type(model).__name__}, with "
+            f"{error_line(error)}; give the part of it that does, such as model.vision_model."
+        ) from error
     apart = None
     with suppress(AssertionError, RuntimeError, ValueError):  # of a model that refuses the old size
         apart = difference(_run(changed, small)[0], outputs)
     cost = {"multiply-adds": _run(changed, large)[1] / count}
     similarity: dict[str, Estimate] = {}
-    view: ModelView | None = None
     with suppress(ValueError):  # layers with several samples per image, as of RF-DETR with windows, have no view
-        view, new_view = view_of(model), view_of(changed)
-        cost = {"tokens": new_view.grids(after)[0].tokens / view.grids(before)[0].tokens, **cost}
-    for name in [] if images is None or view is None else ["as resized", *RESAMPLERS]:
-        again: Any = options if name == "as resized" else {**options, "resampler": name}
-        with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
-            other = view_of(resize(copy.deepcopy(model), img_size, **again))
-            pairs = [at.run(x).layers[-1] for at, x in ((view, small), (other, large)) if at]
-            small_mean, large_mean = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
-            similarity[name] = mean_estimate(F.cosine_similarity(small_mean, large_mean).cpu().numpy())
+        view = view_of(model)
+        cost = {"tokens": view_of(changed).grids(after)[0].tokens / view.grids(before)[0].tokens, **cost}
+        for name in [] if images is None else ["as resized", *RESAMPLERS]:
+            again: Any = options if name == "as resized" else {**options, "resampler": name}
+            with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
+                other = view_of(resize(copy.deepcopy(model), img_size, **again))
+                pairs = (at.run(x).layers[-1] for at, x in ((view, small), (other, large)))
+                means = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
+                similarity[name] = mean_estimate(F.cosine_similarity(*means).cpu().numpy())
     old, new = _described(model), _described(changed)
-    pairs_of = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
     return ResizeCertificate(
         line=f"graticule.resize(model, {', '.join([repr(img_size), *(f'{n}={v!r}' for n, v in options.items())])})",
-        changes={name: (_text(a), _text(b)) for name, (a, b) in pairs_of.items() if not _equal(a, b)},
+        changes={
+            name: (_text(a), _text(b)) for name in {**old, **new} if not _equal(a := old.get(name), b := new.get(name))
+        },
         difference=apart,
         cost=cost,
         similarity=dict(sorted(similarity.items(), key=lambda item: -item[1].value)),
@@ -194,19 +204,19 @@ def _run(model: nn.Module, images: Tensor) -> tuple[list[Tensor], int]:
     """Return the tensors that a model returns, and the operations that it needs."""
     kernel = sdpa_kernel(SDPBackend.MATH)  # whose products are counted, on a CPU too
     with evaluating(model), kernel, FlopCounterMode(display=False) as counter:
-        output = call(model, images)
-    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], counter.get_total_flops()
+        outputs = list(nested_tensors(call(model, images)))
+    if not outputs:
+        raise TypeError("no tensor among its outputs")
+    return outputs, counter.get_total_flops()
 
 
 def _described(model: Any) -> dict[str, Any]:
     """Return the tensors of a model, and the entries of its configuration, by name."""
-    config: Any = getattr(model, "config", None)
-    created = getattr(model, "created", None) or {}
+    config = getattr(model, "config", None)
     parts = {
-        "config": config.to_dict() if hasattr(config, "to_dict") else {},
+        "config": config.to_dict() if config is not None and hasattr(config, "to_dict") else {},
         "pretrained_cfg": getattr(model, "pretrained_cfg", None) or {},
-        "arguments": created.get("arguments", {}),
+        "arguments": (getattr(model, "created", None) or {}).get("arguments", {}),
     }
     entries = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
     return {**dict(model.named_parameters()), **dict(model.named_buffers()), **entries}

@@ -75,21 +75,20 @@ class FeatureComparison:
     Args:
         name: of the change.
         spreads: the mean square distance of the features of each layer from their mean.
-        copies: whether patches after the change are copies of those before, so that one of each is compared.
+        copies: whether patches after the change are copies of those before, with which they are compared.
     """
 
     def __init__(self, name: str, spreads: Sequence[float], copies: bool = False) -> None:
-        self.fit = _copies if copies else resampled
-        self.name = name
-        self.spreads = spreads
+        self.name, self.spreads, self.copies = name, spreads, copies
         self.parts: dict[str, list[Tensor]] = {}
 
     def add(self, before: Pass, after: Pass, labels: Tensor | None = None) -> None:
-        """Add a batch; features on another grid are resampled to that of `before`, or chosen among copies."""
+        """Add a batch; features on another grid are resampled to that of `before`, unless they are of copies."""
         changes, cosines = [], []
         pairs = zip(before.layers, after.layers, self.spreads, strict=True)
         for (old, grid), (new, other), spread in pairs:
-            old, new = old.double(), self.fit(new.double(), other, grid)
+            old, new = old.double(), new.double()
+            old, new = (copied(old, grid, other), new) if self.copies else (old, resampled(new, other, grid))
             squares = (new - old).square().sum(-1).mean(-1)
             changes.append((squares / max(spread, torch.finfo(torch.float64).tiny)).sqrt())
             cosines.append(F.cosine_similarity(new, old, dim=-1).mean(-1))
@@ -141,7 +140,8 @@ def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
     return torch.cat([grid.split(tokens)[0], new.from_map(features)], 1)
 
 
-def _copies(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
+def copied(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
+    """Return the token of which each token of another grid is a copy: the patch with its center."""
     ahead, patches = grid.split(tokens)
     return torch.cat([ahead, patches[:, nearest(Grid(*new.shape), grid).to(tokens.device)]], 1)
 

@@ -165,8 +165,8 @@ class GridModule(Checked, nn.Module):
     @torch.no_grad()
     def init_non_persistent_buffers(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         """Compute the buffers of `compute_buffers`, by default as those that exist; timm calls it by this name."""
-        buffers = [value for value in self._buffers.values() if value is not None]
-        at = next((value.device for value in buffers), None) if device is None else device
+        buffers = list(self.buffers(recurse=False))
+        at = device or next((value.device for value in buffers), None)
         known = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
         for name, value in self.compute_buffers(at, dtype or known).items():
             old = self._buffers.get(name)
@@ -178,18 +178,16 @@ class GridModule(Checked, nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Compute the buffers again after a change of dtype, so that they are rounded once, or from the meta device."""
-        before = [value is None or (value.dtype, value.is_meta) for value in self._buffers.values()]
+        before = [(value.dtype, value.is_meta) for value in self.buffers(recurse=False)]
         nn.Module._apply(self, fn, recurse)
-        if before != [value is None or (value.dtype, value.is_meta) for value in self._buffers.values()]:
+        if before != [(value.dtype, value.is_meta) for value in self.buffers(recurse=False)]:
             self.init_non_persistent_buffers()
         return self
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Mapping[str, Any], *arguments: Any
-    ) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Mapping[str, Any], *arguments: Any) -> None:
         """Load parameters and buffers, and compute the others: before, they may have been uninitialized memory."""
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
-        assigned = local_metadata.get("assign_to_params_buffers") and any(value.is_meta for value in self.buffers())
+        super()._load_from_state_dict(state, prefix, metadata, *arguments)
+        assigned = metadata.get("assign_to_params_buffers") and any(value.is_meta for value in self.buffers())
         devices = (value.device for value in chain(self.parameters(), self.buffers()) if not value.is_meta)
         self.init_non_persistent_buffers(next(devices, torch.get_default_device()) if assigned else None)
 

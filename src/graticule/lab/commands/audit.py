@@ -73,7 +73,8 @@ def run(options: AuditCommand) -> int:
     page = audit_page(result, opened.title, list(about.items()))
     record = audit_json(result, about)
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
-    options.say(*findings(result))
+    reasons = result.unavailable.items() if options.causes else ()
+    options.say(*findings(result), *(f"no {name}: {why}" for name, why in reasons if name.startswith("causes")))
     if labels is None:
         options.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
     return options.finish(record, *written)
