@@ -132,6 +132,7 @@ class ResizeCertificate(PrintedTable):
         return [
             (self.line, "before", "after"),
             *changes[:8],
+            *[(f"and {len(changes) - 8} more, in `changes`", "", "")] * (len(changes) > 8),
             ("outputs at the old size", "", apart),
             *((name, "1", f"{ratio:.2f}") for name, ratio in self.cost.items()),
             *features[:6],
@@ -153,8 +154,8 @@ def certify_resize(
         model, img_size, resampler, patch_size: as for `resize`.
         images: preprocessed images (B, C, height, width), for the features that are kept; none are compared by default.
     """
-    given = {"resampler": resampler, "patch_size": patch_size}
-    options = {name: value for name, value in given.items() if value is not None}
+    arguments = {"resampler": resampler, "patch_size": patch_size}
+    options = {name: value for name, value in arguments.items() if value is not None}
     check_intact(model)
     channels = image_channels(model)
     if images is not None:
@@ -186,8 +187,8 @@ def certify_resize(
             with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
                 other = view_of(resize(copy.deepcopy(model), img_size, **again))
                 pairs = (at.run(x).layers[-1] for at, x in ((view, small), (other, large)))
-                means = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
-                similarity[name] = mean_estimate(F.cosine_similarity(*means).cpu().numpy())
+                mean, new_mean = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
+                similarity[name] = mean_estimate(F.cosine_similarity(mean, new_mean).cpu().numpy())
     old, new = _described(model), _described(changed)
     return ResizeCertificate(
         line=f"graticule.resize(model, {', '.join([repr(img_size), *(f'{n}={v!r}' for n, v in options.items())])})",
