@@ -111,7 +111,7 @@ def test_a_model_in_half_precision_has_the_features_of_the_other():
 def test_a_model_of_images_and_texts_is_refused():
     sizes = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3}
     vision, text = {**sizes, "image_size": 64, "patch_size": 16}, {**sizes, "bos_token_id": 1, "eos_token_id": 2}
-    model = transformers.CLIPModel(transformers.CLIPConfig({**text, "vocab_size": 9}, vision))
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config={**text, "vocab_size": 9}, vision_config=vision))
     with pytest.raises(ValueError, match=r"images of 64 x 64 alone, .* got CLIPModel, .* such as model.vision_model"):
         certify_resize(model, (64, 96))
     assert "config.image_size" in certify_resize(model.vision_model, (64, 96)).changes

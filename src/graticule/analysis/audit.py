@@ -29,6 +29,7 @@ from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, nearest_of_axis
 from graticule.position.grid import Grid
 from graticule.position.places import by
+from graticule.system.tables import plain
 
 T = TypeVar("T")
 
@@ -389,10 +390,10 @@ def audit_json(result: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": result.parameters,
         "position_parameters": result.position,
         "unknown_parameters": result.unknown,
-        "seconds": [{"batch": turns.batch, **_plain(turns.seconds)} for turns in result.times],
+        "seconds": [{"batch": turns.batch, **plain(turns.seconds)} for turns in result.times],
         "accuracy_of_neighbors": result.neighbors,
         "accuracy": _named(("top1", "error"), result.accuracy),
-        "share": _plain(result.share.record()),
+        "share": plain(result.share.record()),
         "probe_of_patches": _record(result.probe_content, *_PROBE_NAMES),
         "probes": [_record(probe, *_PROBE_NAMES) for probe in result.probes],
         "effects": [_effect_record(effect) for effect in result.effects],
@@ -412,7 +413,7 @@ def _named(names: Sequence[str], values: Sequence[float] | None) -> dict[str, fl
 def _record(result: object, *names: str) -> dict[str, Any] | None:
     """Return attributes as plain values, 'name' or 'name=attribute'; None of None."""
     pairs = [(name.partition("=")[0], name.rpartition("=")[2]) for name in names]
-    return None if result is None else {name: _plain(getattr(result, attribute)) for name, attribute in pairs}
+    return None if result is None else {name: plain(getattr(result, attribute)) for name, attribute in pairs}
 
 
 def _map_record(maps: StageMaps) -> dict[str, Any]:
@@ -428,21 +429,10 @@ def _map_record(maps: StageMaps) -> dict[str, Any]:
 def _effect_record(effect: Effect) -> dict[str, Any]:
     return {
         "name": effect.name,
-        "change": _plain(effect.mean_change),
-        "change_error": _plain(effect.change_error),
-        "cosine": _plain(effect.cosine.mean(1)),
+        "change": plain(effect.mean_change),
+        "change_error": plain(effect.change_error),
+        "cosine": plain(effect.cosine.mean(1)),
         "same_top1": None if effect.same is None else float(effect.same.mean()),
         "accuracy": _named(("difference", "error"), effect.accuracy),
         "p_value": effect.p_value,
     }
-
-
-def _plain(value: object) -> Any:
-    """Return numbers and arrays as plain values; NaN and infinities become None."""
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, np.ndarray | tuple | list):
-        return [_plain(part) for part in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,17 +21,19 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def plain(value: Any) -> Any:
+    """Return numbers, arrays and the fields of results as plain values; NaN and infinities become None."""
+    fields = value._asdict() if hasattr(value, "_asdict") else getattr(value, "__dict__", value)
+    if isinstance(fields, Mapping):
+        return {str(name): plain(part) for name, part in fields.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def report_json(report: object) -> str:
     """Return the fields of a report as JSON."""
-
-    def plain(value: Any) -> Any:
-        fields = value._asdict() if hasattr(value, "_asdict") else getattr(value, "__dict__", value)
-        if isinstance(fields, Mapping):
-            return {str(name): plain(part) for name, part in fields.items()}
-        if isinstance(value, tuple | list):
-            return [plain(part) for part in value]
-        return value.item() if hasattr(value, "item") else value
-
     return json.dumps(plain(report), indent=1)
 
 
