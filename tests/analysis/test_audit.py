@@ -192,6 +192,21 @@ def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictu
     assert "joining lape" in result["model"]
 
 
+@pytest.mark.slow
+def test_the_command_splits_a_size_into_causes_or_says_why_not(capsys, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "def swin():\n    import timm\n    return timm.create_model('swin_tiny_patch4_window7_224', **{})\n"
+    settings = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 3)}
+    Path("pyramid.py").write_text(code.replace("{}", repr(settings)))
+    for model, size, line in (
+        (NANO, 16, "At 16 x 16, tokens, the features of the last layer change by"),
+        (["pyramid.py:swin"], 64, "no causes at 64 x 64: its layers have several grids"),
+    ):
+        options = ["--images", pictures, "--count", 6, "--sizes", size, "--causes", "--output", str(size)]
+        code, out, err = run_command(capsys, "audit", *model, *options)
+        assert code == 0 and line in out, err
+
+
 def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
     info = DatasetInfo("images", (), 1, None, (0.5,), (0.5,))
     every = Pictures(pictures, info, (28, 28), num_classes=10)
