@@ -41,7 +41,7 @@ def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", va
     """
     check_whole(model, name, values)
     for obstacle, problem in _problems(model):
-        if obstacle in obstacles:
+        if obstacle in obstacles or (obstacle == "packed" and "quantized" in obstacles):
             raise ValueError(f"`{name}` must {problem}.")
     if "changed" in obstacles:
         known = (*_KNOWN, "graticule.") if hasattr(model, "each_layer") else _KNOWN
@@ -66,25 +66,19 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
             yield "compiled", f"not be compiled, got {place or kind}, which is; compile it after this"
         if "quantized" in type(part).__module__:
             yield "packed", quantized.format(f"{kind} at {place}")
-            yield "quantized", quantized.format(f"{kind} at {place}")
         for hook in part._forward_pre_hooks.values():
             if type(hook).__module__.startswith("torch.nn.utils"):
-                pruned, norm = (
-                    getattr(hook, "_tensor_name", None),
-                    "spectral" if "Spectral" in type(hook).__name__ else "weight",
-                )
-                leaf, remove = (
-                    (pruned, "prune.remove") if pruned else (getattr(hook, "name", ""), f"remove_{norm}_norm")
+                remove = f"remove_{'spectral' if 'Spectral' in type(hook).__name__ else 'weight'}_norm"
+                remove, leaf = (
+                    ("prune.remove", pruned) if (pruned := getattr(hook, "_tensor_name", "")) else (remove, hook.name)
                 )
                 yield "pruned", computed.format(start + leaf, remove)
         if isinstance(parametrized := part._modules.get("parametrizations"), nn.ModuleDict):
             leaf = next(iter(parametrized))
             yield "parametrized", computed.format(start + leaf, "parametrize.remove_parametrizations")
         if hasattr(part, "base_layer"):
-            yield (
-                "parametrized",
-                f"have its weights as tensors, got {place}, where {kind} adds to base_layer; merge both",
-            )
+            what = f"{place}, where {kind} adds to base_layer; merge both"
+            yield "parametrized", f"have its weights as tensors, got {what}"
     for place, value in model.named_parameters():
         if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
             yield "quantized", quantized.format(f"{place}, {type(value).__name__} of {value.dtype}")

@@ -18,7 +18,7 @@ from timm.layers.helpers import to_2tuple
 from timm.models.convit import GPSA, ConVit
 from timm.models.efficientformer import EfficientFormer
 from timm.models.efficientformer_v2 import Attention2dDownsample, EfficientFormerV2
-from timm.models.hiera import Hiera, Reroll, Unroll
+from timm.models.hiera import Hiera, Reroll
 from timm.models.hieradet_sam2 import HieraDet
 from timm.models.levit import AttentionDownsample, Levit
 from timm.models.mlp_mixer import MlpMixer
@@ -28,8 +28,8 @@ from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
 from graticule.encodings.sgu import resize_pairs
-from graticule.external.convert.transformers import CUBIC
-from graticule.external.images import image_channels, image_size
+from graticule.external.convert.plain import naflex_resampler
+from graticule.external.images import error_line, evaluating, image_channels, image_size
 from graticule.hub.config import record_input
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by, ravel
@@ -74,17 +74,26 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
     size = size or embed.img_size
     if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
         Grid.of_image(size, side)  # refuses other sizes with its own message
-    check_tables(model)
+    _check_tables(model)
     if edit is not None:
-        sizes = edit(model, size) or {"img_size": size}
+        sizes = edit(model, size)
+        sizes = {"img_size": size} if sizes is None else sizes
         for name, changes in (("_traits", {"img_size": size}), ("_model_args", sizes)):  # of timm, from 1.0.31 on
             setattr(model, name, {**getattr(model, name, {}), **changes})
         return
     with same_layers(model):
         model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
+    if not isinstance(side, tuple):  # as of MaxViT and CoAtNet, which set windows that their features may not have
+        try:
+            with evaluating(model):
+                model(next(model.parameters()).new_zeros(1, image_channels(model), *size))
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError(
+                f"`img_size` must be one that {kind} runs on, got {by(size)}: {error_line(error)}"
+            ) from error
 
 
-def check_tables(model: nn.Module) -> None:
+def _check_tables(model: nn.Module) -> None:
     """Check that the tables of a model have the grids that it has on record, from which they are resampled."""
     kind = type(model).__name__
     for name, value, shape in _tables(model):
@@ -217,9 +226,7 @@ def _resize_naflex(model: Any, size: Shape) -> dict[str, Shape]:
             f"{embeds.pos_embed_type!r}; it accepts images of any size as it is."
         )
     if embeds.pos_embed is not None:
-        kind, options = embeds.pos_embed_interp_mode, f"antialias={getattr(embeds, 'pos_embed_antialias', True)}"
-        name = f"crop(mode={kind!r}, {options})" if embeds.pos_embed_ar_preserving else f"{kind}({options})"
-        _resize_map(embeds, "pos_embed", grid, build_resampler(name))
+        _resize_map(embeds, "pos_embed", grid, build_resampler(naflex_resampler(embeds)))
     embeds.default_img_size, embeds.pos_embed_grid_size = size, grid
     return {"pos_embed_grid_size": grid}
 
@@ -229,12 +236,23 @@ def _resize_offsets(model: Any, size: Shape) -> None:
     stages = [(info["reduction"], stage) for info, stage in zip(model.feature_info, model.stages, strict=True)]
     step = stages[0][0] if isinstance(model, Levit) else stages[-1][0]
     _tokens(size, (step, step), (1, 1), "strides")  # at others the grids of convolutions and tables would differ
-    for reduction, stage in stages:
-        for part in stage.modules():
-            if hasattr(part, "attention_biases"):
-                merges = isinstance(part, AttentionDownsample | Attention2dDownsample)
-                step = reduction // 2 if merges else reduction * 2 if getattr(part, "upsample", None) else reduction
-                _set_offsets(part, (ceiling(size[0], step), ceiling(size[1], step)))
+    for reduction, part in [(reduction, part) for reduction, stage in stages for part in stage.modules()]:
+        if not hasattr(part, "attention_biases"):
+            continue
+        merges = isinstance(part, AttentionDownsample | Attention2dDownsample)
+        step = reduction // 2 if merges else reduction * 2 if getattr(part, "upsample", None) else reduction
+        grid = ceiling(size[0], step), ceiling(size[1], step)
+        table = part.attention_biases.detach()
+        _put(part, "attention_biases", resize_rows(table, _resolution(part), grid))
+        queries = tuple(ceiling(side, 2) for side in grid)
+        part.resolution, part.attention_bias_cache = grid, {}
+        sizes = {"resolution": grid, "N": math.prod(grid), "resolution2": queries, "N2": math.prod(queries)}
+        for inner in part.modules():  # with the part that takes every second token
+            vars(inner).update({name: value for name, value in sizes.items() if name in vars(inner)})
+        if index := getattr(part, "_compute_attention_bias_idxs", None):  # of queries on another grid
+            part.attention_bias_idxs = index(table.device)
+        else:
+            part.attention_bias_idxs = ravel(Grid(*grid).offsets(table.device).abs().unbind(-1), grid)
     if isinstance(model, EfficientFormer) and size != (224, 224):
         warnings.warn(
             f"timm builds EfficientFormer for tables of 7 x 7 alone: weights for {by(size)} pixels must be loaded "
@@ -248,45 +266,22 @@ def _resolution(part: Any) -> Shape:
     return to_2tuple(getattr(part, "resolution", 7))
 
 
-def _set_offsets(part: Any, grid: Shape) -> None:
-    """Resample the table of an attention for keys on `grid`, and set what timm computes from its grid."""
-    table = part.attention_biases.detach()
-    _put(part, "attention_biases", resize_rows(table, _resolution(part), grid))
-    part.resolution = grid
-    queries = tuple(ceiling(side, 2) for side in grid)
-    sizes = {"resolution": grid, "N": math.prod(grid), "resolution2": queries, "N2": math.prod(queries)}
-    for inner in part.modules():  # with the part that takes every second token
-        vars(inner).update({name: value for name, value in sizes.items() if name in vars(inner)})
-    if hasattr(part, "_compute_attention_bias_idxs"):
-        part.attention_bias_idxs = part._compute_attention_bias_idxs(table.device)
-    else:
-        part.attention_bias_idxs = ravel(Grid(*grid).offsets(table.device).abs().unbind(-1), grid)
-    part.attention_bias_cache = {}
-
-
 def _resize_hieradet(model: Any, size: Shape) -> dict[str, Shape]:
-    """Resize SAM 2's encoder: its table; that of a window is repeated."""
-    shape = _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
-    _put(model, "pos_embed", build_resampler(CUBIC)(model.pos_embed.detach(), shape))
-    model.global_pos_size = to_2tuple(shape)
-    return {"global_pos_size": shape}
+    """Check the size for SAM 2's encoder, which resamples its table for each image, from that of training."""
+    _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
+    return {}
 
 
 def _resize_hiera(model: Any, size: Shape) -> None:
-    """Resize Hiera: its table, unless that of a window is repeated, and the order of its tokens."""
+    """Resize Hiera: its table, unless it resamples that for each image, and the order of its tokens."""
     shape = _tokens(size, model.patch_stride, model.mask_unit_size, "mask units")
     if model.pos_embed is not None and model.pos_embed_win is None:
         table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, model.tokens_spatial_shape), shape).flatten(2).mT
         _put(model, "pos_embed", table)
-    strides = [model.q_stride] * (len(model.stage_ends) - 1)
-    model.tokens_spatial_shape = list(shape)
+    model.tokens_spatial_shape = model.unroll.size = list(shape)
     model.mask_spatial_shape = [side // step for side, step in zip(shape, model.mask_unit_size, strict=True)]
-    orders = (
-        Unroll(size, model.patch_stride, strides),
-        Reroll(size, model.patch_stride, strides, model.stage_ends, model.q_pool),
-    )
-    for part, other in zip((model.unroll, model.reroll), orders, strict=True):
-        vars(part).update({key: value for key, value in vars(other).items() if key in ("size", "schedule")})
+    order = Reroll(size, model.patch_stride, model.unroll.schedule, model.stage_ends, model.q_pool)
+    model.reroll.size, model.reroll.schedule = order.size, order.schedule
 
 
 #: How models of a class without `set_input_size` are edited for images of (height, width); returns the arguments that

@@ -186,13 +186,7 @@ def tuples(value: object) -> Any:
 
 def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of a backbone's config.json."""
-    if model.created is None or model.created.get("pruned"):
-        how = "of which blocks were removed" if model.created else "that was built in another way"
-        raise ValueError(
-            f"`model` must be built by create_model or convert, whose name and arguments a file can hold, got a "
-            f"{type(model).__name__} {how}."
-        )
-    described = architecture_of(model)
+    described = architecture_of(model, "pruned")
     described.model_args.update({"num_classes": model.num_classes, "global_pool": model.global_pool})
     return {
         **vars(described),
@@ -204,11 +198,11 @@ def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def architecture_of(model: Any) -> Architecture:
+def architecture_of(model: Any, refused: str = "shorter") -> Architecture:
     """Return the name of a backbone in timm's registry, and its arguments with its present sizes."""
-    if model.created is None or model.created.get("shorter"):
+    if model.created is None or model.created.get(refused):
         raise ValueError(
-            "`model` must have a backbone that create_model or convert has built, with all of its blocks, got a "
+            "`model` must be built by create_model or convert, with all of its blocks, got a "
             f"{type(model).__name__} that {'lacks some' if model.created else 'was built in another way'}."
         )
     arguments = {**model.created["arguments"], "img_size": list(model.img_size), "in_chans": model.in_chans}

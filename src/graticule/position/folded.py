@@ -117,11 +117,12 @@ class FoldedPosition(Folded):
                 return value
             return type(value)(*(hold(part, f"{name}_{field}") for field, part in value._asdict().items()))
 
-        training = self.original.training
+        modes = [(module, module.training) for module in self.original.modules()]
         self.original.eval()  # constants are for inference, without the noise of training
         #: The position of each layer, with a `_Constant` instead of each tensor.
         self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
-        self.original.train(training)
+        for module, training in modes:
+            module.training = training
         #: What the constants are computed from; None if that is not known. Set last, as other threads read it.
         self.sources: _Sources | None = sources
 

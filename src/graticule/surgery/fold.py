@@ -64,7 +64,7 @@ def unfold(model: Model) -> Model:
     """Restore the position information that `fold` replaced, in place, and return the model."""
     for backbone in _backbones(model):
         if isinstance(backbone.position, Folded):
-            backbone.position = backbone.position.original.train(backbone.position.training)
+            backbone.position = backbone.position.original
     return model
 
 

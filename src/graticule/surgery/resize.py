@@ -58,7 +58,10 @@ def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
     embedding = _embedding(model)
     flat = embedding.proj
     weight = (flat.weight / patch[0])[:, :, None].repeat(1, 1, patch[0], 1, 1)
-    embedding.proj = _convolution(nn.Conv3d, weight, flat, kernel_size=patch, stride=patch)
+    with torch.device("meta"):
+        proj = nn.Conv3d(weight.shape[1], len(weight), patch, patch, bias=flat.bias is not None).train(flat.training)
+    proj.weight, proj.bias = nn.Parameter(weight, flat.weight.requires_grad), flat.bias
+    embedding.proj = proj
     embedding.set_sizes(volume, patch)
     sizes: Any = {"img_size": volume, "patch_size": patch}
     vars(model).update(sizes)
@@ -99,14 +102,6 @@ def _are_same(image: Any, volume: Any) -> bool:
 
 def _embedding(model: Backbone) -> Any:
     return getattr(model, "stem", None) or getattr(model, "patch_embed", None)
-
-
-def _convolution(kind: Any, weight: torch.Tensor, old: Any, **sizes: Any) -> nn.Module:
-    """Return a convolution with `weight` and with the bias and the state of another one."""
-    with torch.device("meta"):
-        new = kind(weight.shape[1], weight.shape[0], **sizes, bias=old.bias is not None)
-    new.weight, new.bias = nn.Parameter(weight, old.weight.requires_grad), old.bias
-    return new.train(old.training)
 
 
 def resampled_modules(model: nn.Module) -> list[Any]:
@@ -209,8 +204,8 @@ def resize(
     """
     if img_size is None and patch_size is None and channels is None and resampler is None:
         raise ValueError("`img_size`, `patch_size`, `channels` or `resampler` must be given, got none.")
-    check_intact(model, "replicated", values=False)
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+    check_intact(model, "replicated" if backbones else "wrapped", values=False)
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
     if isinstance(img_size, tuple) and len(img_size) == 3 and len(backbones) != 1 and library != "transformers":
@@ -232,7 +227,6 @@ def resize(
                     set_channels(backbone, channels)
                     record_input(backbone, channels, backbone.img_size)
             return model
-        check_intact(model, "wrapped", values=False)
         if attached and patch is not None:
             raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
         if attached and resampler is not None:

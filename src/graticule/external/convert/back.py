@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, cast
 
@@ -47,31 +46,25 @@ def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
 
 
 def _resize(there: Any, model: Backbone) -> None:
-    """Set the image size and the classifier of timm's model to those of ours."""
-    windows = getattr(model, "windows", None)
-    other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
-    if image_size(there) != model.img_size or other_windows:
-        if windows is None:
-            resize_tables(there, model.img_size)
-        else:
-            _resize_windows(there, model, windows)
-    if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
-        there.reset_classifier(model.num_classes, model.global_pool)
-
-
-def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, int]]) -> None:
-    """Set the image size and the windows of timm's Swin to those of ours.
+    """Set the image size, the windows and the classifier of timm's model to those of ours.
 
     Its own `set_input_size` accepts the windows of every stage from timm 1.0.31 on, and then scales these with the
     image when it is called with only a size. Earlier versions accept one window for all stages.
     """
-    if hasattr(there, "_ref_window_sizes"):
+    windows = getattr(model, "windows", None)
+    other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
+    is_other = other_windows or image_size(there) != model.img_size
+    if is_other and windows is None:
+        resize_tables(there, model.img_size)
+    elif is_other and hasattr(there, "_ref_window_sizes"):
         there.set_input_size(img_size=model.img_size, window_size=windows)
-        return
-    there.patch_embed.set_input_size(img_size=model.img_size)
-    grids = Grid(*there.patch_embed.grid_size).pyramid(len(windows), pad=True)
-    for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
-        stage.set_input_size(grid.shape, window)  # the grid before its patch merging
+    elif is_other:
+        there.patch_embed.set_input_size(img_size=model.img_size)
+        grids = Grid(*there.patch_embed.grid_size).pyramid(len(windows), pad=True)
+        for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
+            stage.set_input_size(grid.shape, window)  # the grid before its patch merging
+    if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
+        there.reset_classifier(model.num_classes, model.global_pool)
 
 
 @checked

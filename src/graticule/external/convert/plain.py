@@ -136,14 +136,18 @@ def read_naflex(model: Any) -> Conversion:
     }
     names = {name: name.removeprefix("embeds.") for name in model.state_dict() if name.startswith("embeds.")}
     names |= {there: f"patch_embed.{name}" for there, name in names.items() if name.startswith(("proj.", "norm."))}
-    mode, antialias = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True)
-    cropped = f"crop(mode={mode!r}, antialias={antialias})"
-    resampler = cropped if embeds.pos_embed_ar_preserving else f"{mode}(antialias={antialias})"
-    options = {"prefix_rows": False, "resampler": resampler} if model.num_prefix_tokens else {"resampler": resampler}
+    prefix = {"prefix_rows": False} if model.num_prefix_tokens else {}
+    options = {**prefix, "resampler": naflex_resampler(embeds)}
     tables = embeds.pos_embed_type == "learned" and Spec("learnable", options)
     encoding = sum_of(tables, model.rope and read_rotary(model))
     arguments = vit_arguments(model, trunk, {**PLAIN, **_EVA})
     return Conversion(VisionTransformer, arguments, encoding, names=names)
+
+
+def naflex_resampler(embeds: Any) -> str:
+    """Return the resampler of the table of a NaFlexVit."""
+    mode, options = embeds.pos_embed_interp_mode, f"antialias={getattr(embeds, 'pos_embed_antialias', True)}"
+    return f"crop(mode={mode!r}, {options})" if embeds.pos_embed_ar_preserving else f"{mode}({options})"
 
 
 def read_rotary(model: Any) -> Spec:
