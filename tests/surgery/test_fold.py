@@ -108,6 +108,13 @@ def test_folding_ends_training_and_keeps_which_parameters_are_trained():
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
 
 
+def test_modes_of_modules_within_a_folded_position_are_kept():
+    model = fold(tiny("learnable", "lape"))
+    norm = next(module for module in model.position.modules() if isinstance(module, nn.LayerNorm)).train()
+    model.load_state_dict(model.state_dict())  # folds again
+    assert [module for module in unfold(model).modules() if module.training] == [norm]
+
+
 class Adds(nn.Module):
     """Adds a table stored as a plain attribute, which changes of dtype do not affect."""
 

@@ -1,6 +1,5 @@
 """In place means in place: only what holds position changes, and every other object stays the one that it was."""
 
-import math
 import re
 import warnings
 from contextlib import suppress
@@ -11,6 +10,7 @@ import timm
 import torch
 import torch.nn.functional as F
 import transformers
+from timm.layers.helpers import to_2tuple
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -26,6 +26,7 @@ SAM = {**PLAIN, "window_size": 2, "global_attn_indexes": (1,)}
 CONVIT = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "num_classes": 5}
 ROPE = {"rope_type": "dinov3", "img_size": None, **{name: PLAIN[name] for name in ("depth", "embed_dim", "num_heads")}}
 LEVIT = {"img_size": 64, "num_classes": 5, "embed_dim": (32, 48, 64), "key_dim": 8, "depth": (1, 1, 1)}
+FORMER = {"depths": (1, 1, 1, 2), "embed_dims": (8, 16, 32, 48), "num_vit": 1}
 #: Models of timm, and two sizes.
 TIMM = {
     "vit_tiny_patch16_224": (PLAIN, (48, 64)),
@@ -47,13 +48,13 @@ TIMM = {
     "gmlp_ti16_224": (MIXER, (32, 48)),
     "naflexvit_base_patch16_gap": ({**PLAIN, "img_size": None}, (64, 96)),
     "hiera_tiny_224": ({"img_size": 64, "num_classes": 5}, (128, 96)),
-    "sam2_hiera_tiny": ({}, (256, 512)),
+    "sam2_hiera_tiny": ({"embed_dim": 16, "stages": (1, 1, 2, 1), "global_att_blocks": (3,)}, (128, 256)),
     # facebookresearch/LeViT#6 and #25, huggingface/pytorch-image-models#1540 and #1769
     "levit_128s": (LEVIT, (96, 160)),
     "levit_conv_128s": (LEVIT, (48, 64)),
     # snap-research/EfficientFormer#19, #20 and #29, and of version 2 #44
-    "efficientformer_l1": ({"num_classes": 5}, (96, 160)),
-    "efficientformerv2_s0": ({"img_size": 64, "num_classes": 5}, (96, 160)),
+    "efficientformer_l1": ({**FORMER, "num_classes": 5}, (96, 160)),
+    "efficientformerv2_s0": ({**FORMER, "img_size": 64, "num_classes": 5}, (96, 160)),
 }
 #: Names of parameters and buffers that hold position, or weights over the tokens, or are caches.
 POSITION = re.compile(
@@ -164,11 +165,13 @@ def test_a_resized_model_of_timm_is_what_its_resized_conversion_is(name):
     with in_float64(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = draw(timm.create_model(name, **options)).eval()
-        ours = graticule.resize(graticule.convert(model), size)
-        graticule.resize(model, size)
-        x = torch.randn(1, 3, *size)
-        with torch.no_grad():
-            torch.testing.assert_close(model(x), ours(x), rtol=1e-9, atol=1e-9)
+        ours = graticule.convert(model)
+        for shape in (size, size[::-1]):  # whose tables have as many rows
+            graticule.resize(ours, shape)
+            graticule.resize(model, shape)
+            x = torch.randn(1, 3, *shape)
+            with torch.no_grad():
+                torch.testing.assert_close(model(x), ours(x), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(
             dict(graticule.to_timm(ours).state_dict()), dict(model.state_dict()), rtol=0, atol=1e-9
         )
@@ -191,7 +194,7 @@ def _buffer(model):
 
 @torch.no_grad()
 def test_tables_of_efficientformer_of_one_size_are_resized_with_a_warning_and_their_index_is_that_of_offsets():
-    model = draw(timm.create_model("efficientformer_l1", num_classes=5)).eval()
+    model = draw(timm.create_model("efficientformer_l1", **TIMM["efficientformer_l1"][0])).eval()
     part = model.stages[3].blocks[-1].token_mixer
     table, index = part.attention_biases.clone(), part.attention_bias_idxs.clone()
     with pytest.warns(UserWarning, match="timm builds EfficientFormer for tables of 7 x 7 alone"):
@@ -213,25 +216,90 @@ def test_tables_of_absolute_offsets_are_resampled_and_read_as_in_a_model_that_is
     options, size = TIMM[name]
     model = draw(timm.create_model(name, **options)).eval()
     model(torch.randn(1, 3, 64, 64))  # fills timm's caches of biases
-    before = model.state_dict()
-    graticule.resize(model, size)
-    other = timm.create_model(name, **{**options, "img_size": size}).eval()
-    other.load_state_dict(model.state_dict())
-    x = torch.randn(1, 3, *size)
-    assert torch.equal(model(x), other(x))
-    tables = [key for key in before if key.endswith("attention_biases")]
-    assert tables and len({before[key].shape[1] for key in tables}) > 1
-    for key in tables:
-        old, new = before[key], model.state_dict()[key]
-        side, ratio = math.isqrt(old.shape[1]), (size[0] / 64, size[1] / 64)
-        maps = old.unflatten(1, (side, side))[None]
-        sides = [math.ceil(side * factor) for factor in ratio]
-        expected = F.interpolate(maps, sides, mode="bicubic", antialias=True)[0].flatten(1)
-        torch.testing.assert_close(new, expected, rtol=0, atol=1e-5)
+    parts = [part for part in model.modules() if hasattr(part, "attention_biases")]
+    assert len({part.attention_biases.shape[1] for part in parts}) > 1
+    for shape in (size, size[::-1]):  # whose tables have as many rows
+        before = [part.attention_biases.unflatten(1, to_2tuple(part.resolution))[None] for part in parts]
+        graticule.resize(model, shape)
+        other = timm.create_model(name, **{**options, "img_size": shape}).eval()
+        other.load_state_dict(model.state_dict())
+        x = torch.randn(1, 3, *shape)
+        assert torch.equal(model(x), other(x))
+        for part, table in zip(parts, before, strict=True):
+            expected = F.interpolate(table, part.resolution, mode="bicubic", antialias=True)[0].flatten(1)
+            torch.testing.assert_close(part.attention_biases, expected, rtol=0, atol=1e-5)
     for wrong in (72, (96, 90)):
         with pytest.raises(ValueError, match=r"`img_size` must be a multiple of the strides, (16|32) x .* pixels"):
             graticule.resize(model, wrong)
     assert torch.equal(model(x), other(x))
+
+
+def test_hiera_with_height_and_width_exchanged_has_a_resampled_table():
+    model = timm.create_model("hiera_tiny_224", embed_dim=16, img_size=(64, 96), num_classes=5)
+    table = model.pos_embed.mT.unflatten(2, (16, 24))
+    expected = F.interpolate(table, (24, 16), mode="bicubic", antialias=True).flatten(2).mT
+    torch.testing.assert_close(graticule.resize(model, (96, 64)).pos_embed, expected, rtol=0, atol=1e-6)
+
+
+ONE_BLOCK = {"embed_dim": 16, "stages": (1, 1, 1, 1), "num_classes": 5}
+#: Models that resample their table for each image, and whether they accept images of any size.
+# facebookresearch/sam2#138 and #407, keras-team/keras-hub#2697
+RESAMPLING = {
+    "sam2_hiera_tiny": ({**ONE_BLOCK, "global_att_blocks": ()}, True),
+    "hiera_small_abswin_256": ({**ONE_BLOCK, "img_size": 64}, False),
+}
+
+
+@pytest.mark.parametrize("name", RESAMPLING)
+def test_a_table_that_a_model_resamples_for_each_image_is_kept_for_all_sizes(name):
+    options, accepts_any = RESAMPLING[name]
+    model = timm.create_model(name, **options).eval()
+    x, table = torch.randn(1, 3, 64, 96), model.pos_embed
+    other = model if accepts_any else timm.create_model(name, **{**options, "img_size": (64, 96)}).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        expected = other(x)
+        for size in (32, 256, (64, 96)):
+            assert graticule.resize(model, size).pos_embed is table
+            assert timm.data.resolve_model_data_config(model)["input_size"] == (3, *to_2tuple(size))
+        assert torch.equal(model(x), expected)
+    assert "img_size" not in model._model_args or not accepts_any  # SAM 2's class has no such argument
+
+
+STAGES = {"embed_dim": (16,) * 4, "depths": (1,) * 4, "stem_width": (8, 16), "transformer_dim_head": 8, "img_size": 64}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        # tlpss/keypoint-detection#44, google-research/maxvit#10, SLDGroup/G-CASCADE#3
+        ("maxvit_tiny_rw_224", 97),
+        ("maxvit_tiny_rw_224", 72),
+        ("maxxvit_rmlp_nano_rw_256", (112, 224)),
+        ("coatnet_nano_rw_224", 72),
+        ("coatnet_rmlp_nano_rw_224", (224, 112)),
+        ("mixer_s16_224", 33),
+    ],
+)
+def test_a_size_that_a_model_of_timm_could_not_run_on_is_refused(name, size):
+    model = timm.create_model(name, **(MIXER if name.startswith("mixer") else STAGES))
+    before = described(model)
+    with pytest.raises(
+        ValueError, match=r"`img_size` must be (one that MaxxVit runs on|a positive multiple of the patch size), got "
+    ):
+        graticule.resize(model, size)
+    assert described(model) == before
+    assert graticule.resize(model, (64, 96)).eval()(torch.randn(1, 3, 64, 96)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "levit_128s", "converted"])
+def test_a_model_that_is_resized_in_inference_mode_can_be_trained(name):
+    model = HOSTS[name]() if name in HOSTS else timm.create_model(name, **TIMM[name][0])
+    with torch.inference_mode():
+        graticule.resize(model, (96, 64))
+    model(torch.randn(2, 3, 96, 64)).sum().backward()
+    assert not any(value.is_inference() for value in [*model.parameters(), *model.buffers()])
 
 
 BIAS = "attn.relative_position_bias_table"

@@ -30,14 +30,9 @@ Obstacle = Literal["replicated", "wrapped", "compiled", "packed", "quantized", "
 def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", values: bool = True) -> None:
     """Check that none of some obstacles is in a model, nor sharded tensors, nor, with `values`, some without values.
 
-    Args:
-        model: the model.
-        obstacles: wrappers of the model: 'replicated' by `DistributedDataParallel`, which keeps the parameters that it
-            was built with, 'wrapped' by any; 'compiled' parts; 'quantized' weights, or 'packed' ones of PyTorch;
-            'pruned' and 'parametrized' weights, which are computed in each pass; code that is 'changed': hooks,
-            functions and classes that are not those of the library of the model.
-        name: that of the argument.
-        values: whether each tensor must have values.
+    A model is 'replicated' by `DistributedDataParallel`, which keeps the parameters that it was built with, and
+    'wrapped' by any wrapper. Weights are 'quantized', or 'packed' if by PyTorch; 'pruned' and 'parametrized' ones are
+    computed in each pass. Code is 'changed' if hooks, functions or classes are not those of the library of the model.
     """
     check_whole(model, name, values)
     for obstacle, problem in _problems(model):

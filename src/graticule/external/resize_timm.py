@@ -59,7 +59,7 @@ def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, chan
 def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) -> None:
     """Change the images or patches that the position of a model of timm is stored for; others are refused."""
     kind = type(model).__name__
-    embed: Any = getattr(model, "patch_embed", None)
+    embed: Any = getattr(model, "patch_embed", getattr(model, "stem", None))
     edit = next((resize for known, resize in _RESIZES.items() if isinstance(model, known)), None)
     arguments = inspect.signature(model.set_input_size).parameters if hasattr(model, "set_input_size") else {}
     if edit is None and "img_size" not in arguments:
@@ -140,15 +140,16 @@ def _tables(model: Any) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
 
 
 def _put(owner: Any, name: str, value: Tensor) -> None:
-    """Replace a parameter by a table of another size, as trainable as the old one."""
+    """Replace a parameter by a table of another grid, which may have as many rows, as trainable as the old one."""
     old = getattr(owner, name)
-    if old.shape != value.shape:
-        setattr(owner, name, nn.Parameter(value.detach().to(old.dtype).contiguous(), old.requires_grad))
+    setattr(owner, name, nn.Parameter(value.detach().to(old.dtype).contiguous(), old.requires_grad))
 
 
 def _resize_map(owner: Any, name: str, grid: Shape, resampler: Any = BICUBIC) -> None:
     """Resample a table that is a map, (1, H, W, D)."""
-    _put(owner, name, resampler(getattr(owner, name).detach().permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1))
+    table = getattr(owner, name).detach()
+    if table.shape[1:3] != grid:
+        _put(owner, name, resampler(table.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1))
 
 
 def _resize_sam(model: Any, size: Shape) -> None:
@@ -163,7 +164,8 @@ def _resize_sam(model: Any, size: Shape) -> None:
         if block.window_size == 0 and block.attn.use_rel_pos:
             for name, side in zip(("rel_pos_h", "rel_pos_w"), grid, strict=True):
                 rows = getattr(block.attn, name).detach().T[None]
-                _put(block.attn, name, F.interpolate(rows, 2 * side - 1, mode="linear")[0].T)
+                if rows.shape[2] != 2 * side - 1:
+                    _put(block.attn, name, F.interpolate(rows, 2 * side - 1, mode="linear")[0].T)
 
 
 def _resize_mixer(model: Any, size: Shape) -> None:
@@ -192,7 +194,7 @@ def _resize_convit(model: Any, size: Shape) -> None:
     old = model.patch_embed.grid_size
     model.patch_embed.set_input_size(img_size=size)
     grid = Grid(*model.patch_embed.grid_size)
-    if model.use_pos_embed:
+    if model.use_pos_embed and old != grid.shape:
         _put(model, "pos_embed", resize_rows(model.pos_embed[0].T.detach(), old, grid.shape).T[None])
     places = grid.coordinates()
     offsets = (places[None] - places[:, None]).flip(-1)  # (N, N, 2), columns and rows from query to key
@@ -242,8 +244,9 @@ def _resize_offsets(model: Any, size: Shape) -> None:
         merges = isinstance(part, AttentionDownsample | Attention2dDownsample)
         step = reduction // 2 if merges else reduction * 2 if getattr(part, "upsample", None) else reduction
         grid = ceiling(size[0], step), ceiling(size[1], step)
-        table = part.attention_biases.detach()
-        _put(part, "attention_biases", resize_rows(table, _resolution(part), grid))
+        table, old = part.attention_biases.detach(), _resolution(part)
+        if old != grid:
+            _put(part, "attention_biases", resize_rows(table, old, grid))
         queries = tuple(ceiling(side, 2) for side in grid)
         part.resolution, part.attention_bias_cache = grid, {}
         sizes = {"resolution": grid, "N": math.prod(grid), "resolution2": queries, "N2": math.prod(queries)}
@@ -275,9 +278,9 @@ def _resize_hieradet(model: Any, size: Shape) -> dict[str, Shape]:
 def _resize_hiera(model: Any, size: Shape) -> None:
     """Resize Hiera: its table, unless it resamples that for each image, and the order of its tokens."""
     shape = _tokens(size, model.patch_stride, model.mask_unit_size, "mask units")
-    if model.pos_embed is not None and model.pos_embed_win is None:
-        table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, model.tokens_spatial_shape), shape).flatten(2).mT
-        _put(model, "pos_embed", table)
+    old = tuple(model.tokens_spatial_shape)
+    if model.pos_embed is not None and model.pos_embed_win is None and old != shape:
+        _put(model, "pos_embed", resize_rows(model.pos_embed[0].T.detach(), old, shape).T[None])
     model.tokens_spatial_shape = model.unroll.size = list(shape)
     model.mask_spatial_shape = [side // step for side, step in zip(shape, model.mask_unit_size, strict=True)]
     order = Reroll(size, model.patch_stride, model.unroll.schedule, model.stage_ends, model.q_pool)

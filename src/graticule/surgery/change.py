@@ -22,7 +22,7 @@ from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
-from graticule.system.tables import report_json
+from graticule.system.tables import format_table, report_json
 
 
 class Share(NamedTuple):
@@ -167,11 +167,11 @@ class Certificate:
             for fit in self.fits
         ]
         rows = [(str(s.layer), s.term, "-" if s.kept is None else f"{s.kept:.4f}") for s in self.shares]
-        lines += ["", *_columns([("layer", "term", "kept"), *rows])] if self.shares else []
+        lines += ["", format_table([("layer", "term", "kept"), *rows])] if self.shares else []
         if self.harmful:
             lines += [f"warning: {_WORSE} in layer {', '.join(map(str, self.harmful))}; encoding='none' may keep more"]
         rows = [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
-        lines += ["", *_columns([("layer", "relative error", "cosine"), *rows])] if self.drift else []
+        lines += ["", format_table([("layer", "relative error", "cosine"), *rows])] if self.drift else []
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -186,11 +186,6 @@ class Certificate:
     def to_json(self) -> str:
         """Return the report as JSON."""
         return report_json(self)
-
-
-def _columns(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    first, second, third = (max(len(row[i]) for row in rows) for i in range(3))
-    return [f"{a:>{first}}  {b:<{second}}  {c:>{third}}" for a, b, c in rows]
 
 
 def features(model: Backbone, images: Tensor) -> list[Tensor]:

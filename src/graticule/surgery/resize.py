@@ -58,8 +58,9 @@ def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
     embedding = _embedding(model)
     flat = embedding.proj
     weight = (flat.weight / patch[0])[:, :, None].repeat(1, 1, patch[0], 1, 1)
+    sides: Any = patch
     with torch.device("meta"):
-        proj = nn.Conv3d(weight.shape[1], len(weight), patch, patch, bias=flat.bias is not None).train(flat.training)
+        proj = nn.Conv3d(weight.shape[1], len(weight), sides, sides, bias=flat.bias is not None).train(flat.training)
     proj.weight, proj.bias = nn.Parameter(weight, flat.weight.requires_grad), flat.bias
     embedding.proj = proj
     embedding.set_sizes(volume, patch)
@@ -217,7 +218,7 @@ def resize(
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
     if size is not None and len(size) < axes:
         raise ValueError(f"`img_size` must be (depth, height, width), as the model has volumes, got {by(size)}.")
-    with restore_on_error(model):
+    with torch.inference_mode(False), restore_on_error(model):  # tensors of inference could never be trained
         if backbones:
             if resampler is not None:
                 _set_resampler([*backbones, *attached], resampler)

@@ -51,7 +51,7 @@ def _resize(there: Any, model: Backbone) -> None:
     Its own `set_input_size` accepts the windows of every stage from timm 1.0.31 on, and then scales these with the
     image when it is called with only a size. Earlier versions accept one window for all stages.
     """
-    windows = getattr(model, "windows", None)
+    windows: Any = getattr(model, "windows", None)
     other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
     is_other = other_windows or image_size(there) != model.img_size
     if is_other and windows is None:
