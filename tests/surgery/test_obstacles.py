@@ -1,7 +1,8 @@
 """Models as people have them are carried through exactly, or refused with what is in the way, before any change."""
 
 import tempfile
-from functools import partial
+from copy import deepcopy
+from functools import cache, partial
 
 import pytest
 import timm
@@ -125,11 +126,7 @@ WRAPPERS = {
     "hook of the model": (_on("", "register_forward_hook", _double), "`_forward_hooks` .* must be removed", CODE),
     # huggingface/pytorch-image-models#2003, #1566, karpathy/nanoGPT#325, Lightning-AI/pytorch-lightning#20233
     "compiled": (compile_eagerly, "OptimizedModule", {*WRAPPED, "freeze"}),
-    "compiled block": (
-        _replace(compile_eagerly, "blocks.0"),
-        "compiled|must be that of its class",
-        {*WEIGHTS, "attach"},
-    ),
+    "compiled block": (_replace(compile_eagerly, "blocks.0"), "compiled|must be that of", {*WEIGHTS, "attach"}),
     "compile()": (
         lambda model: model.compile(backend="eager"),
         "must not be compiled, got VisionTransformer, which is",
@@ -141,8 +138,14 @@ WRAPPERS = {
 }
 
 
+@cache
+def _host(is_converted):
+    model = draw(timm.create_model("vit_tiny_patch16_224", **SIZES)).eval()
+    return graticule.convert(model) if is_converted else model
+
+
 def _timm():
-    return draw(timm.create_model("vit_tiny_patch16_224", **SIZES)).eval()
+    return deepcopy(_host(False))
 
 
 def _opened(model):
@@ -163,7 +166,11 @@ def _audited(model):
 
 
 def _converted():
-    return graticule.convert(_timm())
+    return deepcopy(_host(True))
+
+
+def _resized_part(model):
+    return graticule.resize(nn.ModuleDict({"backbone": model}), 48)["backbone"]
 
 
 #: Operation -> a host, a function of it, and whether its outputs are those of the host.
@@ -177,11 +184,7 @@ OPERATIONS = {
     "change": (_converted, lambda model: graticule.change_position(model, "learnable"), True),
     "freeze": (_converted, graticule.freeze, True),
     "resize ours": (_converted, lambda model: graticule.resize(model, 48), False),
-    "resize a part": (
-        _converted,
-        lambda model: graticule.resize(nn.ModuleDict({"backbone": model}), 48)["backbone"],
-        False,
-    ),
+    "resize a part": (_converted, _resized_part, False),
     "debias": (_timm, lambda model: graticule.debias(model, images(batch=9), "mean").backbone, True),
     "export": (_converted, _exported, True),
     "audit": (_timm, _audited, True),
@@ -243,16 +246,14 @@ def _plain_dtype(dtype):
     return change
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(_plain_dtype(dtype) for dtype in (torch.int8, torch.uint8)),  # as of bitsandbytes
-        *(
-            partial(quantize_, config=config())
-            for config in (Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig)
-        ),
-    ],
-)
+INTEGERS = [
+    *(_plain_dtype(dtype) for dtype in (torch.int8, torch.uint8)),  # as of bitsandbytes
+    partial(quantize_, config=Int8DynamicActivationInt8WeightConfig()),
+    partial(quantize_, config=IntxWeightOnlyConfig()),
+]
+
+
+@pytest.mark.parametrize("change", INTEGERS)
 def test_weights_that_are_not_in_floating_point_are_refused_by_name(change):
     for model, function in ((_timm(), graticule.convert), (_converted(), graticule.to_timm)):
         change(model)
