@@ -92,15 +92,16 @@ def time_in_turns(variants: Mapping[str, Callable[[Tensor], object]], images: Te
     names = list(variants)
     for turn in range(turns):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            _wait(images.device)
+            wait(images.device)
             start = time.perf_counter()
             variants[name](images)
-            _wait(images.device)
+            wait(images.device)
             seconds[name].append(time.perf_counter() - start)
     return Turns(len(images), {name: np.array(rounds) for name, rounds in seconds.items()})
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait until the work of a device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -254,7 +255,7 @@ def audit(
     share.others.update({other: further_shares[by(other)].share() for other in others})
     effects = {name: comparison.effect() for name, comparison in comparisons.items()}
     unchanged, sizes = effects.pop(_ITSELF), {other: effects.pop(by(other)) for other in others}
-    causes_of = [effects.pop(name) for name in split]
+    of_causes = [effects.pop(name) for name in split]
     correct = unchanged.right
     return Audit(
         img_size=size,
@@ -275,7 +276,7 @@ def audit(
         attention=attention,
         maps=_attempt("position maps", unavailable, lambda: position_maps(model, size)) or [],
         unavailable=unavailable,
-        causes=causes_of,
+        causes=of_causes,
     )
 
 

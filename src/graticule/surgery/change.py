@@ -183,9 +183,7 @@ class Certificate:
         low, high = f"{min(shares):.3f}", f"{max(shares):.3f}"
         return f"layers keep {low if low == high else f'{low} to {high}'}{worse}"
 
-    def to_json(self) -> str:
-        """Return the report as JSON."""
-        return report_json(self)
+    to_json = report_json
 
 
 def features(model: Backbone, images: Tensor) -> list[Tensor]:

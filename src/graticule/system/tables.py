@@ -49,9 +49,7 @@ class PrintedTable(ABC):
     def summary(self) -> list[tuple[str, ...]]:
         """Return the rows of the table, of which the first is the header."""
 
-    def to_json(self) -> str:
-        """Return the fields as JSON."""
-        return report_json(self)
+    to_json = report_json
 
     def __str__(self) -> str:
         return f"{self.heading}\n{format_table(self.summary())}".lstrip("\n")

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
+from graticule.analysis.audit import wait
+
 #: Minimum total seconds of the timed passes, and their minimum number.
 _SECONDS, _PASSES = 0.5, 3
 
@@ -50,7 +52,7 @@ def inference_cost(model: nn.Module, images: Tensor) -> Cost:
     """Measure `model`, in evaluation mode, on images (B, C, height, width) on its device."""
     device, memory = images.device, None
     if images.is_cuda:  # nothing counts allocations elsewhere
-        _wait(device)
+        wait(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
     _seconds(model, images)  # the warm-up of the timed passes
@@ -64,13 +66,8 @@ def inference_cost(model: nn.Module, images: Tensor) -> Cost:
 
 def _seconds(model: nn.Module, images: Tensor) -> float:
     """Return the seconds of a pass."""
-    _wait(images.device)
+    wait(images.device)
     start = time.perf_counter()
     model(images)
-    _wait(images.device)
+    wait(images.device)
     return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
