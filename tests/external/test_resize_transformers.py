@@ -335,7 +335,11 @@ REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
     (partial(replaced, 17 + 1), {"img_size": 64}, "got (1, 18, 32); a table of other images needs their size in the"),
     (partial(replaced, 16, "Dinov2Model"), {"img_size": (32, 64)}, "`embeddings.position_embeddings` must be (1, 17"),
     (partial(replaced, 65, "DeiTModel"), {"img_size": 32, "patch_size": 4}, "must be (1, 18, 32), as in the config"),
-    (WHOLE["MAE"], {"img_size": (32, 64)}, "Make sure the pixel values have a squared size"),
+    (
+        WHOLE["MAE"],
+        {"img_size": (32, 64)},
+        "32 x 64 is refused by ViTMAEForPreTraining: ValueError: its constructor only knows squares",
+    ),
     (WHOLE["CLIP"], {"img_size": 60}, "`img_size` must be a positive multiple of the patch size, got height 60"),
     (WHOLE["CLIP"], {"img_size": 64, "resampler": "fourier"}, "fourier"),
     (partial(build, "DINOv3ViTModel", SMALL), {"img_size": 64, "resampler": "area"}, "has no table"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,18 +18,7 @@ from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import attributes, build_empty, encoders_of, same_value, set_sizes, sizes_of
 from graticule.external.convert.transformers import resampler_of
 from graticule.external.images import call, error_line, evaluating, image_channels
-from graticule.external.table_grids import (
-    Change,
-    GridTable,
-    SwappedSides,
-    Table,
-    config_of,
-    divide,
-    find_table,
-    in_rows,
-    say_grid,
-    set_grids,
-)
+from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.hub.config import record_input
 from graticule.layers.tokenizers import on_axes, patch_grid
@@ -39,12 +30,8 @@ from graticule.surgery.resize import LIBRARIES, restore_on_error
 _LARGEST = 64
 #: Resampler of biases of displacements, as BEiT and SAM resample theirs.
 _OF_DISPLACEMENTS = "bilinear(antialias=False)"
-#: Arguments of the method of RF-DETR that takes height and width as each other.
-_OF_WINDOWS = ["embeddings", "height", "width"]
-#: (image, patch) of each encoder in a model, which have one size of images.
-_Sizes = list[tuple[Shape, Shape]]
-#: The modules of a model that its class builds for its size, twice, as some values are drawn at random.
-_Built = Sequence[Mapping[str, nn.Module]]
+#: What differs between two models: name of the parameter, buffer or attribute -> both values.
+_Changes = dict[str, tuple[Any, Any]]
 
 
 @LIBRARIES.register("transformers")
@@ -76,22 +63,29 @@ def resize_in_place(
         patch_grid(size, patch)  # refuses other sizes with its own message
     around = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
     with restore_on_error(model, *configs, *around):
-        try:
-            built = [dict(build_empty(model, model.config, seed).named_modules()) for seed in (0, 1)]
-            if image[-1] != image[-2]:
-                _read_grids(model, built, sizes)
-            if size != image or patches != [patch for _, patch in sizes] or channels is not None:
-                _resize(model, built, configs, size, patches, channels, resampler)
-        except ValueError:
-            raise
-        except Exception as error:  # any error of another library
-            raise ValueError(f"`img_size` {by(size)} is refused by {kind}: {error_line(error)}") from error
+        with _refusals(model, image):
+            built = build_empty(model, model.config)
+        tables = _find_tables(model, built, sizes)
+        if image[-1] != image[-2]:
+            set_methods(model, tables, image)
+        if size != image or patches != [patch for _, patch in sizes] or channels is not None:
+            _resize(model, built, tables, configs, size, patches, channels, resampler)
     return model
+
+
+@contextmanager
+def _refusals(model: object, size: Shape) -> Iterator[None]:
+    """Say that a model refuses a size, on errors of its library."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"`img_size` {by(size)} is refused by {type(model).__name__}: {error_line(error)}") from error
 
 
 def _resize(
     model: Any,
-    built: _Built,
+    built: nn.Module,
+    tables: Mapping[str, Table],
     configs: Sequence[Any],
     size: Shape,
     patches: Sequence[Shape],
@@ -99,131 +93,107 @@ def _resize(
     resampler: Any,
 ) -> None:
     """Resize a model; on errors it may be changed in part."""
-    sizes = list(dict.fromkeys(map(sizes_of, configs)))
-    image, other_patches = sizes[0][0], [patch for _, patch in sizes] != list(patches)
-    patch = patches[0] if other_patches else None
-    number = False
-    try:
-        changes = _changes(model, built, size, patch, channels)
-    except Exception:  # its class divides lists
-        if len(set(size[-2:])) > 1:
-            raise
-        number, changes = True, _changes(model, built, size, patch, channels, number=True)
-    tables = _tables(changes, sizes, size, patches)
-    comparable = not other_patches and channels is None and resampler is None
-    if math.prod(size) == math.prod(image) and not other_patches:  # another grid of as many rows
-        comparable &= any(isinstance(value, GridTable) for part in model.modules() for value in vars(part).values())
-        same = {change.path for change in changes}
-        for change, table in _tables(_changes(model, built, _double(image)), sizes, _double(image)).items():
-            if change.path not in same:
-                changes.append(Change(change.module, change.name, change.old, change.old))
-                tables[changes[-1]] = table.at(size)
-    parts: dict[str, Any] = dict(model.named_modules())
-    _check_fits(parts, changes)
-    if size[-1] != size[-2]:
-        for part in parts.values():
-            if list(inspect.signature(getattr(part, "window_partition", len)).parameters) == _OF_WINDOWS:
-                part.window_partition = SwappedSides(part)
-    runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
-    for change in changes:
-        if change.old is None:  # windows
-            _apply(parts, change, size)
-    before: dict[nn.Module, list[Tensor]] = {}
-    recorded: dict[int, Tensor] = {}
-    if comparable:
-        for part, images in runs.items():
-            try:
-                before[part], constants = _record(part, images)
-            except Exception:  # one that only takes images of its own size
-                continue
-            recorded |= constants
-    for change in changes:
-        _apply(parts, change, size, tables.get(change), recorded, resampler)
-    for part in parts.values():
-        if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
-            part.attention_bias_cache = {}
+    image, patch = sizes_of(configs[0])
+    other_patch = None if patches[0] == patch else patches[0]
     if resampler is not None and not tables:
         raise ValueError(
             f"`resampler` must be left out with {type(model).__name__}, which has no table, got {resampler}."
         )
+    other = _build(model, size, other_patch, channels)
+    changes = _changes(built, other, size)
+    _check_fits(model, changes)
+    new_tables = {
+        path: table if other_patch is None or table.patch != patch else replace(table, patch=other_patch)
+        for path, table in tables.items()
+    }
+    runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
+    news = dict(other.named_modules())
+    for name, part in model.named_modules():
+        if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
+            part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
+    set_order(model, size)
+    before: dict[nn.Module, list[Tensor]] = {}
+    constants: dict[int, Tensor] = {}
+    # of another grid of as many rows, it would take its table as it is
+    if math.prod(size) != math.prod(image) and other_patch is None and channels is None and resampler is None:
+        for part, images in runs.items():
+            try:
+                before[part], added = _record(part, images)
+            except Exception:  # one that only takes images of its own size
+                continue
+            constants |= added
+    for path, table in tables.items():
+        grids = table.sides(image), new_tables[path].sides(size)
+        if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
+            _, new = changes.pop(path, (None, other.get_parameter(path)))
+            _resample(model, path, new.shape, table, grids, constants, resampler)
+    for path, (_, new) in changes.items():
+        _set(model, path, new)
+    for part in model.modules():
+        if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
+            part.attention_bias_cache = {}
     for config in configs:
-        set_sizes(config, size, patch, channels, number)
-    tokens, new_tokens = (math.prod(grid) for grid in (divide(image, sizes[0][1]), divide(size, patches[0])))
-    around: list[Any] = [getattr(part, "config", None) for part in parts.values()]
-    for config in around:
-        if getattr(config, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
+        set_sizes(config, size, other_patch, channels)
+    tokens, new_tokens = math.prod(divide(image, patch)), math.prod(divide(size, patches[0]))
+    for config in [getattr(part, "config", None) for part in model.modules()]:
+        if (
+            config is not None and getattr(config, "image_seq_length", None) == tokens
+        ):  # of LLaVA, tokens of an image in a text
             config.image_seq_length = new_tokens
-    set_grids(model, tables, size)
+    set_methods(model, new_tables, size)
     record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():
-        with evaluating(part):
+        with _refusals(model, size), evaluating(part):
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
 
 
-def _double(image: Shape) -> Shape:
-    return (*image[:-2], *(2 * side for side in image[-2:]))
-
-
-def _changes(
-    model: Any,
-    built: _Built,
-    size: Shape,
-    patch: Shape | None = None,
-    channels: int | None = None,
-    number: bool = False,
-) -> list[Change]:
-    """Return what differs in a model that its class builds for other sizes than those of `built`."""
+def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
+    """Build a model of other sizes, without values."""
     config = deepcopy(model.config)
     for encoder in encoders_of([config]):
-        set_sizes(encoder, size, patch, channels, number)
+        with _refusals(model, size):
+            set_sizes(encoder, size, patch, channels)
         if sizes_of(encoder)[0] != size:
             raise ValueError(
                 f"`img_size` must be square for {type(encoder).__name__}, which counts patches, got {by(size)}; a "
                 "model that resamples its table for each image needs no resizing."
             )
-    olds, others = built
-    news = dict(build_empty(model, config).named_modules())
-    changes = []
-    for name, part in news.items():
-        if olds.keys() != news.keys() or type(olds[name]) is not type(part):
+    with _refusals(model, size):
+        return build_empty(model, config)
+
+
+def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
+    """Return what differs in a model that its class builds for other sizes than those of `built`."""
+    olds, changes = dict(built.named_modules()), {}
+    for name, part in other.named_modules():
+        if name not in olds or type(olds[name]) is not type(part):
             raise ValueError(f"`img_size` must not change the layers of a model, as {by(size)} does, near {name!r}.")
-        values, drawn = attributes(olds[name]), attributes(others[name])
+        values = attributes(olds[name])
         for key, new in attributes(part).items():
             old = values.get(key)
-            is_random = not same_value(old, drawn.get(key)) and getattr(new, "shape", 0) == getattr(old, "shape", 0)
-            if not same_value(old, new) and not is_random:
-                changes.append(Change(name, key, old, new))
-        if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
-            changes += [Change(name, key, None, getattr(part, key)) for key in ("window_size", "shift_size")]
+            # values that are drawn at random, and saved with the model
+            is_saved = key in part._buffers and key not in part._non_persistent_buffers_set
+            if not same_value(old, new) and not (is_saved and new.shape == getattr(old, "shape", None)):
+                changes[f"{name}.{key}".lstrip(".")] = old, new
     return changes
 
 
-def _tables(
-    changes: Sequence[Change], sizes: _Sizes, size: Shape, patches: Sequence[Shape] | None = None
-) -> dict[Change, Table]:
-    """Return the tables among the changes, of the grid of the patches or of a stage of a pyramid."""
-    steps = [
-        (image, patch, new) for (image, patch), new in zip(sizes, patches or [patch for _, patch in sizes], strict=True)
-    ]
-    if len(size) == 2 and steps[0][1] == steps[0][2]:
-        steps += [(sizes[0][0], (side, side), (side, side)) for side in range(1, _LARGEST + 1)]
-    grids = [(divide(image, patch), divide(size, new), new) for image, patch, new in steps]
-    return {change: table for change in changes if (table := find_table(change, grids)) is not None}
-
-
-def _read_grids(model: Any, built: _Built, sizes: _Sizes) -> None:
-    """Let the methods of a model that read the rows of a table as a square read the grid that they have."""
+def _find_tables(model: Any, built: nn.Module, sizes: Sequence[tuple[Shape, Shape]]) -> dict[str, Table]:
+    """Return the tables of a model, which are those parameters that grow with the grid of an encoder or of a stage."""
     image = sizes[0][0]
-    changes = _changes(model, built, _double(image))
-    set_grids(
-        model, {change: table.at(image) for change, table in _tables(changes, sizes, _double(image)).items()}, image
-    )
-    parts = dict(model.named_modules())
-    for change in changes:
-        if hasattr(parts[change.module], "precompute_positions"):
-            _apply(parts, Change(change.module, change.name, change.old, change.old), image)
+    double = (*image[:-2], *(2 * side for side in image[-2:]))
+    patches = [patch for _, patch in sizes]
+    if len(image) == 2:
+        patches += [(side, side) for side in range(1, _LARGEST + 1)]
+    tables = {}
+    for path, (old, new) in _changes(built, _build(model, double), double).items():
+        if isinstance(new, nn.Parameter):
+            shapes = tuple(old.shape), tuple(new.shape)
+            if (table := find_table(path.rpartition(".")[2], shapes, (image, double), patches)) is not None:
+                tables[path] = table
+    return tables
 
 
 def _callable_parts(model: Any, image: Shape) -> list[Any]:
@@ -271,64 +241,71 @@ def _record(model: nn.Module, images: Any) -> tuple[list[Tensor], dict[int, Tens
     return outputs, constants
 
 
-def _apply(
-    parts: Mapping[str, nn.Module],
-    change: Change,
-    size: Shape,
-    table: Table | None = None,
-    recorded: Mapping[int, Tensor] = {},
-    resampler: Any = None,
+def _holder(model: nn.Module, path: str) -> tuple[dict[str, Any], str]:
+    """Return the dictionary of a module that holds a parameter, buffer or attribute, and its name there."""
+    name, _, key = path.rpartition(".")
+    part: Any = model.get_submodule(name)
+    return next((values for values in (part._parameters, part._buffers) if key in values), vars(part)), key
+
+
+def _resample(
+    model: nn.Module,
+    path: str,
+    shape: torch.Size,
+    table: Table,
+    grids: tuple[Shape, Shape],
+    constants: Mapping[int, Tensor],
+    resampler: Any,
 ) -> None:
-    """Make one change in a model."""
-    part: Any = parts[change.module]
-    old, new = {**vars(part), **part._parameters, **part._buffers}[change.name], change.new
+    """Set a parameter to its table of another grid: that which the model adds itself to tokens, where it is known."""
+    values, key = _holder(model, path)
+    old = values[key]
+    value = constants.get(id(old))
+    if value is None or value.numel() != shape.numel():
+        default = _OF_DISPLACEMENTS if table.kind == "displacements" else None
+        name = default or resampler_of(config_of(dict(model.named_modules()), path.rpartition(".")[0]))
+        value = table.resample(old.detach(), *grids, build_resampler(resampler or name, table.kind))
+    if value.numel() != shape.numel():
+        raise _unknown(model, path, old, shape)
+    value = value.detach().reshape(shape).to(old.dtype, copy=True, memory_format=torch.contiguous_format)
+    values[key] = nn.Parameter(value, old.requires_grad)
+
+
+def _set(model: nn.Module, path: str, new: Any) -> None:
+    """Set a parameter, buffer or attribute to that of another size; a parameter is the kernel of patches."""
+    values, key = _holder(model, path)
+    old = values[key]
     if isinstance(new, nn.Parameter):
-        with torch.no_grad():
-            if table is None:
-                value = _kernel(parts, change, old)
-            elif id(old) in recorded and recorded[id(old)].numel() == new.numel():
-                value = recorded[id(old)].detach()
-            else:
-                default = _OF_DISPLACEMENTS if table.kind == "displacements" else None
-                name = resampler or default or resampler_of(config_of(parts, change.module))
-                value = table.resample(old, build_resampler(name, table.kind))
-            value = value.reshape(new.shape).to(old.dtype, copy=True, memory_format=torch.contiguous_format)
-        part._parameters[change.name] = nn.Parameter(value, old.requires_grad)
+        if old.ndim < 4 or old.shape[0] != new.shape[0]:
+            raise _unknown(model, path, old, new.shape)
+        value = old.detach() if old.shape[1] == new.shape[1] else with_channels(old.detach(), new.shape[1])
+        value = value if value.shape == new.shape else resample_patch_embed(value, list(new.shape[-2:]))
+        new = nn.Parameter(value.to(old.dtype, copy=True).contiguous(), old.requires_grad)
     elif isinstance(new, Tensor):
-        if hasattr(part, "precompute_positions"):
-            new = in_rows(new, divide(size, sizes_of(part.config)[1]))
-            part.register_state_dict_pre_hook(say_grid)
         new = new.to(old.device, old.dtype if old.is_floating_point() else new.dtype)
-        (part._buffers if change.name in part._buffers else vars(part))[change.name] = new
-    else:
-        setattr(part, change.name, new)
+    values[key] = new
 
 
-def _check_fits(parts: Mapping[str, nn.Module], changes: Sequence[Change]) -> None:
+def _unknown(model: nn.Module, path: str, old: Tensor, shape: torch.Size) -> ValueError:
+    return ValueError(
+        f"`model` must have no parameter of another size than a table of a known grid to be resized, got "
+        f"{type(model).__name__} with `{path}`, {tuple(old.shape)}, which would be {tuple(shape)}."
+    )
+
+
+def _check_fits(model: nn.Module, changes: _Changes) -> None:
     """Check that the model has what its constructor makes for its size, where that changes."""
-    for change in changes:
-        part: Any = parts.get(change.module)
-        values = {} if part is None else {**vars(part), **part._parameters, **part._buffers}
-        if change.name not in values:
-            raise ValueError(f"`{change.path}` must exist in the model, as its configuration has it, to be resized.")
-        old = values[change.name]
-        if isinstance(change.old, Tensor) and isinstance(old, Tensor) and old.shape != change.old.shape:
+    for path, (expected, _) in changes.items():
+        try:
+            values, key = _holder(model, path)
+            old = values[key]
+        except (AttributeError, KeyError):
+            raise ValueError(f"`{path}` must exist in the model, as its configuration has it, to be resized.") from None
+        if isinstance(expected, Tensor) and isinstance(old, Tensor) and old.shape != expected.shape:
             raise ValueError(
-                f"`{change.path}` must be {tuple(change.old.shape)}, as in the configuration of the model, to be "
+                f"`{path}` must be {tuple(expected.shape)}, as in the configuration of the model, to be "
                 f"resized, got {tuple(old.shape)}; a table of other images needs their size in the configuration."
             )
-
-
-def _kernel(parts: Mapping[str, nn.Module], change: Change, old: Tensor) -> Tensor:
-    """Return the kernel of patches of another size or other channels."""
-    shape = change.new.shape
-    if old.ndim < 4 or old.shape[0] != shape[0]:
-        raise ValueError(
-            f"`model` must have no parameter of another size than a table of a known grid to be resized, got "
-            f"{type(parts['']).__name__} with `{change.path}`, {tuple(old.shape)}, which would be {tuple(shape)}."
-        )
-    value = old if old.shape[1] == shape[1] else with_channels(old, shape[1])
-    return value if value.shape == shape else resample_patch_embed(value, list(shape[-2:]))
 
 
 def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:

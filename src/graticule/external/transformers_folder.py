@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,7 +21,7 @@ from torchvision.transforms.functional import to_pil_image
 from graticule.checkpoints.layouts import say_unused
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS, can_convert
-from graticule.external.convert.sizes import encoders_of, sizes_of, square_config
+from graticule.external.convert.sizes import config_for, encoders_of, sizes_of, without_sides
 from graticule.external.images import image_channels
 from graticule.external.resize import resize_in_place
 from graticule.hub.config import Preparation, prepare
@@ -135,7 +135,7 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
     with _silent(transformers):
         try:
             config = kind.config_class.from_pretrained(folder)
-            options["config"], size = square_config(kind, config)
+            options["config"] = config_for(kind, config)
             with torch.device("meta"):
                 empty = kind(options["config"])
             count = sum(parameter.numel() for parameter in empty.parameters())
@@ -144,10 +144,7 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
             model, problems = kind.from_pretrained(folder, **options)
             if problems["missing_keys"] and all("pooler." in key for key in problems["missing_keys"]):
                 model, problems = kind.from_pretrained(folder, add_pooling_layer=False, **options)
-            if size is not None:
-                problems["mismatched_keys"] = _fill_tables(
-                    resize_in_place(model, size), problems["mismatched_keys"], files
-                )
+            without_sides(model)
         except Exception as error:  # it has many kinds for a damaged file
             reason = printable(" ".join(str(error).split())[:200])
             raise ValueError(f"{folder} cannot be opened as {name}: {reason}") from error
@@ -162,27 +159,6 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
                 if (dtype := tensors.get_slice(key).get_dtype()) in ("I8", "U8"):
                     raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
     return model
-
-
-def _fill_tables(model: nn.Module, keys: Iterable[Any], files: Iterable[Path]) -> list[str]:
-    """Copy the parameters `keys` from files to a model that was resized; return those that do not fit."""
-    left = []
-    for name in [key if isinstance(key, str) else key[0] for key in keys]:
-        value = model.get_parameter(name)
-        for file in files:
-            with safe_open(file, "pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118
-                    if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}"):
-                        tensor = tensors.get_tensor(key)
-                        if tensor.shape == value.shape:
-                            value.data.copy_(tensor)
-                            break
-                else:
-                    continue
-                break
-        else:
-            left.append(name)
-    return left
 
 
 @contextmanager

@@ -61,12 +61,10 @@ def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (frames, *to_2tuple(side)), (tubelet if isinstance(tubelet, int) else tubelet[0], *patch)
 
 
-def set_sizes(
-    config: Any, image: Shape, patch: Shape | None = None, channels: int | None = None, number: bool = False
-) -> None:
+def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: int | None = None) -> None:
     """Set the sizes of images, or films, and of patches in a configuration, and their channels; None leaves them.
 
-    The side of a square is a number if it was one before, or with `number`, which some classes need.
+    The side of a square is a number if it was one before, or is by default.
     """
     step = sizes_of(config)[1] if patch is None else patch
     counts = dict.fromkeys(SIZES[2:], math.prod(side // length for side, length in zip(image, step, strict=True)))
@@ -79,8 +77,8 @@ def set_sizes(
     for name, value in values.items():
         if (old := getattr(config, name, None)) is not None and value is not None:
             if isinstance(value, tuple):
-                square = len(set(value)) == 1 and (number or isinstance(old, int))
-                value = value[0] if square else list(value)
+                is_number = any(isinstance(side, int) for side in (old, getattr(type(config), name, None)))
+                value = value[0] if is_number and len(set(value)) == 1 else list(value)
             setattr(config, name, value)
 
 
@@ -93,97 +91,87 @@ def rebuild(model: Any, config: Any) -> Any:
     return type(model)(config, **{name: value for name, value in parts.items() if name in known})
 
 
-def build_empty(model: nn.Module, config: Any, seed: int = 0) -> nn.Module:
-    """Build a model of the class of `model`, with the same optional parts, whose parameters have no values.
-
-    A class whose constructor only knows square images is built for the height and for the width of others, and its
-    tables and numbers are composed of these.
-    """
+def build_empty(model: nn.Module, config: Any) -> nn.Module:
+    """Build a model of the class of `model`, with the same optional parts, whose parameters have no values."""
+    kind = partial(rebuild, model)
     try:
-        return _build(partial(rebuild, model), config, seed)
+        return _build(kind, config)
     except Exception:  # it divides a list
-        sizes = {sizes_of(encoder) for encoder in encoders_of([config])}
-        if len(sizes) != 1 or len(set(size := next(iter(sizes))[0][-2:])) == 1:
+        if (divisible := _with_sides(config)) is None:
             raise
-    patch = next(iter(sizes))[1][-2:]
-    squares = [_with_side(config, side) for side in size]
-    built, other = (_build(partial(rebuild, model), square, seed) for square in squares)
-    configs = dict(zip(map(id, _within(squares[0])), _within(config), strict=True))
-    for (name, tall), wide in zip(built.named_modules(), other.modules(), strict=True):
-        values = attributes(wide)
-        for key, value in attributes(tall).items():
-            if not same_value(value, values[key]):
-                composed = _compose(f"{name}.{key}", value, values[key], size, patch)
-                holders = [part for part in (tall._parameters, tall._buffers) if key in part]
-                (holders or [vars(tall)])[0][key] = composed
-        if id(getattr(tall, "config", None)) in configs:
-            tall.config = configs[id(tall.config)]
-    return built
-
-
-def square_config(kind: Any, config: Any) -> tuple[Any, Shape | None]:
-    """Return a configuration that `kind` can be built for, and the size of its images if only that is not square."""
-    sizes = {sizes_of(encoder)[0] for encoder in encoders_of([config])}
-    if len(sizes) != 1 or len(set((size := next(iter(sizes)))[-2:])) == 1:
-        return config, None
     try:
-        _build(kind, config, 0)
+        return without_sides(_build(kind, divisible))
+    except Exception as error:
+        raise ValueError("its constructor only knows squares.") from error
+
+
+def config_for(kind: Any, config: Any) -> Any:
+    """Return a configuration that `kind` can be built for, whose sides it may have to divide; see `without_sides`."""
+    if (divisible := _with_sides(config)) is None:
+        return config
+    try:
+        with torch.device("meta"):
+            kind(config)
     except Exception:  # it divides a list
-        return _with_side(config, max(size[-2:])), size
-    return config, None
+        return divisible
+    return config
 
 
-def _within(config: Any) -> list[Any]:
-    """Return a configuration and those within it."""
-    inner = [part for value in vars(config).values() if hasattr(value, "model_type") for part in _within(value)]
-    return [config, *inner]
+class _Side(tuple[int, ...]):
+    """Height and width of images, for constructors that only know squares, and count (side // patch) ** 2 patches."""
+
+    def __floordiv__(self, patch: int) -> Any:
+        return type(self)(side // patch for side in self)
+
+    def __pow__(self, power: int) -> int:
+        return math.prod(self)
 
 
-def _with_side(config: Any, side: int) -> Any:
-    """Return a configuration of square images."""
-    square = deepcopy(config)
-    for encoder in encoders_of([square]):
-        image, patch = sizes_of(encoder)
-        set_sizes(encoder, (*image[:-2], side, side), patch, number=True)
-    return square
+class _SideInTurns(_Side):
+    """The same for those that divide the side once for the rows of each table, and then once for its columns."""
+
+    turns = 0
+
+    def __floordiv__(self, patch: int) -> Any:
+        self.turns += 1
+        return self[(self.turns - 1) % 2] // patch
 
 
-def _compose(name: str, tall: Any, wide: Any, size: Shape, patch: Shape) -> Any:
-    """Return what a constructor would make of images of `size`, from what it makes of both squares."""
-    grid = tuple(side // step for side, step in zip(size, patch, strict=True))
-    if isinstance(tall, int):
-        if (tall, wide) in (size, grid):
-            return tall, wide
-        rest = tall - grid[0] ** 2
-        if 0 <= rest == wide - grid[1] ** 2:
-            return rest + math.prod(grid)
-    if isinstance(tall, tuple | list) and len(tall) == 2:
-        pair = tall[0], wide[1]
-        return pair if isinstance(tall, tuple) else list(pair)
-    if isinstance(tall, Tensor):
-        axes = [axis for axis, (a, b) in enumerate(zip(tall.shape, wide.shape, strict=True)) if a != b]
-        shape = list(tall.shape)
-        if len(axes) == 1:
-            a, b = tall.shape[axes[0]], wide.shape[axes[0]]
-            is_table = 0 <= a - grid[0] ** 2 == b - grid[1] ** 2
-            shape[axes[0]] = a - grid[0] ** 2 + math.prod(grid) if is_table else b if name.endswith("_w") else a
-            is_known = is_table or (a, b) == tuple(2 * side - 1 for side in grid)
-        else:
-            shape[axes[-1]] = wide.shape[axes[-1]]
-            is_known = len(axes) == 2
-        if is_known and isinstance(tall, nn.Parameter):
-            return nn.Parameter(torch.empty(shape, device="meta"), tall.requires_grad)
-        if is_known and torch.equal(tall.flatten(), torch.arange(tall.numel())):
-            return torch.arange(math.prod(shape)).view(shape)
-    raise ValueError(f"`img_size` must be square for a model whose {name} is {tall} or {wide}.")
+#: Types of configurations -> the sides for their classes.
+_SIDES = dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), _SideInTurns)
 
 
-def _build(kind: Any, config: Any, seed: int) -> nn.Module:
+def _with_sides(config: Any) -> Any:
+    """Return a copy of a configuration whose sides can be divided; None if all of them are numbers."""
+    config = deepcopy(config)
+    sides = [
+        (encoder, name)
+        for encoder in encoders_of([config])
+        for name in SIZES[:2]
+        if isinstance(getattr(encoder, name, None), tuple | list)
+    ]
+    for encoder, name in sides:
+        vars(encoder)[name] = _SIDES.get(encoder.model_type, _Side)(getattr(encoder, name))
+    return config if sides else None
+
+
+def without_sides(model: nn.Module) -> nn.Module:
+    """Replace divisible sides in a model that was built with them, and in its configurations, by tuples and lists."""
+    for part in model.modules():
+        for holder, kind in (
+            (part, tuple),
+            *((config, list) for config in encoders_of([getattr(part, "config", None)])),
+        ):
+            vars(holder).update({key: kind(value) for key, value in vars(holder).items() if isinstance(value, _Side)})
+    return model
+
+
+def _build(kind: Any, config: Any) -> nn.Module:
     without_values: Any = lambda module, name, value: nn.Parameter(value.to("meta"), value.requires_grad)  # noqa: E731
     handle = register_module_parameter_registration_hook(without_values)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             built: nn.Module = kind(config)
             return built
     finally:
