@@ -153,7 +153,7 @@ def test_a_learnable_table_of_another_square_grid_is_resampled(joining, name, sa
 def test_a_fixed_table_of_another_grid_is_left_to_its_formula(saved):
     first = draw(tiny("sinusoidal_2d", "lape", img_size=48)).eval()
     path = saved(graticule.published_state_dict(first))
-    with pytest.warns(UserWarning, match="is computed by its formula from 6 x 6 to 4 x 4 patches"):  # T2T-ViT#45
+    with pytest.warns(UserWarning, match="is computed from 6 x 6 to 4 x 4 patches by the formula"):  # T2T-ViT#45
         model = load_checkpoint(tiny("sinusoidal_2d", "lape").eval(), path)
     x = images()
     assert_same(model(x), first(x), atol=1e-6)

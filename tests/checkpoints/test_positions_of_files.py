@@ -238,6 +238,21 @@ def test_the_window_of_pretraining_of_swin_v2_is_that_of_the_coordinates_in_the_
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_window_of_pretraining_that_a_file_does_not_say_is_named(written):
+    """Swin-Transformer#251: the window of a name is that of its published weights."""
+    shape = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "num_classes": 0}
+    for more, assumed in (({}, None), ({"window_size": 4}, "4 x 4"), ({"pretrained_window_sizes": (8, 8)}, None)):
+        theirs = timm.create_model("swinv2_tiny_window8_256", **shape, **more)
+        ours = create_model("swinv2_tiny_window8_256", **shape, **more)
+        with warnings.catch_warnings(record=True) as records:
+            warnings.simplefilter("always")
+            load_checkpoint(ours, written(theirs.state_dict()))
+        words = [str(record.message) for record in records]
+        assert [assumed is not None and f"trained with: {assumed} is assumed" in text for text in words] == (
+            [True] if assumed else []
+        )
+
+
 #: Names of registers in files: geti#4411, dinov3#290, and other codes.
 @in_turn("published", ["register_tokens", "storage_tokens", "reg_token", "reg_tokens", "registers"])
 def test_registers_are_known_by_all_published_names(published, written):

@@ -151,7 +151,7 @@ RESIZED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*is computed by its formula")
+@pytest.mark.filterwarnings("ignore:.*is computed from")
 @in_turn(("encoding", "joining"), COVER)
 def test_a_transfer_to_another_image_size_equals_loading(encoding, joining, tmp_path):
     formula = "sinusoidal" in encoding  # which the loader ignores only under published names

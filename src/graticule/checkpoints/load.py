@@ -256,11 +256,8 @@ def _fit(module: Any, state: dict[str, Any], source: Any = "the file", first: Sh
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
     position: Any = module.position
-    own_grids, changes, grids = (
-        position.table_shapes(),
-        Counter[str](),
-        table_grids(position, values, recorded[GRIDS], first),
-    )
+    grids = table_grids(position, values, recorded[GRIDS], first)
+    own_grids, changes = position.table_shapes(), Counter[str]()
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
         value, own_grid, (encoding, leaf) = values.get(target), own_grids.get(name), position.holder_of(name)
@@ -269,33 +266,36 @@ def _fit(module: Any, state: dict[str, Any], source: Any = "the file", first: Sh
         if not isinstance(value, Tensor) or getattr(value, "device_mesh", None) is not None:  # sharded as the model is
             continue
         grid = grids.get(target)
-        fitted = values[target] = position.fit(name, value, grid)
-        if own_grid is None:
-            continue
-        square = len({*own_grid}) > 1 and math.isqrt(math.prod(own_grid)) ** 2 == math.prod(own_grid)
+        fitted = position.fit(name, value, grid)
+        values[target] = parameter.detach() if fitted is None else fitted
+        square = len({*(own_grid or ())}) > 1 and math.isqrt(math.prod(own_grid)) ** 2 == math.prod(own_grid)
         if grid is None and square and value.shape == parameter.shape:
             taken = f"it is taken for {by(own_grid)}, that of the model"
             _warn(f"{names[target]} does not say what grid it is for: {taken}.")
-        elif fitted is None or fitted is not value:
-            before = grid or getattr(encoding.grid_of(leaf, value, None), "shape", None)
-            same = fitted is not None and value.numel() == fitted.numel() if before is None else before == own_grid
-            change = f"from {by(before) if before else tuple(value.shape)} to {by(own_grid)} patches"
-            if isinstance(encoding, FixedEncoding):
-                if not same and not names[target].endswith(target):
-                    _warn(
-                        f"{names[target]} is computed by its formula {change}, and not resampled as by the code of "
-                        "T2T-ViT; encoding='learnable' resamples it."
-                    )
-            elif fitted is not None and not same:
-                changes[change] += 1
-        if fitted is None:
-            values[target] = parameter.detach()
+            continue
+        if own_grid is None or fitted is value:
+            continue
+        before = grid or getattr(encoding.grid_of(leaf, value, None), "shape", None)
+        change = f"from {by(before) if before else tuple(value.shape)} to {by(own_grid)} patches"
+        if before == own_grid or (before is None and fitted is not None and value.numel() == fitted.numel()):
+            continue
+        if not isinstance(encoding, FixedEncoding):
+            changes[change] += fitted is not None
+        elif not names[target].endswith(target):
+            how = "by the formula, not resampled as in the code of T2T-ViT; encoding='learnable' resamples it"
+            _warn(f"{names[target]} is computed {change} {how}.")
     if changes:
         counts = ", ".join(f"{count} {change}" for change, count in changes.items())
         _warn(f"the position tables of the checkpoint are resampled: {counts}.")
+    windows = {}
     for name, buffer in position.named_buffers():
-        if name.rpartition(".")[2].startswith("reference"):  # which other libraries do not save
-            values.setdefault(f"position.{name}", buffer)
+        if name.rpartition(".")[2].startswith("reference") and f"position.{name}" not in values:
+            values[f"position.{name}"] = buffer  # which other libraries do not save
+            windows[by(buffer.tolist())] = name.endswith(".reference")
+    arguments = (getattr(module, "created", None) or {}).get("arguments", {})
+    if any(windows.values()) and "window_size" in arguments and "pretrained_window_sizes" not in arguments:
+        assumed = f"{', '.join(windows)} is assumed, that of the model; give others as `pretrained_window_sizes`"
+        _warn(f"{source} does not say the windows that it was trained with: {assumed}.")
     return file._replace(tensors={name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
 
 
@@ -355,10 +355,9 @@ def _warn(message: str) -> None:
 def _check_words(module: Any, recorded: Mapping[str, str] | None) -> None:
     """Warn if weights were trained with another encoding or joining than those of the model."""
     words = _words(module)
-    if recorded is None or words is None or _compared(recorded) == _compared(words):
-        return
-    other, ours = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (recorded, words))
-    warnings.warn(f"the weights are of a model with {other}, the model has {ours}.", stacklevel=4)
+    if recorded and words and any(_plain(word, text) != _plain(word, words[word]) for word, text in recorded.items()):
+        other, ours = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (recorded, words))
+        warnings.warn(f"the weights are of a model with {other}, the model has {ours}.", stacklevel=4)
 
 
 def _words(module: Any) -> dict[str, str] | None:
@@ -372,13 +371,9 @@ def _words(module: Any) -> dict[str, str] | None:
 _LEFT_OUT = ("resampler", "std", "frozen", "shift", "local_shift", "rescale", "reference")
 
 
-def _compared(words: Mapping[str, str]) -> list[list[str]]:
-    """Return the encodings, in order of their names, and the joining, with the options that weights depend on."""
-    return [_plain(registry, words[name]) for registry, name in ((ENCODINGS, "encoding"), (JOININGS, "joining"))]
-
-
-def _plain(registry: Registry[Any], text: str) -> list[str]:
-    """Return sorted specs without options that have their default."""
+def _plain(word: str, text: str) -> list[str]:
+    """Return the sorted specs of an encoding or a joining with the options, not by default, that weights depend on."""
+    registry: Registry[Any] = ENCODINGS if word == "encoding" else JOININGS
     try:
         specs = registry.specs(text)
     except ValueError:  # of a plugin that is not loaded
@@ -386,11 +381,7 @@ def _plain(registry: Registry[Any], text: str) -> list[str]:
     plain = []
     for spec in specs:
         defaults = {name: option.default for name, option in registry.options(spec.name).items()}.items()
-        options = {
-            name: value
-            for name, value in spec.options.items()
-            if name not in _LEFT_OUT and (name, value) not in defaults
-        }
+        options = {n: v for n, v in spec.options.items() if n not in _LEFT_OUT and (n, v) not in defaults}
         plain.append(str(Spec(spec.name, options)))
     return sorted(plain)
 

@@ -273,26 +273,29 @@ def _check_blocks(
     `values` are the tensors of the checkpoint by the model's names, `tensors` all of them.
     """
     what = "the checkpoint" if isinstance(source, Mapping) else str(source)
-    weights = {
-        name: tuple(value.shape)
-        for name, value in model.state_dict().items()
-        if value.ndim > 1 and _BLOCK.search(name) and not name.startswith("position.")
-    }
-    if weights.keys() & state.keys():
-        blocks = {match[0] for name in state if name in weights and (match := _BLOCK.search(name))}
-        others = {name for name, value in tensors.items() if value.ndim > 1} - values.keys()
-        lacks, has = (
-            sorted(name for name in names if (match := _BLOCK.search(name)) and match[0] in blocks)
-            for names in (weights.keys() - values.keys(), others)
+    what += f" does not fit {type(model).__name__}"
+
+    def of_blocks(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Return the names of the weights of blocks, and the block of each."""
+        names = (name for name, value in tensors.items() if value.ndim > 1 and not name.startswith("position."))
+        return {name: match[0] for name in names if (match := _BLOCK.search(name))}
+
+    weights = of_blocks(model.state_dict())
+    loaded = {weights[name] for name in weights.keys() & state.keys()}
+    if not loaded:
+        why = f"it has none of them, {next(iter(weights), 'blocks')} for one"
+        if name := next((name for name in weights if name in values), ""):
+            shapes = (tuple(tensors[name].shape) for tensors in (values, model.state_dict()))
+            why = "{} is {} where the model has {}".format(name, *shapes)
+        raise ValueError(f"{what}: no weight of its blocks does; {why}.")
+    lacks, has = (
+        sorted(name for name, block in names.items() if name not in values and block in loaded)
+        for names in (weights, of_blocks(tensors))
+    )
+    if lacks and has:
+        raise ValueError(
+            f"{what}: of its blocks some weights have other names; it has {has[0]}, for one, and lacks {lacks[0]}."
         )
-        if lacks and has:
-            what += f" does not fit {type(model).__name__}: of its blocks some weights have other names"
-            raise ValueError(f"{what}; it has {has[0]}, for one, and lacks {lacks[0]}.")
-        return
-    why = f"it has none of them, {next(iter(weights), 'blocks')} for one"
-    if name := next((name for name in weights if name in values), ""):
-        why = f"{name} is {tuple(values[name].shape)} where the model has {weights[name]}"
-    raise ValueError(f"{what} does not fit {type(model).__name__}: no weight of its blocks does; {why}.")
 
 
 class Fitting:
