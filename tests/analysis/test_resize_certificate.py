@@ -8,6 +8,7 @@ import timm
 import torch
 import torch.nn.functional as F
 import transformers
+from torch import nn
 
 import graticule
 from graticule.analysis import certify_resize
@@ -105,6 +106,15 @@ def test_a_model_in_half_precision_has_the_features_of_the_other():
     model, images = draw(tiny("learnable")).eval(), torch.randn(3, 3, *OLD)
     first, second = (certify_resize(one, NEW, images) for one in (model, copy.deepcopy(model).half()))
     assert second.similarity["bilinear"].value == pytest.approx(first.similarity["bilinear"].value, abs=0.02)
+
+
+def test_volumes_and_weights_of_integers_are_taken():
+    model = graticule.create_model("vit_nano_patch4_28", depth=2, img_size=(4, 8, 8), patch_size=(2, 4, 4)).eval()
+    scale = nn.Parameter(torch.ones(1, dtype=torch.int8), requires_grad=False)
+    model._parameters = {"scale": scale, **model._parameters}  # as of weights of 8 bits
+    report = certify_resize(model, (4, 8, 12), torch.randn(3, 1, 4, 8, 8))
+    assert report.cost["tokens"] == 13 / 9 and "area" in report.similarity
+    assert report.changes["position.encodings.0.pos_embed"] == ("1x9x64", "1x13x64")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -401,7 +400,7 @@ def audit_json(result: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
         "sizes": [_effect_record(effect) for effect in result.sizes.values()],
         "causes": [_effect_record(effect) for effect in result.causes],
         "translation": _record(result.translation, *_TRANSLATION_NAMES),
-        "attention": _record(result.attention, *(field.name for field in dataclasses.fields(AttentionSummary))),
+        "attention": plain(result.attention),
         "maps": [_map_record(maps) for maps in result.maps],
         "unavailable": result.unavailable,
     }

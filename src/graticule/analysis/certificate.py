@@ -152,21 +152,23 @@ def certify_resize(
 
     Args:
         model, img_size, resampler, patch_size: as for `resize`.
-        images: preprocessed images (B, C, height, width), for the features that are kept; none are compared by default.
+        images: preprocessed images (B, C, height, width), or volumes, for the features that are kept; by default none
+            are compared.
     """
     arguments = {"resampler": resampler, "patch_size": patch_size}
     options = {name: value for name, value in arguments.items() if value is not None}
-    check_intact(model)
+    check_intact(model, "replicated")
     channels = image_channels(model)
     if images is not None:
-        check_images(images, 2)
+        check_images(images, 2, films=True)
         if images.shape[1] != channels:
             raise ValueError(f"`images` must have the model's {channels} channels, got {tuple(images.shape)}.")
     model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
     changed = resize(copy.deepcopy(model), img_size, **options)
     before, after = (image_size(subject) or view_of(subject).img_size for subject in (model, changed))
     inputs = torch.randn(2, channels, *before, generator=torch.Generator().manual_seed(0)) if images is None else images
-    small, large = (resize_images(inputs, size).to(next(model.parameters())) for size in (before, after))
+    weight = next(value for value in model.parameters() if value.is_floating_point())
+    small, large = (resize_images(inputs, size).to(weight) for size in (before, after))
     try:
         outputs, count = _run(model, small)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
