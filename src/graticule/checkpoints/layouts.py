@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,6 @@ _PRETRAINING = re.compile(r"mask_token$|decoder_")
 _COMPUTED = re.compile(r"relative_position_index|rel_indices|attn_mask|relative_coords_table|rope|\.periods|bias_mask")
 #: Names that timm's filters drop from files of which they join other tensors: BEiT-3's other branch, EVA, DINOv3.
 _DROPPED = re.compile(r"\.B\.|text_embed|mask_token|lm_head|local_cls_norm|projectors\.")
-_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def rename_by_timm(
@@ -63,12 +62,10 @@ class FileTensors(NamedTuple):
     prefix: str
 
 
-def own_tensors(
-    model: Any, state: dict[str, Any], source: object, tables: Mapping[str, str] = _NO_NAMES
-) -> FileTensors:
+def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str) -> FileTensors:
     """Return the part of a file that is of `model`, under our names; nothing is resampled.
 
-    `tables` are further published names of position parameters.
+    `tables` are position parameters by further published names.
     """
     prefix, part, layout = _part_of(model, state, source)
     sources, metadata = _source_names(part, layout), read_metadata(part)
@@ -95,14 +92,14 @@ def _part_of(model: Any, state: dict[str, Any], source: object) -> tuple[str, di
         return "", state, layout
     splits = [(name[: dot.end()], name[dot.end() :]) for name in state for dot in re.finditer(r"\.", name)]
     prefixes = [prefix for prefix, name in splits if model.own_name(name) == stem]
+    if not prefixes:
+        return "", state, layout
     evaluated = [prefix for prefix in prefixes if any(word in prefix for word in _EVALUATED)]
     if len(prefixes) > 1 and len(evaluated) != 1:
         raise ValueError(
             f"{_name(source)} has {len(prefixes)} networks for which {type(model).__name__} may be: "
             f"{', '.join(prefixes)}; save the tensors of one in a file of their own."
         )
-    if not prefixes:
-        return "", state, layout
     prefix = (evaluated or prefixes)[0]
     part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     return prefix, with_metadata(part, read_metadata(state)), model.own_layout(part)

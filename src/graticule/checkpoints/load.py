@@ -243,14 +243,15 @@ def rename_published(
     """
     names = [name for name in state_dict if name.startswith(prefix)]
     values = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
-    file = _fit(module, with_metadata(values, valid_metadata(local_metadata)))
-    say_unused("the file", file.unused)
-    state_dict.update({prefix + name: value for name, value in file.tensors.items()})
+    values = _fit(module, with_metadata(values, valid_metadata(local_metadata))).tensors
+    state_dict.update({prefix + name: value for name, value in values.items()})
 
 
-def _fit(module: Any, state: dict[str, Any], source: Any = "the file", first: Shape | None = None) -> FileTensors:
-    """Return the tensors of a file under our names, for the grids of the model."""
-    file = own_tensors(module, state, source)
+def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | None = None) -> FileTensors:
+    """Return the tensors of a file under our names, for the grids of the model; name the others if it has no path."""
+    file = own_tensors(module, state, source or "the file")
+    if source is None:
+        say_unused("the file", file.unused)
     values, names, recorded = file.tensors, file.sources, file.metadata
     _check_words(module, recorded.get(POSITION))
     for note in fold_prefix_rows(module, values).values():
@@ -295,7 +296,7 @@ def _fit(module: Any, state: dict[str, Any], source: Any = "the file", first: Sh
     arguments = (getattr(module, "created", None) or {}).get("arguments", {})
     if any(windows.values()) and "window_size" in arguments and "pretrained_window_sizes" not in arguments:
         assumed = f"{', '.join(windows)} is assumed, that of the model; give others as `pretrained_window_sizes`"
-        _warn(f"{source} does not say the windows that it was trained with: {assumed}.")
+        _warn(f"{source or 'the file'} does not say the windows that it was trained with: {assumed}.")
     return file._replace(tensors={name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
 
 
@@ -389,9 +390,7 @@ def _plain(word: str, text: str) -> list[str]:
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
     check_whole(model)
-    file = _fit(model, state)
-    say_unused("the file", file.unused)
-    return with_metadata(file.tensors, {GRIDS: _own_grids(model)})
+    return with_metadata(_fit(model, state).tensors, {GRIDS: _own_grids(model)})
 
 
 def published_state_dict(model: Any) -> dict[str, Tensor]:

@@ -159,7 +159,7 @@ def transfer(
     check_whole(model)
     published = read_state(source)
     check_whole(published, "source", values=False)
-    file = own_tensors(model, published, source, _tables(model.position))
+    file = own_tensors(model, published, source, **_tables(model.position))
     tensors, recorded = file.tensors, file.metadata[GRIDS]
     origins = _origins(model.state_dict(), tensors)
     notes = fold_prefix_rows(model, tensors)
@@ -392,7 +392,10 @@ def _formula(encoding: AbsoluteEncoding, value: Tensor, shape: Any) -> tuple[Ten
         table = encoding.fit_parameter("pos_embed", value, shape)
     except ValueError as error:
         return None, "new", f"given by its formula: {str(error).partition(': ')[2].removesuffix('.')}"
-    return table, *(("new", "given by its formula") if table is None else ("loaded", ""))
+    if table is None:
+        return None, "new", "given by its formula"
+    same = table.numel() == value.numel()
+    return table, *(("loaded", "") if same else ("resized", f"{tuple(value.shape)} -> {tuple(table.shape)}"))
 
 
 def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
