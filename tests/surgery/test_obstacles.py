@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import parametrizations, prune, weight_norm
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
@@ -85,10 +86,10 @@ def _apply(function, *arguments):
     return lambda model: function(model.get_submodule(QKV), *arguments) and None
 
 
-def _distributed(model):
+def _distributed(model, wrapper=nn.parallel.DistributedDataParallel):
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
-    return nn.parallel.DistributedDataParallel(model)
+    return wrapper(model)
 
 
 compile_eagerly = partial(torch.compile, backend="eager")
@@ -236,6 +237,17 @@ def test_a_wrapped_model_is_carried_through_or_refused(operation, wrapper):
                 function(model)
             return
         torch.testing.assert_close(function(model)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("operation", ["resize", "resize ours", "resize a part", "attach", "to_timm"])
+def test_a_model_whose_parameters_were_flattened_is_refused(operation):
+    """pytorch/pytorch#151223, Lightning-AI/litgpt#491: the wrapper fails in the next pass if their shapes change."""
+    build, function, _ = OPERATIONS[operation]
+    wrapper = partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True)
+    with pytest.raises(ValueError, match="not be wrapped, got FullyShardedDataParallel; wrap the model after this"):
+        function(_distributed(build(), wrapper))
 
 
 def _plain_dtype(dtype):

@@ -17,8 +17,13 @@ from graticule.checkpoints.read import check_whole
 from graticule.registry.checks import format_value
 from graticule.registry.plugins import plugins_of
 
-#: Wrappers of a whole model -> the attribute with the model.
-_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+#: Wrappers of a whole model -> what to do.
+_WRAPPERS = {
+    "DataParallel": "give its attribute module, and wrap that again after",
+    "DistributedDataParallel": "give its attribute module, and wrap that again after",
+    "FullyShardedDataParallel": "wrap the model after",
+    "OptimizedModule": "give its attribute _orig_mod, and wrap that again after",
+}
 #: Where the classes and hooks come from that an operation knows, or that have no effect on outputs.
 _KNOWN = ("torch.", "timm.", "transformers.")
 #: Where what reads the grids of resized tables of transformers is from.
@@ -30,7 +35,7 @@ Obstacle = Literal["replicated", "wrapped", "compiled", "packed", "quantized", "
 def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", values: bool = True) -> None:
     """Check that none of some obstacles is in a model, nor sharded tensors, nor, with `values`, some without values.
 
-    A model is 'replicated' by `DistributedDataParallel`, which keeps the parameters that it was built with, and
+    A model is 'replicated' by a wrapper of a process group, which keeps the parameters that it was built with, and
     'wrapped' by any wrapper. Weights are 'quantized', or 'packed' if by PyTorch; 'pruned' and 'parametrized' ones are
     computed in each pass. Code is 'changed' if hooks, functions or classes are not those of the library of the model.
     """
@@ -52,10 +57,10 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
     for place, part in model.named_modules():
         kind, start = type(part).__name__, f"{place}." if place else ""
         if kind in _WRAPPERS:
-            rule = f"not be wrapped, got {kind}; give its attribute {_WRAPPERS[kind]}, and wrap that again after this"
+            rule = f"not be wrapped, got {kind}; {_WRAPPERS[kind]} this"
             if not place:
                 yield "wrapped", rule
-            if kind == "DistributedDataParallel":
+            if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
                 yield "replicated", rule
         if kind == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
             yield "compiled", f"not be compiled, got {place or kind}, which is; compile it after this"

@@ -80,8 +80,7 @@ def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool 
         if len(terms) < len(layers) or table is None or len(terms[0]) != encoding.num_heads:
             fitted = False
             continue
-        mirrored = isinstance(encoding, MirroredBias)
-        means = displacement_means(torch.stack(terms).mean(0), encoding.grid, mirrored)
+        means = displacement_means(torch.stack(terms).mean(0), encoding.grid, isinstance(encoding, MirroredBias))
         table[: len(means)] = means.to(table.dtype)
     return fitted
 
@@ -91,8 +90,8 @@ def displacement_means(bias: Tensor, grid: Grid, mirrored: bool = False) -> Tens
 
     With `mirrored` over the pairs of each absolute displacement, (N, h).
     """
-    absolute = ravel(grid.offsets(bias.device).abs().unbind(-1), grid.shape) if mirrored else None
-    index = (grid.offset_index(bias.device) if absolute is None else absolute).flatten()
+    offsets = grid.offsets(bias.device).abs().unbind(-1)
+    index = (ravel(offsets, grid.shape) if mirrored else grid.offset_index(bias.device)).flatten()
     values = bias.flatten(1).T  # (N * N, h)
     count = index.bincount()[:, None]
     return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
