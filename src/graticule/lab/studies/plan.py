@@ -122,7 +122,7 @@ def check_choices(
             model = task.build_model(task.describe(data))
         parameters[name] = sum(p.numel() for p in model.parameters())
         if sizes:
-            check_sizes(model, sizes)
+            check_sizes(task.build_model(task.describe(data)), sizes)
             for size in sizes if tuple(modes) == ("crop",) else ():
                 check_crop(size, data.size)
         if lengths:
