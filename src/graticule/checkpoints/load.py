@@ -312,7 +312,7 @@ def table_grids(
     used = not first
     for name in position.table_shapes():
         target, (module, leaf) = f"position.{name}", position.holder_of(name)
-        value, known = values.get(target), recorded.get(target)
+        value, known = values.get(target), recorded.get(target, ())
         if not isinstance(value, Tensor) or module is None:
             continue
         is_of = {s: getattr(module.grid_of(leaf, value, s), "shape", None) == s for s in (known, *stages) if s}
@@ -321,7 +321,8 @@ def table_grids(
         if halved and known in shapes and halved != known:
             raise ValueError(f"`grid` must be that which the file records for {target}, {by(known)}.")
         used |= halved is not None
-        grids |= dict.fromkeys([target], halved or known) if shapes else {}
+        if shapes:
+            grids[target] = halved or known
     if not used:
         raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
     return grids
