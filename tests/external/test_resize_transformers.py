@@ -164,7 +164,7 @@ def check_in_place(model: Any, sizes: list[tuple[int, ...]], folder: Any, opens:
 SQUARE, REFUSED = ("SAM", "MAE"), ("CLIP", "SigLIP", "AltCLIP", "LLaVA", "BLIP-2")
 
 
-@pytest.mark.parametrize("name", ["CLIP", "classifier"])
+@pytest.mark.parametrize("name", ["CLIP", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_resizing_leaves_everything_that_holds_no_position(name, tmp_path):
     check_in_place(WHOLE[name](), [(64, 64)], tmp_path)
 
@@ -291,7 +291,10 @@ def test_windows_of_rf_detr_are_rectangles_of_images_that_are_not_square():
     assert difference.nonzero().tolist() == [[1, 5]]
 
 
-@pytest.mark.parametrize("size", [(32, 32), (48, 48), (96, 96), (64, 96), (96, 64)])
+@pytest.mark.parametrize(
+    "size",
+    [(32, 32), (64, 96), *(pytest.param(size, marks=pytest.mark.slow) for size in ((48, 48), (96, 96), (96, 64)))],
+)
 def test_sam_3_is_resized_with_global_attention(size, tmp_path):
     """facebookresearch/sam3#251, #361, Sompote/SAM3_LoRA#31: rotations of another size of images."""
     config = {**SMALL, "image_size": 64, "pretrain_image_size": 32, "window_size": 4, "global_attn_indexes": [1]}
@@ -342,6 +345,7 @@ REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (WHOLE["CLIP"], {"img_size": 60}, "`img_size` must be a positive multiple of the patch size, got height 60"),
     (WHOLE["CLIP"], {"img_size": 64, "resampler": "fourier"}, "fourier"),
+    (WHOLE["CLIP"], {"resampler": "bilinear"}, "`resampler` must come with another `img_size` for CLIPModel, which"),
     (partial(build, "DINOv3ViTModel", SMALL), {"img_size": 64, "resampler": "area"}, "has no table"),
     (partial(build, "SegformerModel", {}), {"img_size": 64}, "one size in its configuration, got none in SegformerMo"),
     (
@@ -365,19 +369,21 @@ def test_refused_sizes_leave_the_model_and_its_configuration(build_model, sizes,
     assert model.config.to_json_string() == config
 
 
-@pytest.mark.parametrize("size", [(16, 16), (32, 32), (64, 64)])
+@pytest.mark.parametrize("size", [(16, 16), (32, 32), (64, 64), (16, 48), (72, 128)])
 def test_tables_of_sam_are_resampled_as_in_its_attention(size):
     """facebookresearch/segment-anything#338, #374, #419, hitachinsk/SAMed#28, Qsingle/LearnablePromptSAM#9."""
     model = build("SamVisionModel", {**SAM, "window_size": 2})
     attention = model.vision_encoder.layers[1].attn
     grid = (size[0] // 8, size[1] // 8)
-    expected = [attention.get_rel_pos(side, side, attention.rel_pos_w) for side in grid]
+    names = ("rel_pos_h", "rel_pos_w")
+    expected = [attention.get_rel_pos(n, n, getattr(attention, name)) for n, name in zip(grid, names, strict=True)]
     local = model.vision_encoder.layers[0].attn.rel_pos_w
     graticule.resize(model, size)
-    side = grid[1]
-    actual = attention.get_rel_pos(side, side, attention.rel_pos_w)
-    assert attention.rel_pos_w.shape[0] == 2 * side - 1 and model.vision_encoder.layers[0].attn.rel_pos_w is local
-    torch.testing.assert_close(actual, expected[1], rtol=0, atol=1e-6)
+    assert model.vision_encoder.layers[0].attn.rel_pos_w is local
+    for n, name, table in zip(grid, names, expected, strict=True):
+        assert getattr(attention, name).shape[0] == 2 * n - 1
+        actual = attention.get_rel_pos(n, n, getattr(attention, name))
+        torch.testing.assert_close(actual, table, rtol=0, atol=1e-6)
     with torch.no_grad():
         assert model(torch.randn(1, 3, *size)).last_hidden_state.shape[2:] == grid
 

@@ -58,9 +58,12 @@ def resize_in_place(
     if len(size) != len(image):
         names = "(height, width)" if len(image) == 2 else "(frames, height, width), as the model has volumes"
         raise ValueError(f"`img_size` must be {names}, got {by(size)}.")
-    patches = [patch if patch_size is None else on_axes(patch_size, len(patch)) for _, patch in sizes]
-    for patch in patches:
-        patch_grid(size, patch)  # refuses other sizes with its own message
+    patch = None if patch_size is None else on_axes(patch_size, len(sizes[0][1]))
+    for _, old_patch in sizes:
+        patch_grid(size, patch or old_patch)  # refuses other sizes with its own message
+    changes = size != image or patch not in (None, sizes[0][1]) or channels is not None
+    if resampler is not None and not changes:
+        raise ValueError(f"`resampler` must come with another `img_size` for {kind}, which does not keep it.")
     around = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
     with restore_on_error(model, *configs, *around):
         with _refusals(model, image):
@@ -68,8 +71,8 @@ def resize_in_place(
         tables = _find_tables(model, built, sizes)
         if image[-1] != image[-2]:
             set_methods(model, tables, image)
-        if size != image or patches != [patch for _, patch in sizes] or channels is not None:
-            _resize(model, built, tables, configs, size, patches, channels, resampler)
+        if changes:
+            _resize(model, built, tables, configs, size, patch, channels, resampler)
     return model
 
 
@@ -88,22 +91,22 @@ def _resize(
     tables: Mapping[str, Table],
     configs: Sequence[Any],
     size: Shape,
-    patches: Sequence[Shape],
+    patch: Shape | None,
     channels: int | None,
     resampler: Any,
 ) -> None:
     """Resize a model; on errors it may be changed in part."""
-    image, patch = sizes_of(configs[0])
-    other_patch = None if patches[0] == patch else patches[0]
+    image, old_patch = sizes_of(configs[0])
+    patch = None if patch == old_patch else patch
     if resampler is not None and not tables:
         raise ValueError(
             f"`resampler` must be left out with {type(model).__name__}, which has no table, got {resampler}."
         )
-    other = _build(model, size, other_patch, channels)
+    other = _build(model, size, patch, channels)
     changes = _changes(built, other, size)
     _check_fits(model, changes)
     new_tables = {
-        path: table if other_patch is None or table.patch != patch else replace(table, patch=other_patch)
+        path: table if patch is None or table.patch != old_patch else replace(table, patch=patch)
         for path, table in tables.items()
     }
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
@@ -115,13 +118,14 @@ def _resize(
     before: dict[nn.Module, list[Tensor]] = {}
     constants: dict[int, Tensor] = {}
     # of another grid of as many rows, it would take its table as it is
-    if math.prod(size) != math.prod(image) and other_patch is None and channels is None and resampler is None:
+    if math.prod(size) != math.prod(image) and patch is None and channels is None and resampler is None:
         for part, images in runs.items():
             try:
-                before[part], added = _record(part, images)
+                with evaluating(part):
+                    before[part] = list(nested_tensors(call(part, images)))
             except Exception:  # one that only takes images of its own size
                 continue
-            constants |= added
+            constants |= _constants(part, images)
     for path, table in tables.items():
         grids = table.sides(image), new_tables[path].sides(size)
         if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
@@ -133,13 +137,12 @@ def _resize(
         if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
             part.attention_bias_cache = {}
     for config in configs:
-        set_sizes(config, size, other_patch, channels)
-    tokens, new_tokens = math.prod(divide(image, patch)), math.prod(divide(size, patches[0]))
-    for config in [getattr(part, "config", None) for part in model.modules()]:
-        if (
-            config is not None and getattr(config, "image_seq_length", None) == tokens
-        ):  # of LLaVA, tokens of an image in a text
-            config.image_seq_length = new_tokens
+        set_sizes(config, size, patch, channels)
+    tokens, new_tokens = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
+    for part in model.modules():
+        around: Any = getattr(part, "config", None)
+        if getattr(around, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
+            around.image_seq_length = new_tokens
     set_methods(model, new_tables, size)
     record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():
@@ -198,22 +201,23 @@ def _find_tables(model: Any, built: nn.Module, sizes: Sequence[tuple[Shape, Shap
 
 def _callable_parts(model: Any, image: Shape) -> list[Any]:
     """Return the model, or the encoders within it, that can be called with images of their size alone."""
-    names = list(inspect.signature(model.forward).parameters)
+    names, reason = list(inspect.signature(model.forward).parameters), None
     if hasattr(model, "main_input_name") and (
         (names[:1] and names[0].startswith("pixel_values")) or "grid_thw" in names
     ):
+        images = _images(model, image)
         try:
             with evaluating(model):
-                call(model, _images(model, image))
+                call(model, images)
             return [model]
         except Exception as error:  # SAM needs points, its encoder does not
             reason = error_line(error)
-        if not any(_callable_parts(child, image) for child in model.children()):
-            kind = type(model).__name__
-            raise ValueError(
-                f"`model` must run on images of its size, {by(image)}, to be resized, got {kind}: {reason}"
-            )
-    return [part for child in model.children() for part in _callable_parts(child, image)]
+    parts = [part for child in model.children() for part in _callable_parts(child, image)]
+    if reason is not None and not parts:
+        raise ValueError(
+            f"`model` must run on images of its size, {by(image)}, to be resized, got {type(model).__name__}: {reason}"
+        )
+    return parts
 
 
 def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
@@ -230,15 +234,16 @@ def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
     return images.to(model.device, model.dtype)
 
 
-def _record(model: nn.Module, images: Any) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Return the outputs of a model, and the constant that it adds to tokens, by the identity of its parameter."""
+def _constants(model: nn.Module, images: Any) -> dict[int, Tensor]:
+    """Return the constants that a model adds to tokens, by the identity of the parameter that each comes from."""
     tracer = PositionTracer(model)
-    outputs = list(nested_tensors(tracer.run(images)))
-    parameters, constants = dict(model.named_parameters()), {}
-    for use in tracer.meetings:
-        if use.kind == "added" and use.constant is not None and len(use.origins) == 1:
-            constants[id(parameters.get(*use.origins))] = use.constant
-    return outputs, constants
+    tracer.run(images)
+    parameters = dict(model.named_parameters())
+    return {
+        id(parameters.get(*use.origins)): use.constant
+        for use in tracer.meetings
+        if use.kind == "added" and use.constant is not None and len(use.origins) == 1
+    }
 
 
 def _holder(model: nn.Module, path: str) -> tuple[dict[str, Any], str]:
