@@ -196,7 +196,18 @@ REFUSED_ALSO = {
     *((wrapper, "debias") for wrapper in ("int8", "packed", "DataParallel", "DDP")),
 }
 COMPILED = ("compiled", "compiled block", "compile()")
-SLOW = ("audit", "audit ours", "resize ours", "resize a part", "fold", "freeze", "export", "debias", "change")
+SLOW = (
+    "to_timm",
+    "audit",
+    "audit ours",
+    "resize ours",
+    "resize a part",
+    "fold",
+    "freeze",
+    "export",
+    "debias",
+    "change",
+)
 
 
 @pytest.mark.filterwarnings("ignore")
