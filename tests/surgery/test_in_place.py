@@ -64,18 +64,7 @@ POSITION = re.compile(
 
 
 #: Of those, the larger ones.
-SLOW = (
-    "hiera",
-    "mixer",
-    "gmixer",
-    "resmlp",
-    "gmlp",
-    "twins",
-    "vit_srelpos",
-    "deit",
-    "levit_conv",
-    "vit_small_patch16_rope_mixed",
-)
+SLOW = ("hiera", "mixer", "gmixer", "resmlp", "gmlp", "twins", "vit_sr", "deit", "levit_conv", "vit_small_patch16_rope")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name for name in TIMM]
 #: Those that convert; Swin scales its windows in timm, and keeps them here.
 CONVERTED = [

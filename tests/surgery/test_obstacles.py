@@ -195,19 +195,7 @@ REFUSED_ALSO = {
     *(("DDP", operation) for operation in ("resize ours", "resize a part")),
     *((wrapper, "debias") for wrapper in ("int8", "packed", "DataParallel", "DDP")),
 }
-COMPILED = ("compiled", "compiled block", "compile()")
-SLOW = (
-    "to_timm",
-    "audit",
-    "audit ours",
-    "resize ours",
-    "resize a part",
-    "fold",
-    "freeze",
-    "export",
-    "debias",
-    "change",
-)
+SLOW = {*OPERATIONS} - {"convert", "resize", "attach", "save"}
 
 
 @pytest.mark.filterwarnings("ignore")
