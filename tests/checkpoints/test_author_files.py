@@ -229,6 +229,14 @@ def test_files_that_no_filter_knows_are_refused_with_what_was_found(report, tmp_
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_a_mask_token_and_a_decoder_that_a_model_has_are_loaded():
+    model = graticule.create_model(VIT, encoding="none", **{**SIZE, "depth": 2, "num_classes": 0})
+    model.mask_token, model.decoder_embed = torch.nn.Parameter(torch.zeros(1, 1, 24)), torch.nn.Linear(24, 2)
+    state = noise(model.state_dict())
+    model.load_state_dict(state)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
 def test_unused_tensors_are_not_named_before_a_refusal(tmp_path):
     state = {**theirs_of(VIT, {}).state_dict(), "decoder_pred.bias": ZEROS}
     del state["norm.bias"]

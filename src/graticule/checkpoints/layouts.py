@@ -36,7 +36,9 @@ def rename_by_timm(
     # a filter resamples what has another shape than in the model: here the kernel is the file's, and there is no table
     tables = {name: value for name, value in state.items() if name.endswith("relative_position_bias_table")}
     tables |= {name: value for name, value in kernels.items() if value.ndim < 4}
-    known = (*kernels.values(), *model.parameters(), torch.empty(1, 1, 1, 1))
+    parameters = dict(model.named_parameters())
+    tables |= {name: value for name, value in state.items() if name in parameters and _PRETRAINING.match(name)}
+    known = (*kernels.values(), *parameters.values(), torch.empty(1, 1, 1, 1))
     kernel = next(value.flatten(1, -3) for value in known if value.ndim > 3)
     as_in_file = SimpleNamespace(
         patch_embed=SimpleNamespace(proj=SimpleNamespace(weight=kernel)),
@@ -46,7 +48,7 @@ def rename_by_timm(
     )
     with redirect_stdout(StringIO()):  # one prints what it tries
         renamed = rename({name: value for name, value in state.items() if name not in tables}, as_in_file) | tables
-    return {name: value for name, value in renamed.items() if not _PRETRAINING.match(name)}
+    return {name: value for name, value in renamed.items() if name in parameters or not _PRETRAINING.match(name)}
 
 
 class FileTensors(NamedTuple):
