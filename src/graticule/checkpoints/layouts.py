@@ -87,8 +87,7 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
 
 def _part_of(model: Any, state: dict[str, Any], source: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the prefix of `model` in the file of a larger one, its tensors without it, and these in our layout."""
-    layout = model.own_layout(state)
-    weights = model.named_parameters()
+    layout, weights = model.own_layout(state), model.named_parameters()
     stem = next((name for name, value in weights if value.ndim > 3 and not name.startswith("position.")), "")
     if stem in {"", *map(model.own_name, layout)}:
         return "", state, layout

@@ -152,11 +152,10 @@ def _own_part(model: Any, path: str | Path, grid: tuple[int, ...] | None = None)
         if str(error).startswith(str(path)):
             raise
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
-    names = file.sources
     if not any(name.startswith(f"{file.prefix}position.") for name in state):
         targets = {f"position.{target}": name for name, target in reversed(model.position.published_names().items())}
         missing = model.state_dict().keys() - file.tensors.keys()
-        names |= {name: file.prefix + model.published_name(targets.get(name, name)) for name in missing}
+        file.sources.update((name, file.prefix + model.published_name(targets.get(name, name))) for name in missing)
     return file._replace(tensors=with_metadata(file.tensors, {GRIDS: _own_grids(model)}))
 
 
@@ -196,9 +195,6 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, s
 def _abbreviate(name: str) -> str:
     """Return a name in a form that fits into a message of one line."""
     return printable(name if len(name) <= 100 else f"{name[:100]}...")
-
-
-# Names
 
 
 def position_of(model: nn.Module) -> Position:
@@ -271,8 +267,9 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
         values[target] = parameter.detach() if fitted is None else fitted
         square = len({*(own_grid or ())}) > 1 and math.isqrt(math.prod(own_grid)) ** 2 == math.prod(own_grid)
         if grid is None and square and value.shape == parameter.shape:
-            taken = f"it is taken for {by(own_grid)}, that of the model"
-            _warn(f"{names[target]} does not say what grid it is for: {taken}.")
+            _warn(
+                f"{names[target]} does not say what grid it is for: it is taken for {by(own_grid)}, that of the model."
+            )
             continue
         if own_grid is None or fitted is value:
             continue
