@@ -314,6 +314,24 @@ def test_sam_3_is_resized_with_global_attention(size, tmp_path):
         torch.testing.assert_close(opened(images)[0], model(images)[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["SamVisionModel", "Sam3ViTModel", "RfDetrDinov2Backbone"])
+def test_a_model_is_saved_with_a_warning_while_its_grid_is_not_square(name, tmp_path):
+    model = graticule.resize(build(name, configured(name)), (64, 128))
+    with pytest.warns(UserWarning, match="has a grid that is not square"):
+        model.save_pretrained(tmp_path)
+    graticule.resize(model, 64).save_pretrained(tmp_path)  # without a warning
+
+
+@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel"])
+def test_images_that_are_no_multiple_of_the_patch_are_interpolated_as_before(name):
+    model = build(name, configured(name))
+    images = torch.randn(1, 3, 39, 77)
+    graticule.resize(model, (32, 64))
+    with torch.no_grad():
+        expected = model(images[..., :32, :72], interpolate_pos_encoding=True)[0]
+        torch.testing.assert_close(model(images, interpolate_pos_encoding=True)[0], expected, rtol=0, atol=1e-6)
+
+
 def test_other_patches_and_channels_are_those_of_the_conversion():
     model = build("ViTModel", SMALL)
     ours = graticule.resize(graticule.convert(model), (32, 64), patch_size=16, channels=1)

@@ -45,8 +45,8 @@ class Table:
     prefix: int = 0
 
     def sides(self, size: Shape) -> Shape:
-        """Return the grid of the rows for images of a size."""
-        grid = divide(size, self.patch)
+        """Return the grid of the rows for images of a size; the stages of LeViT pad what is left."""
+        grid = tuple(-(-side // step) for side, step in zip(size, self.patch, strict=True))
         return grid if self.kind == "positions" else tuple(2 * grid[axis] - 1 for axis in self.axes)
 
     def resample(self, value: Tensor, old: Shape, new: Shape, resampler: Resampler) -> Tensor:
@@ -60,8 +60,8 @@ class Table:
 
 
 def divide(size: Shape, patch: Shape) -> Shape:
-    """Return the grid of patches of an image; LeViT's stages pad what is left."""
-    return tuple(-(-side // step) for side, step in zip(size, patch, strict=True))
+    """Return the grid of patches of an image, as many as fit."""
+    return tuple(side // step for side, step in zip(size, patch, strict=True))
 
 
 def find_table(name: str, shapes: Sequence[Shape], images: Sequence[Shape], patches: Sequence[Shape]) -> Table | None:
@@ -113,7 +113,7 @@ def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape) -> N
             resampler = build_resampler(resampler_of(config_of(parts, name)))
             setattr(reader, method, partial(read_table, owner, key, table, resampler, table.sides(size), patch))
         # a class whose constructor, or whose pass, only knows squares
-        knows_squares = getattr(reader, "image_size", None) == size
+        knows_squares = size in [getattr(part, "image_size", None) for part in (owner, reader)]
         if knows_squares and methods and "interpolate_pos_encoding" in inspect.signature(reader.forward).parameters:
             reader.forward = partial(interpolate, reader)
         if (methods or knows_squares) and say_grid not in reader._state_dict_pre_hooks.values():
