@@ -11,7 +11,6 @@ import tiny
 from graticule.external.backbone_view import BackboneView
 from graticule.external.structure import find_structure
 from graticule.external.traced_model import TracedModel, take_position, view_of
-from graticule.external.view import Unavailable
 
 
 class Own(nn.Module):
@@ -126,5 +125,9 @@ def test_models_that_take_no_single_pictures_are_refused():
         find_structure(Film())
     with pytest.raises(ValueError, match="`img_size` 9 x 9 is refused by Own: RuntimeError"):
         find_structure(Own(), (9, 9))
-    with pytest.raises(Unavailable, match="smaller"):
-        take_position(find_structure(Own()), find_structure(Own((1, 3))), 0, torch.zeros(6, 4))
+
+
+def test_two_patches_of_a_larger_image_have_the_position_of_one_of_a_smaller_image():
+    smaller = Own((1, 3))
+    table = take_position(find_structure(Own()), find_structure(smaller), 0, torch.zeros(6, 4))
+    torch.testing.assert_close(table, smaller.where.repeat(2, 1))

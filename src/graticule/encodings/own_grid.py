@@ -21,6 +21,7 @@ class OwnGrid(ComputedEncoding):
     """Learns a map of its own size, `table` (1, D, h, w); the rows of prefix tokens are zero."""
 
     crops = True
+    has_own_grid = True
 
     def __init__(self, grid: Grid, dim: int, size: TableSize, std: float, resampler: str) -> None:
         super().__init__(grid, dim)

@@ -92,7 +92,8 @@ class Position(nn.Module, ABC):
 
     def resampled_encodings(self) -> list[str]:
         """Return the names of the encodings with values for their grid, which are resampled for another grid."""
-        return sorted({type(module).__name__ for module in self.modules() if getattr(module, "resampled", False)})
+        flags = ("resampled", "has_own_grid")
+        return sorted({type(part).__name__ for part in self.modules() if any(getattr(part, f, False) for f in flags)})
 
     def table_shapes(self) -> dict[str, tuple[int, int]]:
         """Map every parameter with values for a grid or window to the (H, W) of that grid, in patches."""
