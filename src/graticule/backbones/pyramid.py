@@ -196,7 +196,10 @@ class MergingPyramid(Pyramid):
         It has a stage's merging at the end of the previous stage, saves masks, and names a table `absolute_pos_embed`.
         """
         tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
-        renamed = rename_by_timm(self, state, self.timm_filter)
+        has_stages_merged_last = "layers.0.downsample.reduction.weight" in state  # also with our names of position
+        position = {name: state[name] for name in state if has_stages_merged_last and name.startswith("position.")}
+        others = {name: value for name, value in state.items() if name not in position}
+        renamed = rename_by_timm(self, others, self.timm_filter) | position
         if len(tables) == 1 and "absolute_pos_embed" in renamed:
             renamed[tables[0]] = renamed.pop("absolute_pos_embed")
         return renamed
