@@ -41,7 +41,7 @@ def texts(length=CONTEXT, batch=2):
 
 
 def has_table(encoding, joining):
-    """Return whether it has parameters for its grid; the norm of a bias has one per key."""
+    """Return whether it has a table that is resampled; the norm of a bias has one per key."""
     return bool(small(encoding, joining).position.resampled_encodings())
 
 
@@ -223,6 +223,8 @@ def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it(
     resampled = set()
     for encoding, joining in PAIRS:
         if encoding in CONDITIONAL or joining not in ("default", "lape") or not has_table(encoding, joining):
+            continue
+        if encoding in ("windowed", "cropped"):  # their tables have a grid of their own, which stays
             continue
         resampled.add(encoding)
         case = f"{encoding}, {joining}"

@@ -209,7 +209,7 @@ def _run(model: nn.Module, images: Tensor) -> tuple[list[Tensor], int]:
     with evaluating(model), kernel, FlopCounterMode(display=False) as counter:
         outputs = list(nested_tensors(call(model, images)))
     if not outputs:
-        raise TypeError("no tensor among its outputs")
+        raise TypeError(f"`model` must return tensors, got none from {type(model).__name__}.")
     return outputs, counter.get_total_flops()
 
 

@@ -13,7 +13,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from graticule.position.places import Shape
+from graticule.position.places import Shape, by
 
 #: Names of the side of images, or of the number of their patches, in configurations.
 SIZES = ("image_size", "crop_size", "num_patches", "num_position_embeddings")
@@ -93,16 +93,17 @@ def rebuild(model: Any, config: Any) -> Any:
 
 def build_empty(model: nn.Module, config: Any) -> nn.Module:
     """Build a model of the class of `model`, with the same optional parts, whose parameters have no values."""
-    kind = partial(rebuild, model)
+    build = partial(rebuild, model)
     try:
-        return _build(kind, config)
+        return _build(build, config)
     except Exception:  # it divides a list
         if (divisible := _with_sides(config)) is None:
             raise
     try:
-        return without_sides(_build(kind, divisible))
+        return without_sides(_build(build, divisible))
     except Exception as error:
-        raise ValueError("its constructor only knows squares.") from error
+        kind, size = type(model).__name__, sizes_of(encoders_of([config])[0])[0]
+        raise ValueError(f"`img_size` must be square for the constructor of {kind}, got {by(size)}.") from error
 
 
 def config_for(kind: Any, config: Any) -> Any:
