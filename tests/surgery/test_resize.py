@@ -399,6 +399,13 @@ def test_hiera_of_timm_is_resized_in_place_as_built_for_the_size(name):
     assert model.default_cfg["input_size"] == (3, 128, 96)
 
 
+def test_a_debiased_model_of_timm_is_resized_as_the_model():
+    model = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).eval()
+    debiased, host = graticule.debias(copy.deepcopy(model), images(batch=9)), resize(model, (48, 64))
+    assert resize(debiased, (48, 64)) is debiased
+    assert_same(debiased.backbone.state_dict(), host.state_dict())
+
+
 @torch.no_grad()
 def test_the_encoder_of_sam_2_of_timm_keeps_its_table_for_all_sizes():
     small = {"embed_dim": 16, "stages": (1, 1, 2, 1), "global_att_blocks": (3,), "num_classes": 5}

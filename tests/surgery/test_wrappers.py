@@ -56,7 +56,6 @@ _FEATURES = {"features": "`features` must be left out with"}
 _UNKNOWN = "`model` must be a backbone of images, a model with one, or have an attached position"
 REFUSED = {
     **{name: _FEATURES for name in WRAPPERS if "attached" in name or "debiased" in name},
-    "debiased, attached": {**_FEATURES, "size": "`model` must be of this library or have timm's `set_input_size`"},
     **{name: {"": _UNKNOWN} for name in ("debiased host", "host")},
 }
 OPTIONS = {

@@ -206,6 +206,10 @@ def resize(
     if img_size is None and patch_size is None and channels is None and resampler is None:
         raise ValueError("`img_size`, `patch_size`, `channels` or `resampler` must be given, got none.")
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+    inner = getattr(model, "backbone", None)
+    if not backbones and type(model).__module__.startswith("graticule.") and isinstance(inner, nn.Module):
+        resize(inner, img_size, resampler, patch_size=patch_size, channels=channels)  # a debiased model of others
+        return model
     check_intact(model, "replicated" if backbones else "wrapped", values=False)
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
