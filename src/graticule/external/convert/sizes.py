@@ -192,6 +192,7 @@ def _is_plain(value: object) -> bool:
 
 
 def same_value(value: Any, other: Any) -> bool:
+    """Return whether two plain values are equal, also in type; of tensors without values only the shapes count."""
     if isinstance(value, tuple | list) and isinstance(other, tuple | list):
         return len(value) == len(other) and all(map(same_value, value, other))
     if isinstance(value, Tensor) and isinstance(other, Tensor):
