@@ -11,7 +11,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 LINES = """
 benchmarks: . 2790
 evidence: . 2780
-graticule: . 30, analysis 3450, backbones 4940, checkpoints 1650, dense 2120, encodings 5120, external 6330, hub 770,
+graticule: . 30, analysis 3450, backbones 4940, checkpoints 1650, dense 2120, encodings 5140, external 6330, hub 770,
   layers 1020, position 3480, registry 1120, surgery 2510, system 470, testing 2600
 graticule/lab: . 750, commands 3160, data 3630, figures 1290, gym 1430, pages 920, recipes 1170, studies 2350, tasks
   2450, training 2630
@@ -26,7 +26,7 @@ claims.md 2440, compare.md 1230, convert.md 1590, dense.md 1780, deploy.md 1240,
   gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/costs.md 1890, results/gym.md 1250,
   results/lape_place.md 1540, which.md 1760, why_lape.md 1370
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_000, 45, 285
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_000, 45, 286
 
 
 def limits(table: str) -> dict[str, int]:

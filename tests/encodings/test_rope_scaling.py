@@ -7,7 +7,7 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.encodings.forms.rotary import Scaling
+from graticule.encodings.forms.scaling import Scaling
 from graticule.encodings.mrope import Mrope
 from graticule.encodings.pope import Pope
 from graticule.encodings.rope import Frequencies, Rope, Rope1d

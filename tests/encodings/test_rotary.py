@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 import graticule
 from graticule import Grid
-from graticule.encodings.forms.rotary import Scaling
+from graticule.encodings.forms.scaling import Scaling
 from graticule.encodings.liere import LieRe
 from graticule.encodings.mrope import Mrope
 from graticule.encodings.pope import Pope

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import FixedRotary, Scaling, check_head_dim, geometric
+from graticule.encodings.forms.rotary import FixedRotary, check_head_dim, geometric
+from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import FixedRotary, Scaling, axial, check_head_dim, geometric
+from graticule.encodings.forms.rotary import FixedRotary, axial, check_head_dim, geometric
+from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PolarRotation, Rotation

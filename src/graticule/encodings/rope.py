@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, axial, check_head_dim, geometric
+from graticule.encodings.forms.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
+from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.registry.fields import Flag, Positive, check_fields

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise, spread_directions
-from graticule.encodings.forms.rotary import FixedRotary, PlaneRotary, Scaling, check_head_dim, geometric
+from graticule.encodings.forms.rotary import FixedRotary, PlaneRotary, check_head_dim, geometric
+from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PairRotation, Rotation
