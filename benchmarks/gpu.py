@@ -220,16 +220,15 @@ def models(bench: Bench, name: str) -> None:
             record |= {"kernels_ms": kernels["ours"], "timm_kernels_ms": kernels["timm"]}
 
 
-def position(bench: Bench) -> None:
-    """Measure LaPE, folded LaPE and PEGs over the default, with DeiT-Ti."""
+def position(bench: Bench, name: str = NAMES[0]) -> None:
+    """Measure LaPE, folded LaPE and PEGs over the default of a DeiT."""
     import graticule
 
-    name = "deit_tiny_patch16_224"
     builders: dict[str, Callable[[], nn.Module]] = {
         "default": lambda: graticule.create_model(name),
         "default again": lambda: graticule.create_model(name),
         "lape": lambda: graticule.create_model(name, joining="lape"),
-        "one PEG": lambda: graticule.create_model("cpvt_tiny_patch16_224"),
+        "one PEG": lambda: graticule.create_model(name.replace("deit", "cpvt")),
         "five PEGs": lambda: graticule.create_model(name, encoding="peg(places=[0, 1, 2, 3, 4]) + learnable"),
         "lape folded": lambda: graticule.fold(graticule.create_model(name, joining="lape").eval()),
     }
@@ -245,7 +244,7 @@ def position(bench: Bench) -> None:
             times = bench.turns(steps)
             kernels = bench.profile(f"position, {phase}, compiled {compiled}", steps)
             for key in chosen[1:]:
-                record = bench.add(key, times[key], times["default"], phase=phase, compiled=compiled)
+                record = bench.add(key, times[key], times["default"], model=name, phase=phase, compiled=compiled)
                 record |= {"kernels_ms": kernels[key], "kernels_ms_of_default": kernels["default"]}
 
 
@@ -409,6 +408,8 @@ def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
         yield f"models: {name}", partial(models, name=name)
     yield "mixing", mixing
     yield "programs", programs
+    if not quick:
+        yield f"position: {NAMES[2]}", partial(position, name=NAMES[2])
 
 
 #: Values that are in gpu.json alone.
@@ -423,7 +424,7 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# On a GPU",
         "",
-        f"`{record['command']}`, {record['device']}, {record['date']}; {versions}; batch {record['batch']} unless "
+        f"`{record['command']}`, {record['device']}; {versions}; batch {record['batch']} unless "
         f"another is given, {record['dtype']}. A ratio is the median over rounds in turns, with its quartiles; times "
         "are medians.",
     ]
@@ -431,10 +432,18 @@ def page(record: dict[str, Any]) -> str:
         records = [row for part, rows in record["parts"].items() for row in rows if part.partition(":")[0] == title]
         if not records:
             continue
+        dates = sorted({record["dates"][part] for part in record["parts"] if part.partition(":")[0] == title})
         columns = [key for key in dict.fromkeys(key for row in records for key in row) if key not in LEFT_OUT]
         rows = [tuple(show(row[key]) if key in row else "" for key in columns) for row in records]
         named = tuple(key.replace("_", " ") for key in columns)
-        lines += ["", f"## {title.capitalize()}", "", goal, "", markdown([named, *rows])]
+        lines += [
+            "",
+            f"## {title.capitalize()}",
+            "",
+            f"{goal} Measured {' and '.join(dates)}.",
+            "",
+            markdown([named, *rows]),
+        ]
     lines += ["", *(f"Not run: {name}, {why}." for name, why in record["not_run"].items())]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -449,6 +458,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
+    import graticule
     from graticule.system.files import read_json, write_json, write_text
 
     if not options.quick and not torch.cuda.is_available():
@@ -468,8 +478,12 @@ def main() -> None:
         "date": date.today().isoformat(),
         "batch": bench.batch,
         "dtype": "float32" if options.quick else "bfloat16 by autocast",
-        "versions": {name: version(name) for name in ("graticule", "torch", "timm", "lightning")},
+        "versions": {
+            "graticule": graticule.__version__,
+            **{name: version(name) for name in ("torch", "timm", "lightning")},
+        },
         "parts": earlier.get("parts", {}),
+        "dates": earlier.get("dates", dict.fromkeys(earlier.get("parts", {}), earlier.get("date"))),
         "not_run": dict(earlier.get("not_run", {})),
     }
     for name, measure in parts(options.quick):
@@ -492,6 +506,7 @@ def main() -> None:
             record["not_run"].setdefault(name, "no time left for all of it")
         if bench.records:
             record["parts"][name] = bench.records
+            record["dates"][name] = record["date"]
         print(f"  {time.monotonic() - start:.0f} s", flush=True)
         write_json(data / "gpu.json", record)
         write_text(pages / "gpu.md", page(record))

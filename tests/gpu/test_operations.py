@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from device_models import PLAIN, assert_close_in_norm, devices_of, images_for, model_of
+import transformers
+from device_models import PLAIN, assert_close_in_norm, devices_of, images_for, model_of, name_of
 
 import graticule
 from graticule import analysis
+from graticule.lab.studies.matrix import build
 from graticule.surgery.change import change_position
 from graticule.testing import check_model
 from tiny import SIZE, shallow
@@ -57,6 +59,31 @@ def test_a_change_of_position_on_the_device_is_that_of_the_cpu(device, new):
     change_position(model, *new, images=images)
     change_position(moved, *new, images=images.to(device))
     assert_same_outputs(model, images, moved, device, 1e-3)
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_an_encoder_of_another_library_on_the_device_is_resized_as_on_the_cpu(device, library):
+    if library == "timm":
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2).eval()
+    else:
+        sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+        model = transformers.Dinov2Model(transformers.Dinov2Config(image_size=28, patch_size=14, **sizes)).eval()
+    moved = copy.deepcopy(model).to(device)
+    size = (64, 96) if library == "timm" else (56, 84)
+    for part in (model, moved):
+        graticule.resize(part, size)
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+    read = torch.nn.Module.__call__ if library == "timm" else lambda part, x: part(x).last_hidden_state
+    assert_same_outputs(model, images, moved, device, compute=read)
+
+
+@pytest.mark.parametrize("case", [TABLE, ROTATION, PYRAMID, GATED], ids=name_of)
+def test_a_model_built_without_values_gets_them_on_the_device(device, case):
+    model = model_of(case)
+    with torch.device("meta"):
+        empty = build(*case)
+    empty.to_empty(device=device).load_state_dict(model.state_dict())
+    assert_same_outputs(model, images_for(model), empty, device)
 
 
 def test_weights_of_another_model_are_transferred_to_the_device(device):
