@@ -38,7 +38,7 @@ test-gpu: $(VENV)/.installed
 # Old versions emit warnings that newer ones do not, so warnings are not errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[dask,datasets,export,lab]" hypothesis pytest pyyaml transformers
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[dask,datasets,export,lab]" diffusers hypothesis pytest pyyaml transformers
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 # The new environment finds the dependencies in $(VENV) by a .pth file, since PyTorch alone is gigabytes; it does not
