@@ -1,0 +1,359 @@
+"""Position code of timm, transformers and diffusers, as `graticule.testing` takes it: name -> function that builds it.
+
+A name is LIBRARY.MODULE.CLASS. `rotations_of_transformers()` and `rotations_of_diffusers()` have the rotations of
+vision encoders and of diffusion transformers; each value builds a `RotationCode`, and raises if the class is another.
+diffusers, an optional package, is imported when a code of it is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graticule.testing.pairs import RotationCode
+from graticule.testing.tables import PositionCode
+
+Size = tuple[int, int]
+Build = Callable[[], PositionCode]
+
+
+class NoInterface(Exception):
+    """A class has an interface that no function here calls; the message says which."""
+
+
+def classes(library: str, pattern: str) -> dict[str, str]:
+    """Return LIBRARY.FOLDER.CLASS -> MODULE of the classes of a library that have a name of a pattern."""
+    spec = find_spec(library)
+    if spec is None or spec.origin is None:
+        return {}
+    root = Path(spec.origin).parent
+    names = {}
+    for file in sorted(root.glob("models/**/*.py")):
+        module = ".".join([library, *file.relative_to(root).with_suffix("").parts])
+        for name in re.findall(rf"^class ({pattern})\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+            if ".modular_" not in module:
+                folder = re.sub(r"transformers\.transformer_|\.modeling_\w+$", "", module.partition(".models.")[2])
+                names[f"{library}.{folder}.{name}"] = module
+    return names
+
+
+def part(module: str, name: str) -> Any:
+    """Return a class or function of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+# transformers
+
+#: Vision rotations of transformers by the names of their classes.
+_VISION = r"\w*(?:Vision(?!Text)|ViT|MLCD|Sapiens2|EomtDinov3)\w*(?:Rotary|Rope)\w*Embedding"
+#: Functions of a module of transformers that apply cosines and sines, the first that it has.
+_APPLY = (
+    "apply_rotary_pos_emb_vision",
+    "apply_multidimensional_rope",
+    "apply_rotary_pos_emb",
+    "apply_rotary_pos_emb_2d",
+    "apply_rotary_pos_emb_2d_self_attn",
+    "vision_apply_rotary_emb",
+    "apply_vision_rotary_emb",
+    "apply_rope",
+)
+#: Options of configurations, so that the channels of a head are not more than needed.
+_CONFIG = {"memory_attention_hidden_size": 64}
+
+
+def configuration(kind: type, **options: Any) -> Any:
+    """Return a configuration for a class of transformers, the type of its first argument."""
+    names = list(inspect.signature(kind).parameters.values())
+    if not names or names[0].annotation is inspect.Parameter.empty:
+        raise NoInterface("its first argument has no type")
+    config = names[0].annotation
+    if not isinstance(config, type):
+        config = getattr(inspect.getmodule(kind), str(config).strip("'\"").rpartition(".")[2])
+    known = config()
+    return config(**{key: value for key, value in options.items() if hasattr(known, key)})
+
+
+def _rotation_of_transformers(module: str, name: str) -> RotationCode:
+    """Return the rotation of a class whose output are cosines and sines of positions, or of pixels."""
+    kind, home = part(module, name), importlib.import_module(module)
+    config = configuration(kind, **_CONFIG)
+    rope, source = kind(config).eval(), Path(str(home.__file__)).read_text(encoding="utf-8")
+    apply = next((getattr(home, function) for function in _APPLY if hasattr(home, function)), None)
+    if apply is None:
+        raise NoInterface("its module has no function that applies cosines and sines")
+    inputs = list(inspect.signature(rope.forward).parameters)
+
+    def tables(like: Tensor, grid: Size) -> tuple[Tensor, ...]:
+        if inputs == ["pixel_values"]:
+            cos, sin = rope(torch.zeros(1, 3, *(side * config.patch_size for side in grid), dtype=like.dtype))
+        else:
+            at = positions(grid, time="self.include_temporal = True" in source, columns_first="[wpos_ids." in source)
+            cos, sin = rope(like, at)
+        return cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
+
+    def rotate_packed(queries: Tensor, grid: Size) -> Tensor:
+        cos, sin = tables(queries, grid)
+        tokens = queries.movedim(2, 0).flatten(1, 2)  # (N, B * heads, d), as of one packed row
+        return apply(tokens, tokens, cos, sin)[0].unflatten(1, queries.shape[:2]).movedim(0, 2)
+
+    def rotate_heads(queries: Tensor, grid: Size) -> Tensor:
+        return apply(queries, queries, *tables(queries, grid))[0]
+
+    probe = torch.zeros(2, 3, 4 * 5, tables(torch.zeros(1), (4, 5))[0].shape[-1])
+    problem: Exception = NoInterface("its function of cosines and sines returns another shape")
+    for rotate in (rotate_heads, rotate_packed):
+        try:
+            if rotate(probe, (4, 5)).shape == probe.shape:
+                return RotationCode(rotate, probe.shape[-1])
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            problem = error
+    raise problem
+
+
+def positions(grid: Size, time: bool = False, columns_first: bool = False) -> Tensor:
+    """Return the places of patches as transformers passes them to vision encoders, (N, 2), or (N, 3) with a time."""
+    from transformers.vision_utils import get_vision_position_ids
+
+    places = get_vision_position_ids(torch.tensor([[1, *grid]]), 1, include_temporal=time)
+    return places.flip(-1) if columns_first else places
+
+
+def _rotation_of_llama4(module: str) -> RotationCode:
+    """Return the rotation of Llama 4, whose tables are square and have the class token last."""
+    config = part(module, "Llama4VisionConfig")
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        if grid[0] != grid[1]:
+            raise NoInterface("its tables are square")
+        channels = queries.shape[-1]
+        rope = part(module, "Llama4VisionRotaryEmbedding")(
+            config(hidden_size=channels, num_attention_heads=1, image_size=7 * grid[0], patch_size=7)
+        )
+        x = torch.cat([queries, torch.zeros_like(queries[:, :, :1])], 2).transpose(1, 2)
+        return part(module, "vision_apply_rotary_emb")(x, x, rope(x))[0].transpose(1, 2)[:, :, :-1]
+
+    return RotationCode(rotate, 16, grids=((6, 6), (12, 12)))
+
+
+def _rotation_of_gemma4(module: str) -> RotationCode:
+    """Return the rotation of Gemma 4, which gets the places of patches again when it is applied."""
+    kind = part(module, "Gemma4VisionRotaryEmbedding")
+    rope = kind(configuration(kind)).eval()
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        y, x = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
+        places = torch.stack([x, y], -1).reshape(1, -1, 2)
+        cos, sin = rope(queries, places)
+        return part(module, "apply_multidimensional_rope")(queries.transpose(1, 2), cos, sin, places).transpose(1, 2)
+
+    y, x = torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")
+    channels = rope(torch.zeros(1), torch.stack([x, y], -1).reshape(1, -1, 2))[0].shape[-1]
+    return RotationCode(rotate, channels)
+
+
+def _rotation_of_vjepa2(module: str) -> RotationCode:
+    """Return the rotation of V-JEPA 2 on two axes of a frame."""
+    rotate_channels = part(module, "rotate_queries_or_keys")
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        y, x = torch.meshgrid(*(torch.arange(side).to(queries.dtype) for side in grid), indexing="ij")
+        halves = zip(queries.chunk(2, -1), (y.flatten(), x.flatten()), strict=True)
+        return torch.cat([rotate_channels(channels, at) for channels, at in halves], -1)
+
+    return RotationCode(rotate, 32)
+
+
+_OTHERS_OF_TRANSFORMERS: dict[str, Callable[[str], RotationCode]] = {
+    "transformers.gemma4.Gemma4VisionRotaryEmbedding": _rotation_of_gemma4,
+    "transformers.llama4.Llama4VisionRotaryEmbedding": _rotation_of_llama4,
+    "transformers.vjepa2.VJEPA2RopeAttention": _rotation_of_vjepa2,
+}
+
+
+def rotations_of_transformers() -> dict[str, Build]:
+    """Return the rotations of all vision encoders of the installed transformers."""
+    return {
+        name: partial(_OTHERS_OF_TRANSFORMERS[name], module)
+        if name in _OTHERS_OF_TRANSFORMERS
+        else partial(_rotation_of_transformers, module, name.rpartition(".")[2])
+        for name, module in classes("transformers", f"{_VISION}|VJEPA2RopeAttention").items()
+    }
+
+
+# diffusers
+
+
+def places(grid: Size, axes: int = 3, offset: int = 0) -> Tensor:
+    """Return the coordinates of patches on the second and third of `axes`, (N, axes)."""
+    coordinates = torch.zeros(*grid, axes)
+    coordinates[..., 1], coordinates[..., 2] = torch.arange(grid[0])[:, None], torch.arange(grid[1])[None]
+    return coordinates.flatten(0, 1) + offset
+
+
+def film(grid: Size) -> Tensor:
+    """Return latents of a film of one frame with patches of 2 x 2."""
+    return torch.zeros(1, 16, 1, 2 * grid[0], 2 * grid[1])
+
+
+def image(grid: Size) -> Tensor:
+    """Return latents of an image with patches of 2 x 2."""
+    return torch.zeros(1, 16, 2 * grid[0], 2 * grid[1])
+
+
+_NEIGHBORS, _HALVES = -1, -2
+_AXES, _WAN = (16, 56, 56), (128, (1, 2, 2), 1024)
+_FLUX: tuple[Any, ...] = ((10_000, [*_AXES]), places, 128, _NEIGHBORS)
+_FILM: tuple[Any, ...] = ((2, 1, [*_AXES], 256.0), film, 128, _NEIGHBORS)
+#: MODULE.CLASS -> its arguments, its input of a grid, channels of a head, and the layout of pairs in its attention.
+_TABLES: dict[str, tuple[tuple[Any, ...], Callable[[Size], Any], int, int]] = {
+    "flux.FluxPosEmbed": _FLUX,
+    "flux2.Flux2PosEmbed": ((2000, [32] * 4), partial(places, axes=4), 128, _NEIGHBORS),
+    "krea2.Krea2RotaryPosEmbed": _FLUX,
+    "longcat_image.LongCatImagePosEmbed": _FLUX,
+    "ovis_image.OvisImagePosEmbed": _FLUX,
+    "bria.BriaPosEmbed": _FLUX,
+    "wan.WanRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
+    "wan_animate.WanRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
+    "skyreels_v2.SkyReelsV2RotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
+    "chronoedit.ChronoEditRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
+    "sana_video.WanRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
+    "cogview4.CogView4RotaryPosEmbed": ((64, 2, (256, 256)), image, 64, _HALVES),
+    "glm_image.GlmImageRotaryPosEmbed": ((64, 2), image, 64, _HALVES),
+    "hunyuan_video.HunyuanVideoRotaryPosEmbed": _FILM,
+    "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _FILM,
+    "motif_video.MotifVideoRotaryPosEmbed": ((2, 1, [*_AXES]), film, 128, _NEIGHBORS),
+    "hunyuanimage.HunyuanImageRotaryPosEmbed": (
+        ((1, 1), (64, 64), 256.0),
+        lambda grid: torch.zeros(1, 16, *grid),
+        128,
+        _NEIGHBORS,
+    ),
+    "cosmos.CosmosRotaryPosEmbed": ((128,), film, 128, _HALVES),
+    "minimax_h3.MiniMaxH3RotaryPosEmbed": ((16,), places, 128, _HALVES),
+    "ideogram4.Ideogram4MRoPE": (
+        (128, 5_000_000, (24, 20, 20)),
+        lambda grid: places(grid, offset=65_536)[None],
+        128,
+        _HALVES,
+    ),
+}
+
+
+def _rotation_by_tables(module: str, name: str) -> RotationCode:
+    """Return the rotation of a class whose output are cosines and sines, of some or all channels."""
+    arguments, inputs, channels, layout = _TABLES[name]
+    rope, apply = (
+        part(module, name.partition(".")[2])(*arguments),
+        part("diffusers.models.embeddings", "apply_rotary_emb"),
+    )
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        tables = rope(inputs(grid))
+        cos, sin = (table.reshape(-1, table.shape[-1]).to(queries.dtype) for table in tables)
+        turned, others = queries.split([cos.shape[-1], channels - cos.shape[-1]], -1)
+        turned = apply(turned, (cos, sin), use_real=True, use_real_unbind_dim=layout).type_as(queries)
+        return torch.cat([turned, others], -1)
+
+    return RotationCode(rotate, channels)
+
+
+def _rotation_of_qwen(module: str, name: str, scale: bool = True, apply: str = "apply_rotary_emb_qwen") -> RotationCode:
+    rope, multiply = part(module, name)(10_000, [*_AXES], scale_rope=scale), part(module, apply)
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        phases, _ = rope((1, *grid), device=queries.device, max_txt_seq_len=4)
+        return multiply(queries.transpose(1, 2).float(), phases, use_real=False).transpose(1, 2).type_as(queries)
+
+    return RotationCode(rotate, 128)
+
+
+def _rotation_of_z_image(module: str) -> RotationCode:
+    rope = part(module, "RopeEmbedder")(256.0, [32, 48, 48], [1536, 512, 512])
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        numbers = torch.view_as_complex(queries.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(numbers * rope(places(grid).long())).flatten(-2).type_as(queries)
+
+    return RotationCode(rotate, 128)
+
+
+def _rotation_of_kandinsky(module: str, name: str) -> RotationCode:
+    rope = part(module, name)((16, 24, 24))
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        axes = torch.arange(1), torch.arange(grid[0]), torch.arange(grid[1])
+        matrices = rope((1, 1, *grid), axes) if name == "Kandinsky5RoPE3D" else rope(axes)
+        matrices = matrices.reshape(-1, matrices.shape[-3], 2, 2).float()  # (N, d / 2, 2, 2)
+        pairs = queries.unflatten(-1, (-1, 1, 2)).float()
+        return (matrices * pairs).sum(-1).flatten(-2).type_as(queries)
+
+    return RotationCode(rotate, 64)
+
+
+def _rotation_of_ernie(module: str) -> RotationCode:
+    rope = part(module, "ErnieImageEmbedND3")(128, 256, (32, 48, 48))
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        angles, x = rope(places(grid)[None]), queries.transpose(1, 2)
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([-second, first], -1)
+        return (x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)).transpose(1, 2)
+
+    return RotationCode(rotate, 128)
+
+
+def _rotation_of_ltx(module: str) -> RotationCode:
+    rope = part(module, "LTXVideoRotaryPosEmbed")(64)
+    apply = part("diffusers.models.embeddings", "apply_rotary_emb")
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        tables = rope(torch.zeros(1, 1, 1), 1, *grid, rope_interpolation_scale=(8 / 25, 32, 32))
+        cos, sin = (table[0].to(queries.dtype) for table in tables)
+        return apply(queries, (cos, sin), use_real=True, use_real_unbind_dim=_NEIGHBORS).type_as(queries)
+
+    return RotationCode(rotate, 64)
+
+
+_KANDINSKY = ("kandinsky.Kandinsky5RoPE3D", "kandinsky6.Kandinsky6RoPE3D", "kandinsky6_sr.Kandinsky6SRRoPE3D")
+#: MODULE.CLASS -> the function that builds its rotation from its module, where `_TABLES` has none.
+_OTHERS_OF_DIFFUSERS: dict[str, Callable[[str], RotationCode]] = {
+    "qwenimage.QwenEmbedRope": partial(_rotation_of_qwen, name="QwenEmbedRope"),
+    "nucleusmoe_image.NucleusMoEEmbedRope": partial(
+        _rotation_of_qwen, name="NucleusMoEEmbedRope", apply="_apply_rotary_emb_nucleus"
+    ),
+    "z_image.RopeEmbedder": _rotation_of_z_image,
+    "ernie_image.ErnieImageEmbedND3": _rotation_of_ernie,
+    "ltx.LTXVideoRotaryPosEmbed": _rotation_of_ltx,
+    **{name: partial(_rotation_of_kandinsky, name=name.partition(".")[2]) for name in _KANDINSKY},
+}
+#: Classes of diffusers that rotate, but not those of texts and of sound.
+_DIFFUSION = r"(?!\w*(?:Audio|Music|Text|1D))\w*(?:Rotary|Rope|RoPE|PosEmbed|EmbedND)\w*"
+
+
+def rotations_of_diffusers() -> dict[str, Build]:
+    """Return the rotations of all transformers of the installed diffusers, and none without it."""
+    builds: dict[str, Build] = {}
+    for path, module in classes("diffusers", _DIFFUSION).items():
+        name = path.partition(".")[2]
+        if ".transformers." not in module:
+            continue
+        if name in _TABLES:
+            builds[path] = partial(_rotation_by_tables, module, name)
+        else:
+            builds[path] = partial(_OTHERS_OF_DIFFUSERS.get(name, _unknown), module)
+        if name == "qwenimage.QwenEmbedRope":
+            builds[f"{path}(scale_rope=False)"] = partial(_rotation_of_qwen, module, "QwenEmbedRope", scale=False)
+    return builds
+
+
+def _unknown(module: str) -> RotationCode:
+    raise NoInterface(f"no function here calls its interface, in {module}")
