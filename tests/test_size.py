@@ -10,7 +10,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2810
-evidence: . 2780
+evidence: . 3140
 graticule: . 30, analysis 3450, backbones 4940, checkpoints 1650, dense 2120, encodings 5140, external 6520, hub 770,
   layers 1020, position 3480, registry 1120, surgery 2510, system 470, testing 2600
 graticule/lab: . 750, commands 3160, data 3630, figures 1290, gym 1430, pages 920, recipes 1170, studies 2350, tasks
