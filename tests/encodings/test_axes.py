@@ -33,6 +33,8 @@ COMPUTED = [
     "coordinates",
     "rope",
     "rope(coordinates='separate', split=(2, 3))",
+    "rope(coordinates='centered', split=(2, 2), arrangement='interleaved', layout='half_rotated', unrotated='first')",
+    "rope(coordinates=('centered', 'max'), base=(100, 9), offset=0.5)",
     "rope_mixed",
     "rope_golden_gate(coordinates='patches')",
     "liere",

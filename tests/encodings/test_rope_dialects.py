@@ -101,7 +101,7 @@ def test_every_dialect_is_timms_table_in_float64(shape, in_float64):
         assert difference < 1e-10, (text, difference)
 
 
-@pytest.mark.parametrize("preset", Rope.presets)
+@pytest.mark.parametrize("preset", [name for name in Rope.presets if "split" not in Rope.presets[name]])
 def test_the_other_order_of_the_axes_is_the_table_of_the_transposed_grid(preset):
     def table(text, *shape):
         return build(text, Grid(*shape))(Grid(*shape))[0].rotary.table.unflatten(0, shape)
@@ -159,11 +159,12 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
 
 
 @pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
-@pytest.mark.parametrize("preset", Rope.presets)
+@pytest.mark.parametrize("preset", [name for name in Rope.presets if name != "flux2"])  # which has four axes
 def test_the_other_layout_of_a_preset_gives_other_logits(preset):
-    model = draw(tiny(f"rope(preset='{preset}')")).double().eval()
+    text = f"rope(preset='{preset}'{', split=(0, 2, 2)' if 'split' in Rope.presets[preset] else ''})"
+    model = draw(tiny(text)).double().eval()
     other = "half" if model.position.encoding.layout == "interleaved" else "interleaved"
-    wrong = tiny(f"rope(preset='{preset}', layout='{other}')").double().eval()
+    wrong = tiny(f"{text[:-1]}, layout='{other}')").double().eval()
     wrong.load_state_dict(model.state_dict())
     x = images(dtype=torch.float64)
     assert (model(x) - wrong(x)).abs().max() > 1e-3
@@ -175,6 +176,51 @@ def test_options_replace_those_of_a_preset_and_the_others_stay():
     assert encoding.frequencies == Frequencies(base=50.0, turns=True)
     assert encoding.noise == Noise() and encoding.coordinates == Coordinates("separate") and encoding.layout == "half"
     assert Rope(grid, 8).frequencies == Frequencies()
+
+
+#: Our encoding -> the pairs of 16 channels that it rotates at (t, y, x), with their angles.
+ANGLES = {
+    "rope(base=(16, 81, 10000), split=(2, 2, 4))": lambda t, y, x: (
+        *((0, 1, t), (2, 3, t / 4), (4, 5, y), (6, 7, y / 9)),
+        *((8, 9, x), (10, 11, x / 10), (12, 13, x / 100), (14, 15, x / 1000)),
+    ),
+    "rope(base=16, split=(2, 2, 2), coordinates=('patches', 'centered', 'centered'))": lambda t, y, x: (
+        *((0, 1, t), (2, 3, t / 4), (4, 5, y - 2), (6, 7, (y - 2) / 4), (8, 9, x - 2), (10, 11, (x - 2) / 4)),
+    ),
+    "rope(base=16, split=(2, 1, 2), layout='half_rotated')": lambda t, y, x: (
+        *((0, 5, t), (1, 6, t / 4), (2, 7, y), (3, 8, x), (4, 9, x / 4)),
+    ),
+    "rope(base=16, split=(2, 1, 2), layout='half_rotated', order='xy', unrotated='first')": lambda t, y, x: (
+        *((6, 11, x), (7, 12, x / 4), (8, 13, y), (9, 14, t), (10, 15, t / 4)),
+    ),
+    "rope(base=16, split=(2, 2, 2), arrangement='interleaved', unrotated='first')": lambda t, y, x: (
+        *((4, 5, t), (6, 7, y), (8, 9, x), (10, 11, t / 4), (12, 13, y / 4), (14, 15, x / 4)),
+    ),
+    "rope(preset='kimi')": lambda t, y, x: (
+        *((0, 8, x), (1, 9, y), (2, 10, x / 10), (3, 11, y / 10)),
+        *((4, 12, x / 100), (5, 13, y / 100), (6, 14, x / 1000), (7, 15, y / 1000)),
+    ),
+}
+
+
+@in_turn(  # an image is the film of one frame, 0
+    ("encoding", "shape"),
+    [(name, shape) for name in ANGLES for shape in ((3, 4), (2, 3, 4)) if "kimi" not in name or len(shape) < 3],
+)
+def test_pairs_and_angles_of_a_dialect_are_those_that_are_computed_by_hand(encoding, shape):
+    grid = Grid(*shape, prefix=1)
+    rotation = build(encoding, grid)(grid)[0].rotary
+    units = torch.eye(HEAD_DIM, dtype=torch.float64)[:, None, None].expand(-1, 1, grid.tokens, -1)
+    actual = rotation(units, units)[0][:, 0].movedim(0, 2)  # (N, to, from)
+    expected = torch.eye(HEAD_DIM, dtype=torch.float64).repeat(grid.tokens, 1, 1)
+    for matrix, place in zip(expected[1:], grid.coordinates().tolist(), strict=True):
+        for first, second, angle in ANGLES[encoding](*[0] * (3 - len(place)), *place):
+            matrix[[first, second, first, second], [first, second, second, first]] = torch.tensor(
+                [math.cos(angle), math.cos(angle), -math.sin(angle), math.sin(angle)], dtype=torch.float64
+            )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    part = rotation.take(slice(2, 4))(units[..., 2:4, :], units[..., 2:4, :])[0][:, 0].movedim(0, 2)
+    torch.testing.assert_close(part, expected[2:4], rtol=0, atol=1e-12)
 
 
 # Noise in training
@@ -254,10 +300,21 @@ REFUSED = {
     "rope(reference=(3, 3))": "`reference` must be left out without `scaling`",
     "rope(scaling='ntk', ramp=(1, 2))": "`ramp` must be left out with scaling 'ntk'",
     "rope(scaling='yarn', ramp=(2, 1))": "`ramp` must be two increasing numbers of turns",
-    "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches'.*'separate'",
+    "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches' or .*'separate'",
+    "rope(coordinates=('patches', 'centered', 'centered'))": "`coordinates` must be 2 names, one for each axis",
+    "rope(coordinates=('patches', 'middle'))": "`coordinates`.*'patches', 'centered', ",
+    "rope(coordinates=('patches', 'unit'), offset=1.0)": "`offset` must be 0 with coordinates .*'unit'.*, got 1.0",
+    "rope(base=(100, 10, 1))": "`base` must be 2 numbers, one for each axis, got",
+    "rope(base=(100, -1))": "`base`.*greater than 0, got",
+    "rope(base=(100, 10), alternate=True)": "`base` must be one number with `alternate`",
+    "rope(preset='flux')": "`preset` 'flux' must have heads of 128 channels, got 8; for others give `split`",
+    "rope(preset='flux2', split=(1, 1, 1, 1))": "`split` must be 2 numbers of pairs, of 4 at most together, got",
+    "rope(arrangement='interleaved', split=(1, 2))": "`split` must have equal numbers with `arrangement`",
+    "rope(arrangement='interleaved', layout='tiled')": "`arrangement` must be left out with layout 'tiled'",
+    "rope(unrotated='first')": r"`unrotated` must be left out with `split` \(2, 2\), which rotates all 4 pairs",
     "rope(jitter=0.5)": "`jitter`.*greater than or equal to 1",
     "rope(shift=-1.0)": "`shift`.*greater than or equal to 0",
-    "rope(layout='pairs')": "`layout`.*'interleaved', 'half', 'half_per_axis' or 'tiled'",
+    "rope(layout='pairs')": "`layout`.*'interleaved', 'half', 'half_per_axis', 'half_rotated' or 'tiled'",
     "rope(layout='tiled', alternate=True)": "`alternate` must be left out with layout 'tiled'",
     "rope(layout='half_per_axis', split=(1, 2))": "`split` must be equal parts of all pairs with layout",
     "rope_1d(layout='tiled')": "`layout`.*'interleaved' or 'half'",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
+from graticule.encodings.forms.rotary import IN_PARTS, FixedRotary, Layout, axial, check_head_dim, geometric
 from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -21,7 +21,7 @@ from graticule.registry.fields import Flag, Positive, check_fields
 class Frequencies:
     r"""The frequencies of an axis, in radians per unit of the coordinate; k counts n frequencies from 0.
 
-    base: T, for T^(-k / n); 100 by default, if no other field gives the frequencies.
+    base: T, for T^(-k / n), or one for each axis; 100 by default, if no other field gives the frequencies.
     turns: whether those are in turns instead of radians, as in DINOv3: :math:`2 \pi T^{-k / n}`.
     periods: the shortest and the longest period, for 2 pi / p_k with p_k geometric between these.
     pixels: R, for pi times geometric steps from 1 to R / 2.
@@ -30,7 +30,7 @@ class Frequencies:
         even k, the second those of odd k; on a axes of a n frequencies, every a-th.
     """
 
-    base: Positive | None = None
+    base: Positive | tuple[Positive, ...] | None = None
     turns: Flag = False
     periods: tuple[Positive, Positive] | None = None
     pixels: Positive | None = None
@@ -46,9 +46,11 @@ class Frequencies:
             raise ValueError(f"`turns` must be left out with `{names[0]}`.")
         if self.linear and self.pixels is None:
             raise ValueError("`linear` must be left out without `pixels`, whose frequencies it spaces.")
+        if self.alternate and isinstance(self.base, tuple):
+            raise ValueError(f"`base` must be one number with `alternate`, got {self.base}.")
 
-    def __call__(self, count: int, device: torch.device | None = None) -> Tensor:
-        """Return `count` frequencies, (count,), float64."""
+    def __call__(self, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return `count` frequencies of an axis, (count,), float64."""
         share = torch.linspace(0, 1, count, device=device, dtype=torch.float64)
         if self.periods is not None:
             shortest, longest = self.periods
@@ -56,7 +58,8 @@ class Frequencies:
         if self.pixels is not None:
             most = self.pixels / 2
             return math.pi * (1 + (most - 1) * share if self.linear else most**share)
-        return geometric(self.base or 100.0, count, device) * (2 * math.pi if self.turns else 1)
+        base = self.base[axis] if isinstance(self.base, tuple) else self.base or 100.0
+        return geometric(base, count, device) * (2 * math.pi if self.turns else 1)
 
 
 @register_encoding("rope")
@@ -73,7 +76,9 @@ class Rope(FixedRotary):
     Presets are the variants of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
     models without class token have no offset, which changes nothing without prefix tokens), 'dinov3', and the image
     encoders of 'pixtral', 'qwen2_vl' (also Qwen2.5-VL and Qwen3-VL, whose tokens are in the order of merged blocks),
-    'llama4', 'gemma4' and 'vjepa2'.
+    'llama4', 'gemma4', 'vjepa2' and 'kimi' (Kimi K2.5). Those of diffusion transformers are 'glm_image' and, for heads
+    of 128 channels on frames, rows and columns, 'flux', 'wan', 'hunyuan_video', 'z_image', 'qwen_image' and 'cosmos';
+    'flux2' has a fourth axis, of text: `Grid(1, H, W, 1)`. An image is a film of one frame.
 
     The layout 'tiled' is that of V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
     where its pairs of neighbors need each twice: the two channels of a pair have different angles. This is no rotation,
@@ -88,12 +93,16 @@ class Rope(FixedRotary):
         frequencies: the frequencies of an axis.
         coordinates: the coordinates of patches.
         layout: the channels of a pair: neighbors ('interleaved'), i and i + d / 2 ('half'), the same within the
-            channels of each axis ('half_per_axis'), or neighbors with two angles ('tiled').
+            channels of each axis ('half_per_axis') or within those that are rotated ('half_rotated'), or neighbors with
+            two angles ('tiled').
         order: the axis of the first d / 4 pairs: 'yx' for the first axis of the grid first, 'xy' for the last.
         noise: noise of the coordinates in training.
         scaling: scaling of the frequencies at other grids.
         split: the number of pairs of each axis, the first axis first, such as (0, 8, 8); other pairs are not rotated.
-            By default all pairs, in equal parts.
+            By default all pairs, in equal parts. On an image, three numbers are those of a film of one frame, 0.
+        arrangement: the order of the pairs: those of an axis together ('chunked'), or of the axes in turn
+            ('interleaved').
+        unrotated: where the pairs that are not rotated are: the 'last' of a head, or the 'first'.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -106,6 +115,16 @@ class Rope(FixedRotary):
         "llama4": {"base": 10_000.0, "order": "xy", "offset": 1.0},
         "gemma4": {"base": 100.0, "layout": "half_per_axis"},
         "vjepa2": {"base": 10_000.0, "layout": "tiled"},
+        "kimi": {"base": 10_000.0, "layout": "half", "order": "xy", "arrangement": "interleaved"},
+        "glm_image": {"base": 10_000.0, "layout": "half"},
+        "flux": {"base": 10_000.0, "split": (8, 28, 28)},
+        "flux2": {"base": 2_000.0, "split": (16, 16, 16, 16)},
+        "wan": {"base": 10_000.0, "split": (22, 21, 21)},
+        "hunyuan_video": {"base": 256.0, "split": (8, 28, 28)},
+        "z_image": {"base": 256.0, "split": (16, 24, 24)},
+        "qwen_image": {"base": 10_000.0, "split": (8, 28, 28), "coordinates": ("patches", "centered", "centered")},
+        # NTK by 2 in time
+        "cosmos": {"base": (10_000.0 * 2 ** (22 / 21), 10_000.0, 10_000.0), "split": (22, 21, 21), "layout": "half"},
     }
 
     def __init__(
@@ -119,41 +138,60 @@ class Rope(FixedRotary):
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008
         split: tuple[int, ...] | None = None,
+        arrangement: Literal["chunked", "interleaved"] = "chunked",
+        unrotated: Literal["last", "first"] = "last",
     ) -> None:
         axes, pairs = len(grid.shape), head_dim // 2
         if split is None:
             check_head_dim(head_dim, 2 * axes, f"pairs on {axes} axes; see `split`")
             split = (pairs // axes,) * axes
-        elif len(split) != axes or min(split) < 0 or not 1 <= sum(split) <= pairs:
+        elif len(split) not in (axes, 3 if axes == 2 else axes) or min(split) < 0 or not 1 <= sum(split) <= pairs:
             raise ValueError(f"`split` must be {axes} numbers of pairs, of {pairs} at most together, got {split}.")
-        if frequencies.alternate and len(set(split)) > 1:
-            raise ValueError(f"`split` must have equal numbers with `alternate`, whose axes take turns, got {split}.")
-        if layout == "half_per_axis" and split != (pairs // axes,) * axes:
+        for name, turns in (("alternate", frequencies.alternate), ("arrangement", arrangement == "interleaved")):
+            if turns and len(set(split)) > 1:
+                raise ValueError(f"`split` must have equal numbers with `{name}`, whose axes take turns, got {split}.")
+            if turns and layout in ("half_per_axis", "tiled"):
+                raise ValueError(
+                    f"`{name}` must be left out with layout {layout!r}, whose axes have channels of their own."
+                )
+        if layout == "half_per_axis" and split != (pairs // len(split),) * len(split):
             raise ValueError(f"`split` must be equal parts of all pairs with layout 'half_per_axis', got {split}.")
-        if layout in ("half_per_axis", "tiled") and frequencies.alternate:
-            raise ValueError(
-                f"`alternate` must be left out with layout {layout!r}, whose axes have channels of their own."
-            )
+        if isinstance(frequencies.base, tuple) and len(frequencies.base) != len(split):
+            raise ValueError(f"`base` must be {len(split)} numbers, one for each axis, got {frequencies.base}.")
+        rest = pairs - sum(split)
+        if unrotated == "first" and not rest:
+            raise ValueError(f"`unrotated` must be left out with `split` {split}, which rotates all {pairs} pairs.")
+        if isinstance(coordinates.coordinates, tuple) and axes < len(split) == len(coordinates.coordinates):
+            coordinates = replace(coordinates, coordinates=coordinates.coordinates[1:])
         self.head_dim = head_dim
         self.split = split
         self.frequencies = frequencies
         self.order = order
-        if layout in ("half_per_axis", "tiled"):
-            rest = pairs - sum(split)
-            self.pairs = (*(split if order == "yx" else split[::-1]), *([rest] if rest else []))
+        self.arrangement = arrangement
+        self.unrotated = unrotated
+        if layout in IN_PARTS:
+            parts = (sum(split),) if layout == "half_rotated" else split if order == "yx" else split[::-1]
+            self.pairs = (rest, *parts) if unrotated == "first" else (*parts, *([rest] if rest else []))
+        if layout == "half_rotated":
+            self.rotated = (2 * rest, head_dim) if unrotated == "first" else (0, 2 * sum(split))
         super().__init__(grid, coordinates, noise, scaling, layout)
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
         """Return the frequency vectors (f^y, f^x), (d / 2, axes), float64."""
-        split = self.split if self.order == "yx" else self.split[::-1]
+        count = len(self.split)
+        axes = range(count) if self.order == "yx" else range(count)[::-1]
         if self.frequencies.alternate:
-            series = self.frequencies(sum(split), device)
-            vectors = axial(*(series[axis :: len(split)] for axis in range(len(split))))
+            series = self.frequencies(sum(self.split), device)
+            vectors = axial(*(series[turn::count] for turn in range(count)))
         else:
-            vectors = axial(*(self.frequencies(count, device) for count in split))
-        still = self.head_dim // 2 - len(vectors)
-        vectors = torch.cat([vectors, vectors.new_zeros(still, len(split))]) if still else vectors
-        return vectors if self.order == "yx" else vectors.flip(1)
+            vectors = axial(*(self.frequencies(self.split[axis], device, axis) for axis in axes))
+        if self.arrangement == "interleaved":
+            vectors = vectors.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
+        still = vectors.new_zeros(self.head_dim // 2 - len(vectors), count)
+        if len(still):
+            vectors = torch.cat([still, vectors] if self.unrotated == "first" else [vectors, still])
+        vectors = vectors if self.order == "yx" else vectors.flip(1)
+        return vectors[:, count - len(self.grid.shape) :]  # an image has the time 0
 
 
 @register_encoding("rope_1d")

@@ -50,11 +50,14 @@ class PairRotation(NamedTuple):
     table: (N, 2d) or (h, N, 2d): the sine of the angle that each of the d channels is rotated by, then the cosine.
     half: whether channel i forms a pair with i + d / 2 instead of its neighbor.
     groups: number of equal groups of channels; with `half` the pairs are those of each group.
+    start, stop: the range of the channels that are rotated; with `half` the pairs are those within it.
     """
 
     table: Tensor
     half: bool = False
     groups: int = 1
+    start: int = 0
+    stop: int | None = None
 
     @property
     def channels(self) -> int | None:
@@ -65,11 +68,15 @@ class PairRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        if self.half and self.groups > 1:
-            sines, cosines = self.table.chunk(2, -1)
-            first, second = x.unflatten(-1, (self.groups, -1)).chunk(2, -1)
-            return (x * cosines + torch.cat([-second, first], -1).flatten(-2) * sines).type_as(x)
-        rotated: Tensor = apply_rot_embed_cat(x, self.table, half=self.half)
+        rotated: Tensor
+        if self.half and (self.groups > 1 or self.stop is not None):
+            part, sines, cosines = (values[..., self.start : self.stop] for values in (x, *self.table.chunk(2, -1)))
+            first, second = part.unflatten(-1, (self.groups, -1)).chunk(2, -1)
+            rotated = part * cosines + torch.cat([-second, first], -1).flatten(-2) * sines
+            if self.stop is not None:
+                rotated = torch.cat([x[..., : self.start], rotated, x[..., self.stop :]], -1)
+            return rotated.type_as(x)
+        rotated = apply_rot_embed_cat(x, self.table, half=self.half)
         return rotated.type_as(x)
 
     def take(self, tokens: Index) -> PairRotation:

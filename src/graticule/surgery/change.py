@@ -71,7 +71,7 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
         if old.rotary is not None:
             share = 0.0 if new.rotary is None else None
             if isinstance(old.rotary, PairRotation) and isinstance(new.rotary, PairRotation):
-                share = _compare(old.rotary.table, new.rotary.table) if old.rotary.half == new.rotary.half else None
+                share = _compare(old.rotary.table, new.rotary.table) if old.rotary[1:] == new.rotary[1:] else None
             shares.append(Share(layer, "rotation", share))
     return shares
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -13,44 +13,64 @@ from torch import Tensor
 from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.registry.fields import Finite, NotNegative, check_fields
-from graticule.system.symbolic import as_tensor
+from graticule.system.symbolic import as_tensor, ceiling
 
 Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
+
+
+Origin = Literal["patches", "centered", "separate", "min", "max", "corners", "area", "unit"]
 
 
 @dataclass(frozen=True)
 class Coordinates:
     r"""The coordinates of every patch, (y, x) in an image, axis by axis; i is the index on an axis of n patches.
 
-    coordinates: 'patches', i + o;
+    coordinates: 'patches', i + o; 'centered', i + o - (n - n // 2), as in Qwen-Image;
         'separate', 'min' or 'max', the centers of patches in [-1, 1], 2 (i + 1/2 + o) / m - 1 where m is n, or the
         shorter or the longer side of the grid, as in DINOv3;
         'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), or over the
-        geometric mean of more sides, which keeps the aspect ratio; 'unit', from 0 to 1.
+        geometric mean of more sides, which keeps the aspect ratio; 'unit', from 0 to 1. Or one of these for each axis.
     offset: o, in patches.
 
-    If the grid has a `spacing`, i and n are multiplied by it, and 'patches' are in its unit.
+    If the grid has a `spacing`, i and n are multiplied by it, and 'patches' and 'centered' are in its unit.
 
     Sides are those of the grid itself, but on one axis, as of a text, and of `Points` those of the grid that the
     encoding is built for: its tokens keep their coordinates as the text grows, and a longer text has coordinates beyond
     that range.
     """
 
-    coordinates: Literal["patches", "separate", "min", "max", "corners", "area", "unit"] = "patches"
+    coordinates: Origin | tuple[Origin, ...] = "patches"
     offset: Finite = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.offset and self.coordinates in ("corners", "area", "unit"):
+        if self.offset and {"corners", "area", "unit"}.intersection(self.names):
             raise ValueError(f"`offset` must be 0 with coordinates {self.coordinates!r}, got {self.offset}.")
+
+    @property
+    def names(self) -> tuple[Origin, ...]:
+        """The coordinates of each axis, or one for all."""
+        return self.coordinates if isinstance(self.coordinates, tuple) else (self.coordinates,)
+
+    @property
+    def in_patches(self) -> bool:
+        """Return whether neighbors have the same distance on every grid."""
+        return {"patches", "centered"}.issuperset(self.names)
 
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; for a text, relative to `built`."""
+        if isinstance(self.coordinates, tuple):
+            if len(self.coordinates) != grid.ndim:
+                raise ValueError(f"`coordinates` must be {grid.ndim} names, one for each axis, got {self.coordinates}.")
+            axes = [replace(self, coordinates=name)(grid, device, built) for name in self.coordinates]
+            return torch.stack([places[..., axis] for axis, places in enumerate(axes)], -1)
         index = grid.coordinates(device).double()
         step: float | Tensor = 1.0 if grid.spacing is None else as_tensor(grid.spacing, index)
         if self.coordinates == "patches":
             return index + self.offset * step
         known = built if built is not None and (isinstance(grid, Points) or grid.ndim == 1) else grid
+        if self.coordinates == "centered":
+            return index + (self.offset - as_tensor([ceiling(n, 2) for n in known.image_grid.shape], index)) * step
         sides = as_tensor(known.extent, index)
         if self.coordinates in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]

@@ -21,8 +21,11 @@ from graticule.position.rotation import PairRotation, Rotation
 from graticule.registry.checks import known_name
 from graticule.registry.registry import Option, options_of
 
-#: The channels of a pair: neighbors, or channel i and i + d / 2, of a head or of each axis; neighbors with two angles.
-Layout = Literal["interleaved", "half", "half_per_axis", "tiled"]
+#: The channels of a pair: neighbors, or channel i and i + d / 2, of a head, of each axis or of the channels that are
+#: rotated; neighbors with two angles.
+Layout = Literal["interleaved", "half", "half_per_axis", "half_rotated", "tiled"]
+#: Those that divide the channels into parts.
+IN_PARTS = ("half_per_axis", "half_rotated", "tiled")
 
 
 class RotaryEncoding(Encoding):
@@ -53,12 +56,18 @@ class RotaryEncoding(Encoding):
             options: of the constructor.
 
         Raises:
-            ValueError: if there is no such preset.
+            ValueError: if there is no such preset, or its pairs are not those of the heads.
         """
         if preset is not None:
             if not cls.presets:
                 raise ValueError(f"`preset` must be left out with {cls.__name__}, which has none, got {preset!r}.")
             options = {**cls.presets[known_name("preset", preset, cls.presets)], **options}
+            split = cls.presets[preset].get("split", ())
+            if split and options["split"] is split and 2 * sum(split) != stage.head_dim:
+                raise ValueError(
+                    f"`preset` {preset!r} must have heads of {2 * sum(split)} channels, got {stage.head_dim}; for "
+                    f"others give `split`, the pairs of each axis, {split} there."
+                )
         encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
         return RotaryPosition(encoding, stage.depth, joining.joined)
 
@@ -100,8 +109,10 @@ class PlaneRotary(RotaryEncoding):
     crops = True
     #: None if each channel has its own angle, without pairs.
     layout: Layout | None = "interleaved"
-    #: The number of pairs of each axis, in the order of the channels, for layouts that need it.
+    #: The number of pairs of each part of the channels, in their order, for layouts that need it.
     pairs: tuple[int, ...] = ()
+    #: The range of the channels that are rotated, for layout 'half_rotated'.
+    rotated: tuple[int, ...] = ()
     coordinates: Coordinates = Coordinates()
     noise: Noise = Noise()
     scaling: Scaling = Scaling()
@@ -117,7 +128,7 @@ class PlaneRotary(RotaryEncoding):
     def rotations(self, grid: Grid) -> list[Rotation]:
         if self.layout == "half_per_axis":
             return [PairRotation(self(grid), True, len(self.pairs))]
-        return [PairRotation(self(grid), self.layout == "half")]
+        return [PairRotation(self(grid), self.layout in ("half", "half_rotated"), 1, *self.rotated)]
 
     @property
     def noisy(self) -> bool:
@@ -137,9 +148,9 @@ class PlaneRotary(RotaryEncoding):
         self.scaling = scaling.at(built)
         if self.scaling != scaling:
             self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
-        if self.scaling.scaling is not None and self.coordinates.coordinates != "patches":
+        if self.scaling.scaling is not None and not self.coordinates.in_patches:
             raise ValueError(
-                f"`scaling` must go with coordinates 'patches', as others are relative to the grid, got "
+                f"`scaling` must go with coordinates 'patches' or 'centered', as others are relative to the grid, got "
                 f"{self.coordinates.coordinates!r}."
             )
 
@@ -243,8 +254,8 @@ def axial(*frequencies: Tensor) -> Tensor:
 
 def waves(angles: Tensor, grid: Grid, layout: Layout | None, pairs: tuple[int, ...] = ()) -> Tensor:
     """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
-    if layout in ("half_per_axis", "tiled"):  # both channels of a pair are of one axis, whose angles are repeated
-        angles = torch.cat([part for of_axis in angles.split(pairs, -1) for part in (of_axis, of_axis)], -1)
+    if layout in IN_PARTS:  # both channels of a pair are of one part, whose angles are repeated
+        angles = torch.cat([half for part in angles.split(pairs, -1) for half in (part, part)], -1)
     sines, cosines = angles.sin(), angles.cos()
     if grid.prefix:  # an angle of 0
         shape = (*angles.shape[:-2], grid.prefix, angles.shape[-1])
