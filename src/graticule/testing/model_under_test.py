@@ -368,6 +368,14 @@ def check_same(actual: Tensor, expected: Tensor, law: str, tolerance: float = EX
         raise Failed(f"{law}, got a difference of {_difference(actual, expected):.1e}")
 
 
+def rounding(dtype: torch.dtype, largest: float = 1.0, terms: int = 16) -> float:
+    """Return the most that a sum of `terms` products, each up to `largest`, is off when it is computed in `dtype`.
+
+    16 are the pixels of bicubic resampling. Right code may have tables of float32, which a wider dtype does not mend.
+    """
+    return terms * largest * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+
+
 def is_same(actual: Tensor, expected: Tensor, tolerance: float = SAME) -> bool:
     """Return whether two outputs of one shape are the same, up to `tolerance` of the largest."""
     largest = float(torch.where(expected.isfinite(), expected, 0).abs().max())

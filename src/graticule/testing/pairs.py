@@ -10,7 +10,9 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,9 +20,9 @@ from torch import Tensor
 from graticule.encodings.build import build_position
 from graticule.position.grid import Grid
 from graticule.position.places import by
-from graticule.testing.model_under_test import SAME, Failed, NotApplicable, Size, check_same, is_same
+from graticule.testing.model_under_test import Failed, NotApplicable, Size, check_same, is_same, rounding
 from graticule.testing.order import COLUMNS, OPPOSITE, RIGHT, Relative
-from graticule.testing.tables import PositionCode, laws_of
+from graticule.testing.tables import PositionCode, autocast, laws_of
 
 #: Grids of the laws: a square, one of twice its sides, one of as many patches, and two transposed ones.
 GRIDS: tuple[Size, ...] = ((6, 6), (12, 12), (4, 9), (3, 5), (5, 3))
@@ -34,6 +36,15 @@ class PairCode(PositionCode, ABC):
     prefix: int
     expected: PairCode | None
     grids: tuple[Size, ...]
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference of equal values, of angles of a step per patch in float32."""
+        return rounding(torch.float32, max(map(max, self.grids)), terms=4)
+
+    def same(self, actual: Tensor, expected: Tensor) -> bool:
+        """Return whether values are equal."""
+        return is_same(actual, expected, self.tolerance)
 
     @abstractmethod
     def at(self, grid: Size) -> Tensor:
@@ -87,6 +98,19 @@ class RotationCode(PairCode):
         units = units.expand(-1, self.heads, self.prefix + math.prod(grid), -1)
         return self.rotated(units, grid).permute(1, 2, 3, 0)
 
+    @property
+    def long_grid(self) -> Size:
+        """A grid whose columns bfloat16 cannot count, or the last one if it is refused, as by tables of other sizes."""
+        with suppress(Failed):
+            self.at(LONG)
+            return LONG
+        return self.grids[-1]
+
+    def values(self) -> dict[Size, Tensor]:
+        """Return the matrices of a long grid in float32."""
+        grid = self.long_grid
+        return {grid: self.at(grid, torch.float32)}
+
     def attention(self, grid: Size, plain: bool = False) -> Relative:
         """Return the attention of one query and one key at all patches."""
         pair = torch.randn(2, self.heads, 1, self.channels, 1, generator=torch.Generator().manual_seed(0)).double()
@@ -118,6 +142,10 @@ class BiasCode(PairCode):
             raise Failed(f"the bias of {by(grid)} patches must be {side} x {side}, got {tuple(bias.shape)}")
         return bias.double().reshape(-1, side, side)
 
+    def values(self) -> dict[Size, Tensor]:
+        """Return the biases of all grids."""
+        return {grid: self.at(grid) for grid in self.grids}
+
     def attention(self, grid: Size, plain: bool = False) -> Relative:
         """Return the bias between patches."""
         return Relative(self.at(grid)[:, self.prefix :, self.prefix :], None, grid, self.prefix)
@@ -128,12 +156,22 @@ def length(code: RotationCode) -> str:
     for grid in code.grids:
         matrices = code.at(grid)
         change = float((matrices.mT @ matrices - torch.eye(matrices.shape[-1]).double()).abs().max())
-        if change > SAME:
+        if change > code.tolerance:
             raise Failed(
                 f"a rotation must keep the length of queries, got a change by up to {100 * change:.2g} %: the table "
-                "and its use disagree on which channels form a pair (neighbors, or i and i + d / 2)"
+                f"and its use disagree on which channels form a pair{_layouts(matrices[:, code.prefix :])}"
             )
     return "queries keep their length"
+
+
+def _layouts(matrices: Tensor) -> str:
+    """Return how far apart channels of one angle are, and those that are rotated into each other, (h, N, d, d)."""
+    cosines, channels = matrices.diagonal(dim1=-2, dim2=-1), matrices.shape[-1]
+    gaps = [gap for gap in (1, channels // 4, channels // 2) if gap and channels % (2 * gap) == 0]
+    table = [gap for gap in gaps if is_same(*cosines.unflatten(-1, (-1, 2, gap)).unbind(-2))]
+    use = int(matrices[:, -1, 0, 1:].abs().sum(0).argmax()) + 1
+    same = f"channels {table[0]} apart have the same angle, " if table else ""
+    return f": {same}those {use} apart are rotated into each other"
 
 
 def axes(code: PairCode) -> str:
@@ -145,7 +183,7 @@ def axes(code: PairCode) -> str:
         if code.attention(grid).reading() == COLUMNS:
             raise Failed(f"position must run row by row over {by(grid)} patches, got {COLUMNS}")
     for first, second in itertools.combinations(code.grids, 2):
-        if math.prod(first) == math.prod(second) and torch.allclose(code.at(first), code.at(second)):
+        if math.prod(first) == math.prod(second) and code.same(code.at(first), code.at(second)):
             raise Failed(f"{by(first)} patches must differ from {by(second)}, got the same position")
     return f"row by row over {', '.join(map(by, wide))} patches"
 
@@ -155,7 +193,7 @@ def shift(code: PairCode) -> str:
     for grid in code.grids:
         if isinstance(code, RotationCode):
             first, last = code.at(grid)[:, -2:].unbind(1)
-            if (first @ last - last @ first).abs().max() > SAME:
+            if not code.same(first @ last, last @ first):
                 raise NotApplicable("rotations do not commute")
         reading = code.attention(grid).reading()
         if reading in (None, OPPOSITE):
@@ -173,7 +211,7 @@ def transposition(code: PairCode) -> str:
 
     def mirrors(grid: Size) -> bool:
         there, back = (code.attention(at, plain=True).by_displacement() for at in (grid, grid[::-1]))
-        return all(is_same(there[y, x].sum(), back[x, y].sum()) for y, x in there)
+        return all(code.same(there[y, x].sum(), back[x, y].sum()) for y, x in there)
 
     pairs = [grid for grid in code.grids if grid[0] != grid[1] and grid[::-1] in code.grids]
     if not pairs or not mirrors(code.grids[0]):
@@ -191,11 +229,13 @@ def prefix(code: PairCode) -> str:
         position, count = code.at(grid), code.prefix
         if isinstance(code, RotationCode):
             unit = torch.eye(code.channels, dtype=position.dtype).expand_as(position[:, :count])
-            check_same(position[:, :count], unit, f"tokens before {by(grid)} patches must not be rotated", SAME)
+            check_same(
+                position[:, :count], unit, f"tokens before {by(grid)} patches must not be rotated", code.tolerance
+            )
         else:
             for values in (position[:, :count, count:], position[:, count:, :count].mT):
                 law = f"a token before {by(grid)} patches must have the same bias with all of them"
-                check_same(values, values[..., :1].expand_as(values), law, SAME)
+                check_same(values, values[..., :1].expand_as(values), law, code.tolerance)
         reading = code.attention(grid).reading() or ""
         if reading.startswith("shifted"):
             raise Failed(f"the first patch must be at the first position, got positions {reading} of {by(grid)}")
@@ -204,24 +244,22 @@ def prefix(code: PairCode) -> str:
 
 def dtype(code: RotationCode) -> str:
     """Queries keep their dtype, and bfloat16 rounds queries alone, not their coordinates."""
-    try:
-        exact, grid = code.at(LONG), LONG
-    except Failed:  # tables of other sizes
-        exact, grid = code.at(code.grids[-1]), code.grids[-1]
-    for precision, most in ((torch.float32, 1e-3), (torch.bfloat16, 0.05)):
+    exact = code.at(grid := code.long_grid)
+    for precision, largest in ((torch.float32, max(grid)), (torch.bfloat16, 1)):
         matrices = code.at(grid, precision)
         if matrices.dtype != precision:
             raise Failed(f"queries of {precision} must stay {precision}, got {matrices.dtype}")
-        check_same(matrices, exact, f"{precision} must be near float64 on {by(grid)} patches", most)
+        law = f"{precision} must be near float64 on {by(grid)} patches"
+        check_same(matrices, exact, law, rounding(precision, largest, terms=4))
     return f"float32 and bfloat16 on {by(grid)} patches"
 
 
 def batch(code: RotationCode) -> str:
     """A batch gives the same as each sample alone."""
     for grid in code.grids:
-        queries = torch.randn(3, code.heads, code.prefix + math.prod(grid), code.channels, dtype=torch.float64)
-        alone = torch.cat([code.rotated(sample, grid) for sample in queries.split(1)])
-        check_same(code.rotated(queries, grid), alone, "a batch must give the same as its samples alone", SAME)
+        x = torch.randn(3, code.heads, code.prefix + math.prod(grid), code.channels, dtype=torch.float64)
+        alone = torch.cat([code.rotated(sample, grid) for sample in x.split(1)])
+        check_same(code.rotated(x, grid), alone, "a batch must give the same as its samples alone", code.tolerance)
     return "3 samples give the same together and alone"
 
 
@@ -229,7 +267,7 @@ def repetition(code: PairCode) -> str:
     """Another grid in between changes nothing."""
     before = {grid: code.at(grid) for grid in code.grids}
     for grid, first in reversed(before.items()):
-        check_same(code.at(grid), first, f"{by(grid)} patches must have the same after other grids", SAME)
+        check_same(code.at(grid), first, f"{by(grid)} patches must have the same after other grids", code.tolerance)
     return "the same after other grids"
 
 
@@ -256,7 +294,7 @@ def _coordinates(code: PairCode, axis: int) -> str:
         ("relative to the size, from the first patch to the last", side - 1, 2 * side - 1),
     ):
         near, far = (at[(count, 0) if axis == 0 else (0, count)] for at, count in ((small, first), (large, second)))
-        if is_same(near, far):
+        if code.same(near, far):
             return kind
     raise NotApplicable("coordinates depend on the size in another way")
 
@@ -266,7 +304,7 @@ def expected(code: PairCode) -> str:
     if code.expected is None:
         raise NotApplicable("none is declared")
     for grid in code.grids:
-        if not is_same(code.at(grid), code.expected.at(grid)):
+        if not code.same(code.at(grid), code.expected.at(grid)):
             named = _difference_of_biases if isinstance(code, BiasCode) else _difference_of_rotations
             raise Failed(f"{by(grid)} patches must have the expected position, got {named(code, code.expected)}")
     return f"equal on {', '.join(map(by, code.grids))} patches"
@@ -275,30 +313,31 @@ def expected(code: PairCode) -> str:
 def _difference_of_biases(code: PairCode, known: PairCode) -> str:
     grid = code.grids[0]
     bias, other = code.at(grid), known.at(grid)
-    if torch.allclose(bias, other.mT):
+    if code.same(bias, other.mT):
         return "the opposite sign of displacements"
     turned = torch.arange(math.prod(grid)).view(grid).T.flatten() + code.prefix
     turned = torch.cat([torch.arange(code.prefix), turned])
-    exchanged = grid[0] == grid[1] and torch.allclose(bias, other[:, turned][:, :, turned])
+    exchanged = grid[0] == grid[1] and code.same(bias, other[:, turned][:, :, turned])
     return "rows and columns exchanged" if exchanged else "other values"
 
 
 def _difference_of_rotations(code: PairCode, known: PairCode) -> str:
+    near = partial(_near, tolerance=code.tolerance)
     partner, first, steps = _angles(code, code.grids[0])
     its_partner, its_first, its_steps = _angles(known, code.grids[0])
     if not torch.equal(partner, its_partner):
         return f"other pairs: channel 0 with {int(partner[0, 0])} instead of {int(its_partner[0, 0])}"
     sizes, others = steps.abs(), its_steps.abs()
-    if not _near(sizes.flatten().sort()[0], others.flatten().sort()[0]):
+    if not near(sizes.flatten().sort()[0], others.flatten().sort()[0]):
         factor = sizes.max() / others.max()
-        if torch.allclose(sizes, factor * others, atol=SAME):
+        if torch.allclose(sizes, factor * others, atol=code.tolerance):
             return f"angles between neighboring patches that are {factor:.3g} times as large"
         return "other frequencies, as of another base"
-    if not _near(sizes, others):
-        return "rows and columns exchanged" if _near(sizes, others.flip(0)) else "frequencies in another order"
-    if not _near(steps, its_steps):
+    if not near(sizes, others):
+        return "rows and columns exchanged" if near(sizes, others.flip(0)) else "frequencies in another order"
+    if not near(steps, its_steps):
         return "the opposite sign of displacements"
-    return "other values" if _near(first, its_first) else "another origin, as of coordinates of corners or middles"
+    return "other values" if near(first, its_first) else "another origin, as of coordinates of corners or middles"
 
 
 def _angles(code: PairCode, grid: Size) -> tuple[Tensor, Tensor, Tensor]:
@@ -308,7 +347,7 @@ def _angles(code: PairCode, grid: Size) -> tuple[Tensor, Tensor, Tensor]:
     """
     matrices = code.at(grid)[:, code.prefix :]  # (h, N, d, d)
     channels = torch.arange(matrices.shape[-1])
-    coupled = matrices.abs().amax(1) * (channels[:, None] != channels) > SAME  # (h, d, d)
+    coupled = matrices.abs().amax(1) * (channels[:, None] != channels) > code.tolerance  # (h, d, d)
     partner = torch.where(coupled.any(-1), coupled.int().argmax(-1), channels)
     sines = matrices.gather(-1, partner[:, None, :, None].expand(*matrices.shape[:-1], 1)).squeeze(-1)
     sines = sines * torch.sign(channels - partner)[:, None]
@@ -321,11 +360,11 @@ def _wrapped(angles: Tensor) -> Tensor:
     return math.pi - (math.pi - angles) % (2 * math.pi)
 
 
-def _near(angles: Tensor, other: Tensor) -> bool:
-    return bool(_wrapped(angles - other).abs().max() <= SAME)
+def _near(angles: Tensor, other: Tensor, tolerance: float) -> bool:
+    return bool(_wrapped(angles - other).abs().max() <= tolerance)
 
 
 # first the law that a cache fulfills once it is full
 _LAWS = (axes, shift, transposition, prefix, coordinates, expected)
-BiasCode.laws = laws_of(repetition, *_LAWS)
-RotationCode.laws = laws_of(repetition, length, dtype, batch, *_LAWS)
+BiasCode.laws = laws_of(repetition, autocast, *_LAWS)
+RotationCode.laws = laws_of(repetition, length, dtype, autocast, batch, *_LAWS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from graticule.external.images import error_line
 from graticule.position.places import by
 from graticule.position.resampling import build_resampler
-from graticule.testing.model_under_test import SAME, Failed, NotApplicable, Size, check_same, is_same
+from graticule.testing.model_under_test import Failed, NotApplicable, Size, check_same, is_same, rounding
 from graticule.testing.models import Finding
 
 
@@ -60,8 +60,15 @@ class TableCode(PositionCode):
 
     @property
     def tolerance(self) -> float:
-        """The largest difference of equal values, relative to the largest one; weights are float32 or the dtype's."""
-        return max(SAME, 8 * torch.finfo(self.table.dtype).eps)
+        """The largest difference of equal values, relative to the largest one."""
+        return rounding(self.table.dtype)
+
+    def values(self) -> dict[Size, Tensor]:
+        """Return the positions of other grids; a law does not apply if they are refused, which other laws find."""
+        try:
+            return {grid: self.at(grid) for grid in self.other_grids}
+        except Failed as error:
+            raise NotApplicable(str(error)) from error
 
     @property
     def other_grids(self) -> tuple[Size, ...]:
@@ -125,7 +132,7 @@ def axes(code: TableCode) -> str:
     if height % 2:
         raise NotApplicable("the height of the table is odd")
     wide = height // 2, 2 * width
-    if torch.allclose(code.at(wide), code.at(code.native)):
+    if is_same(code.at(wide), code.at(code.native), code.tolerance):
         raise Failed(f"{by(wide)} patches must differ from {by(code.native)}, got the same positions")
     return f"{by(wide)} patches differ from {by(code.native)}"
 
@@ -170,7 +177,7 @@ def separation(code: TableCode) -> str:
                 patches = code.map(grid)
                 across = patches - patches.narrow(1 - axis, 0, 1)
                 grows = patches.select(axis, -1) > patches.select(axis, 0)
-                if across.abs().max() > code.tolerance * ramp.max() or not grows.all():
+                if across.abs().max() > code.tolerance * patches.abs().max() or not grows.all():
                     name = ("rows", "columns")[axis]
                     raise Failed(f"{by(grid)} patches of a table that grows along {name} must grow along {name} alone")
     return "rows stay rows, columns stay columns"
@@ -197,16 +204,30 @@ def repetition(code: TableCode) -> str:
 
 def dtype(code: TableCode) -> str:
     """Positions have the dtype of the table."""
-    for grid, rows in _accepted(code).items():
+    for grid, rows in code.values().items():
         if rows.dtype != code.table.dtype:
             law = f"positions of {by(grid)} patches must be {code.table.dtype}, as the table"
             raise Failed(f"{law}, got {rows.dtype}")
     return f"{code.table.dtype}, as the table"
 
 
+def autocast(code: Any) -> str:
+    """Autocast to bfloat16 rounds values alone, not coordinates, indices and angles."""
+    expected = code.values()
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            actual = code.values()
+    except NotApplicable as error:
+        raise Failed(f"with autocast, {error}") from error
+    for grid, values in expected.items():
+        law = f"autocast must not round coordinates of {by(grid)} patches"
+        check_same(actual[grid].double(), values.double(), law, rounding(torch.bfloat16))
+    return f"the same with autocast on {', '.join(map(by, expected))} patches"
+
+
 def resampling(code: TableCode) -> str:
     """The table is resampled as declared: kernel, antialias, and centers of patches (half-open) or aligned corners."""
-    positions, table = _accepted(code), code.native_map().movedim(-1, 0)
+    positions, table = code.values(), code.native_map().movedim(-1, 0)
 
     def follows(name: str) -> bool:
         resample = build_resampler(name)
@@ -224,16 +245,8 @@ def resampling(code: TableCode) -> str:
     return known
 
 
-def _accepted(code: TableCode) -> dict[Size, Tensor]:
-    """Return the positions of other grids; a law does not apply if they are refused, which other laws find."""
-    try:
-        return {grid: code.at(grid) for grid in code.other_grids}
-    except Failed as error:
-        raise NotApplicable(str(error)) from error
-
-
 TableCode.laws = laws_of(
-    native, axes, constant, transposition, reflection, separation, prefix, repetition, dtype, resampling
+    native, axes, constant, transposition, reflection, separation, prefix, repetition, dtype, autocast, resampling
 )
 
 
