@@ -28,6 +28,7 @@ from .external.convert.back import to_timm as to_timm
 from .external.convert.back import to_transformers as to_transformers
 from .external.convert.conversion import convert as convert
 from .external.hub import save_pretrained as save_pretrained
+from .external.rotary import set_rotary as set_rotary
 from .hub.kinds import from_pretrained as from_pretrained
 from .lab.data.augmentation import Augmentation as Augmentation
 from .lab.data.augmentation import DenseAugmentation as DenseAugmentation

@@ -1,5 +1,6 @@
 """Rotations of models of diffusers and transformers: found by class, replaced exactly, restored."""
 
+import copy
 import functools
 import importlib
 
@@ -8,119 +9,180 @@ import torch
 from torch import nn
 from transformers_models import SMALL
 
+import graticule
 from graticule.encodings.build import build_position
-from graticule.external.rotary import rotation_of
+from graticule.external.rotary import FORMATS, rotation_of
 from graticule.position.grid import Grid
 
 GRIDS = [(3, 4), (6, 2), (5, 9)]
-_HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
-_DIT = {**_HEADS, "num_layers": 1, "in_channels": 4}
+_DIT = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1, "in_channels": 4}
 _FLUX = {**_DIT, "num_single_layers": 1, "patch_size": 1, "joint_attention_dim": 32}
+_WAN = {**_DIT, "out_channels": 4, "text_dim": 32, "freq_dim": 16, "ffn_dim": 32, "rope_max_seq_len": 32}
+_HUNYUAN = {**_DIT, "out_channels": 4, "num_single_layers": 1, "num_refiner_layers": 1, "rope_axes_dim": (4, 4, 8)}
+_TEXT = {"text_embed_dim": 32, "pooled_projection_dim": 32, "guidance_embeds": False}
+_QWEN = {**_DIT, "out_channels": 4, "joint_attention_dim": 32, "axes_dims_rope": (4, 4, 8)}
 _VL = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 16, "patch_size": 4}
-_QWEN = "rope(preset='qwen2_vl')"
-#: Name of a model -> class, arguments of the class or of its configuration, own dialect on (time, row, column).
+_CENTERED = "rope(base=10000, split=(2, 2, 4), coordinates=('patches', 'centered', 'centered'))"
+_FLUX1 = {**_FLUX, "axes_dims_rope": [4, 4, 8], "pooled_projection_dim": 32}
+_FLUX2 = {**_FLUX, "axes_dims_rope": (4, 4, 4, 4), "timestep_guidance_channels": 32}
+QWEN2 = "Qwen2VisionTransformerPretrainedModel"
+#: Class -> arguments of it or of its configuration, and the encoding that it has on (time, row, column).
 DIFFUSERS = {
-    "flux": (
-        "FluxTransformer2DModel",
-        {**_FLUX, "axes_dims_rope": [4, 4, 8], "pooled_projection_dim": 32},
-        "rope(base=10000, split=(2, 2, 4))",
-    ),
-    "flux2": (
-        "Flux2Transformer2DModel",
-        {**_FLUX, "axes_dims_rope": (4, 4, 4, 4), "timestep_guidance_channels": 32},
-        "rope(base=2000)",
-    ),
-    "wan": (
-        "WanTransformer3DModel",
-        {**_DIT, "out_channels": 4, "text_dim": 32, "freq_dim": 16, "ffn_dim": 32, "rope_max_seq_len": 32},
-        "rope(base=10000, split=(4, 2, 2))",
-    ),
-    "hunyuan_video": (
-        "HunyuanVideoTransformer3DModel",
-        {
-            **{**_DIT, "out_channels": 4, "num_single_layers": 1, "num_refiner_layers": 1, "rope_axes_dim": (4, 4, 8)},
-            **{"text_embed_dim": 32, "pooled_projection_dim": 32, "guidance_embeds": False},
-        },
-        "rope(base=256, split=(2, 2, 4))",
-    ),
-    "qwen_image": (
-        "QwenImageTransformer2DModel",
-        {**_DIT, "out_channels": 4, "joint_attention_dim": 32, "axes_dims_rope": (4, 4, 8)},
-        None,
-    ),
+    "FluxTransformer2DModel": (_FLUX1, "rope(base=10000, split=(2, 2, 4))"),
+    "Flux2Transformer2DModel": (_FLUX2, "rope(base=2000)"),
+    "WanTransformer3DModel": (_WAN, "rope(base=10000, split=(4, 2, 2))"),
+    "HunyuanVideoTransformer3DModel": ({**_HUNYUAN, **_TEXT}, "rope(base=256, split=(2, 2, 4))"),
+    "QwenImageTransformer2DModel": (_QWEN, _CENTERED),
 }
 TRANSFORMERS = {
-    "dinov3": ("DINOv3ViTModel", {**SMALL, "num_register_tokens": 2}, "rope(preset='dinov3')"),
-    "pixtral": ("PixtralVisionModel", {**SMALL, "hidden_act": "silu"}, "rope(preset='pixtral')"),
-    "qwen2_vl": ("Qwen2VisionTransformerPretrainedModel", {**_VL, "embed_dim": 32, "hidden_size": 16}, _QWEN),
-    "qwen2_5_vl": ("Qwen2_5_VisionTransformerPretrainedModel", {**_VL, "window_size": 16}, _QWEN),
-    "qwen3_vl": ("Qwen3VLVisionModel", {**_VL, "deepstack_visual_indexes": []}, _QWEN),
+    "DINOv3ViTModel": ({**SMALL, "num_register_tokens": 2}, "rope(preset='dinov3')"),
+    "PixtralVisionModel": ({**SMALL, "hidden_act": "silu"}, "rope(preset='pixtral')"),
+    QWEN2: ({**_VL, "embed_dim": 32, "hidden_size": 16}, "rope(preset='qwen2_vl')"),
+    "Qwen2_5_VisionTransformerPretrainedModel": ({**_VL, "window_size": 16}, "rope(preset='qwen2_vl')"),
+    "Qwen3VLVisionModel": ({**_VL, "deepstack_visual_indexes": []}, "rope(preset='qwen2_vl')"),
 }
+MODELS = [*TRANSFORMERS, *(pytest.param(name, marks=pytest.mark.slow) for name in DIFFUSERS)]
 
 
 @functools.cache
+def _built(name):
+    torch.manual_seed(0)
+    room = "transformers.models.qwen2_vl.modeling_qwen2_vl" if name == QWEN2 else "transformers"
+    kind = getattr(importlib.import_module("diffusers" if name in DIFFUSERS else room), name)
+    options = {**DIFFUSERS, **TRANSFORMERS}[name][0]
+    return (kind(**options) if name in DIFFUSERS else kind(kind.config_class(**options))).eval()
+
+
 def build(name):
     """Return a small model with random weights."""
-    torch.manual_seed(0)
-    if name in DIFFUSERS:
-        kind, options, _ = DIFFUSERS[name]
-        return getattr(importlib.import_module("diffusers"), kind)(**options).eval()
-    kind, options, _ = TRANSFORMERS[name]
-    at = "transformers.models.qwen2_vl.modeling_qwen2_vl" if name == "qwen2_vl" else "transformers"
-    model = getattr(importlib.import_module(at), kind)
-    return model(model.config_class(**options)).eval()
+    return copy.deepcopy(_built(name))
 
 
-def run(name, model, grid, dtype=torch.float32):
-    """Return the output of a model for a grid of patches, with texts where it takes them."""
+def dialect(name):
+    """Return the encoding that a model has."""
+    return {**DIFFUSERS, **TRANSFORMERS}[name][1]
+
+
+def rotation(model):
+    """Return the module that computes the rotation of a model."""
+    return next(part for part in model.modules() if type(part).__name__ in (*FORMATS, "ReplacedRotation"))
+
+
+@torch.no_grad()
+def run(model, grid):
+    """Return the output of a model for a grid of patches, with texts where it takes them, and a second image."""
     torch.manual_seed(1)
-    height, width = grid
-    draw = functools.partial(torch.randn, dtype=dtype)
-    texts = {"encoder_hidden_states": draw(1, 5, 32), "timestep": torch.tensor([0.5], dtype=dtype)}
-    with torch.no_grad():
-        if name in ("flux", "flux2"):
-            axes = len(model.config.axes_dims_rope)
-            ids = torch.zeros(height, width, axes)
-            ids[..., 1], ids[..., 2] = torch.arange(height)[:, None], torch.arange(width)
-            text = torch.zeros(5, axes)
-            text[:, 3:] = torch.arange(5.0)[:, None]
-            more = {"pooled_projections": draw(1, 32)} if name == "flux" else {"guidance": torch.ones(1, dtype=dtype)}
-            tokens = draw(1, height * width, 4)
-            return model(tokens, **texts, **more, img_ids=ids.flatten(0, 1), txt_ids=text).sample
-        if name == "wan":
-            return model(draw(1, 4, 2, 2 * height, 2 * width), **texts).sample
-        if name == "hunyuan_video":
-            more = {"encoder_attention_mask": torch.ones(1, 5), "pooled_projections": draw(1, 32)}
-            return model(draw(1, 4, 2, 2 * height, 2 * width), **texts, **more).sample
-        if name == "qwen_image":
-            shapes = [[(1, height, width), (1, 2, 3)]]
-            return model(draw(1, height * width + 6, 4), **texts, img_shapes=shapes).sample
-        if name in ("dinov3", "pixtral"):
-            size = model.config.patch_size
-            return model(draw(1, 3, size * height, size * width)).last_hidden_state
-        patches = draw(8 * height * width, 3 * 2 * 16)  # two images of merged blocks of 2 x 2
-        return model(patches, grid_thw=torch.tensor([[1, 2 * height, 2 * width]] * 2)).last_hidden_state
-
-
-MODELS = [*TRANSFORMERS, *(pytest.param(name, marks=pytest.mark.slow) for name in DIFFUSERS)]
+    name, (height, width) = type(model).__name__, grid
+    draw = functools.partial(torch.randn, dtype=next(model.parameters()).dtype)
+    texts = {"encoder_hidden_states": draw(1, 5, 32), "timestep": draw(1)}
+    if name.startswith("Flux"):
+        axes = len(model.config.axes_dims_rope)
+        ids = torch.cartesian_prod(*(torch.arange(side) for side in (1, height, width, 1)[:axes]))
+        text = torch.cartesian_prod(*(torch.arange(side) for side in (1, 1, 1, 5)))[:, 4 - axes :] * (axes == 4)
+        more = {"pooled_projections": draw(1, 32)} if axes == 3 else {"guidance": draw(1)}
+        return model(draw(1, height * width, 4), **texts, **more, img_ids=ids, txt_ids=text).sample
+    if name.startswith(("Wan", "Hunyuan")):
+        more = {"encoder_attention_mask": torch.ones(1, 5), "pooled_projections": draw(1, 32)}
+        return model(draw(1, 4, 2, 2 * height, 2 * width), **texts, **(more if name[0] == "H" else {})).sample
+    if name in DIFFUSERS:
+        return model(draw(1, height * width + 6, 4), **texts, img_shapes=[[(1, *grid), (1, 2, 3)]]).sample
+    if "Qwen" not in name:
+        return model(draw(1, 3, 8 * height, 8 * width)).last_hidden_state
+    patches = draw(8 * height * width, 3 * 2 * 16)  # two images of merged blocks of 2 x 2
+    return model(patches, grid_thw=torch.tensor([[1, 2 * height, 2 * width]] * 2)).last_hidden_state
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rotation_of_a_model_is_its_dialect(name):
     rotate, channels = rotation_of(build(name))
     queries = torch.randn(2, 1, 45, channels, dtype=torch.float64)
-    rotated = rotate(queries, (5, 9))
-    torch.testing.assert_close(rotated.norm(dim=-1), queries.norm(dim=-1), rtol=1e-6, atol=0)
-    *_, dialect = {**DIFFUSERS, **TRANSFORMERS}[name]
-    if dialect is not None:
-        grid = Grid(5, 9) if name in TRANSFORMERS else Grid(1, 5, 9, *(1,) * (name == "flux2"))
-        position = build_position(grid, dim=channels, depth=1, num_heads=1, encoding=dialect).double().eval()
-        expected, _ = position(grid)[0].rotary(queries, queries)
-        torch.testing.assert_close(rotated, expected, rtol=0, atol=5e-6)
+    grid = Grid(5, 9) if name in TRANSFORMERS else Grid(1, 5, 9, *(1,) * (name[4] == "2"))
+    position = build_position(grid, dim=channels, depth=1, num_heads=1, encoding=dialect(name)).double().eval()
+    expected, _ = position(grid)[0].rotary(queries, queries)
+    torch.testing.assert_close(rotate(queries, (5, 9)), expected, rtol=0, atol=5e-6)
 
 
-def test_rotation_of_another_model_is_refused():
-    with pytest.raises(
-        ValueError, match=r"`model` must have a rotation of FluxPosEmbed, .*, got Linear, which has none"
-    ):
-        rotation_of(nn.Linear(2, 2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_own_dialect_gives_the_same_outputs(name, dtype):
+    model = build(name).to(dtype)
+    if dtype == torch.bfloat16:  # the cast has rounded the frequencies, or cosines and sines, of the model
+        vars(rotation(model)).update(vars(rotation(build(name))))
+    expected = [run(model, grid) for grid in GRIDS]
+    graticule.set_rotary(model, dialect(name))
+    assert all(map(torch.equal, (run(model, grid) for grid in GRIDS), expected))
+    graticule.set_rotary(model, dialect(name).replace("base=", "base=9").replace("preset", "base=9, preset"))
+    assert not torch.equal(run(model, GRIDS[2]), expected[2])
+    assert torch.equal(run(graticule.set_rotary(model, None), GRIDS[2]), expected[2])
+
+
+def test_noise_of_dinov3_in_training_is_that_of_the_model():
+    model = build("DINOv3ViTModel").train()
+    expected = run(model, (3, 4))
+    assert not torch.equal(run(build("DINOv3ViTModel"), (3, 4)), expected)
+    assert torch.equal(run(graticule.set_rotary(model, "rope(preset='dinov3')"), (3, 4)), expected)
+
+
+def test_all_else_stays_the_same_object():
+    model, outputs = build("PixtralVisionModel").train(), []
+    own = rotation(model)
+    handle = own.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
+    others = [part for part in model.modules() if part is not own]
+    values, config = list(model.state_dict(keep_vars=True).items()), model.config.to_dict()
+    assert graticule.set_rotary(nn.Sequential(model), "rope(preset='pixtral')")[0] is model
+    graticule.set_rotary(model, "rope(preset='pixtral', offset=2)")
+    assert [part for part in model.modules() if part not in rotation(model).modules()] == others
+    assert all(part.training for part in model.modules()) and model.config.to_dict() == config
+    now = model.state_dict(keep_vars=True)
+    assert [*now] == [name for name, _ in values] and all(now[name] is value for name, value in values)
+    run(copy.deepcopy(model), (3, 4))
+    assert len(outputs) == 1
+    handle.remove()
+    assert rotation(graticule.set_rotary(model, None)) is own and not own._forward_hooks
+
+
+def test_a_learned_encoding_has_parameters_and_keeps_its_precision():
+    model = graticule.set_rotary(build(QWEN2), "rope_mixed")
+    assert model.state_dict().keys() - build(QWEN2).state_dict().keys() == {"rotary_pos_emb.encoding.freqs"}
+    with torch.autocast("cpu", torch.bfloat16):
+        cosines, sines = rotation(model)(torch.zeros(1), torch.tensor([[3, 200], [1, 300]]))
+    freqs = rotation(model).encoding.freqs
+    torch.testing.assert_close(sines[0, :8], (3 * freqs[1, 0, 0] + 200 * freqs[0, 0, 0]).sin(), rtol=0, atol=2e-5)
+    cosines.sum().backward()
+    assert freqs.grad.any()
+
+
+def test_casts_autocast_and_the_meta_device_change_no_angle():
+    model = graticule.set_rotary(build(QWEN2), "rope(base=77, layout='half')")
+    inputs = torch.zeros(1), torch.tensor([[3, 257], [1, 300]])
+    expected = rotation(model)(*inputs)
+    for change in (model.bfloat16, lambda: model.to("meta").to_empty(device="cpu")):
+        change()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert all(map(torch.equal, rotation(model)(*inputs), expected))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("rope", "`layout` must be 'half', the pairs of channels of PixtralVisionRotaryEmbedding, got 'interleaved'"),
+        *((name, f"`encoding` must rotate pairs .*, got {name}") for name in ("learnable", "pope", "liere", "rope_1d")),
+        ("rope_mixed(layers=1)", "`layers` must be left out: Pixtral.* once for all layers"),
+        ("rope(layout='half', split=(4, 4, 4, 4))", "`split` must be"),
+        ("rope(layout='half', scaling='ntk')", "`scaling` must be left out"),
+        ("rope(layout='half', coordinates='min')", "`coordinates` must be 'patches' with Pixtral"),
+        (None, "`encoding` must be given: PixtralVisionModel has its own rotation"),
+    ],
+)
+def test_other_encodings_are_refused(encoding, message):
+    model = build("PixtralVisionModel")
+    own = rotation(model)
+    with pytest.raises(ValueError, match=message):
+        graticule.set_rotary(model, encoding)
+    assert rotation(model) is own
+
+
+def test_models_without_a_known_rotation_are_refused():
+    for function in (rotation_of, lambda model: graticule.set_rotary(model, "rope")):
+        with pytest.raises(ValueError, match=r"`model` must have one of the rotations FluxPosEmbed, .*; got Linear"):
+            function(nn.Linear(2, 2))

@@ -2,192 +2,251 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.checkpoints.obstacles import check_intact
+from graticule.encodings.build import build_position
+from graticule.encodings.forms.coordinates import linear
+from graticule.encodings.forms.rotary import PlaneRotary, RotaryPosition
 from graticule.external.images import evaluating
 from graticule.position.grid import Grid
 from graticule.position.places import lattice
+from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
+from graticule.registry.checks import checked
+from graticule.registry.specs import Spec
 
-
-class Request(NamedTuple):
-    """What a call of a rotation asks for.
-
-    places: the coordinates of tokens, (N, axes), or the grids of images, each of which is one later on the first axis.
-    like: a tensor of the device and dtype of the tokens.
-    texts: number of further tokens, whose coordinates on all axes continue those of the images.
-    """
-
-    places: Tensor | Sequence[Grid]
-    like: Tensor
-    texts: int = 0
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class RotationFormat:
     """What a class of another library gets and returns as the rotation of queries and keys.
 
-    frequencies: maps a module to its frequencies, one per pair, (d / 2,), as that computes them.
-    arguments: maps a module, a grid (height, width) and a dtype to the arguments of a call.
-    read: maps a module and the arguments of a call to what is asked for.
-    write: maps angles, (N, d / 2), and the magnitude of the rotation, or None, to cosines and sines, complex numbers or
-        matrices.
+    inputs: coordinates, (N, axes), which tokens may precede; pixels; or shapes of images, a device, and how many tokens
+        of a text continue their coordinates.
+    outputs: cosines and sines, (N, d), also in the dtype of the inputs, or (1, N, 1, d); or complex numbers.
     half: whether channel i forms a pair with i + d / 2 instead of its neighbor.
-    dtype: the dtype of its angles, on devices that have it.
-    rounded: whether what it returns has the dtype of the tokens.
-    unit: a factor of coordinates, applied before frequencies.
+    dtype: the dtype of angles, where a device has it.
+    channels: the name of its numbers of channels of each axis.
     """
 
-    frequencies: Callable[[Any], Tensor]
-    arguments: Callable[[Any, Sequence[int], torch.dtype], tuple[Any, ...]]
-    read: Callable[..., Request]
-    write: Callable[[RotationFormat, Tensor, Tensor | None, Request], Any]
+    inputs: Literal["coordinates", "pixels", "shapes"]
+    outputs: Literal["waves", "rounded waves", "waves per head", "complex"] = "waves"
     half: bool = True
     dtype: torch.dtype = torch.float32
-    rounded: bool = False
-    unit: float = 1.0
+    channels: str = ""
 
 
-def find_rotations(model: nn.Module) -> Iterator[tuple[str, nn.Module, RotationFormat]]:
-    """Yield the rotations of known classes in a model of diffusers or transformers: name, module and format."""
-    for name, module in model.named_modules():
-        library, kind = type(module).__module__.partition(".")[0], type(module).__name__
-        if library in ("diffusers", "transformers") and kind in FORMATS:
-            yield name, module, FORMATS[kind]
+_FLUX = RotationFormat("coordinates", "waves", False, torch.float64, "axes_dim")
+_HUNYUAN_VIDEO = RotationFormat("pixels", "waves", False, channels="rope_dim")
+#: Name of a class -> what it gets and returns.
+FORMATS = {
+    **dict.fromkeys(("FluxPosEmbed", "Flux2PosEmbed", "Krea2RotaryPosEmbed"), _FLUX),
+    "WanRotaryPosEmbed": RotationFormat("pixels", "waves per head", False, torch.float64),
+    **dict.fromkeys(("HunyuanVideoRotaryPosEmbed", "MotifVideoRotaryPosEmbed"), _HUNYUAN_VIDEO),
+    "QwenEmbedRope": RotationFormat("shapes", "complex", False, channels="axes_dim"),
+    "DINOv3ViTRopePositionEmbedding": RotationFormat("pixels", "rounded waves"),
+    "PixtralVisionRotaryEmbedding": RotationFormat("coordinates", "rounded waves"),
+    **{f"Qwen{name}VLVisionRotaryEmbedding": RotationFormat("coordinates") for name in ("2", "2_5_", "3")},
+}
+
+
+def find_rotations(model: nn.Module) -> list[nn.Module]:
+    """Return the rotations of known classes in a model of diffusers or transformers, which must have some."""
+    known = [part for part in model.modules() if type(part).__name__ in FORMATS]
+    if rotations := [part for part in known if type(part).__module__.startswith(("diffusers.", "transformers."))]:
+        return rotations
+    raise ValueError(f"`model` must have one of the rotations {', '.join(FORMATS)}; got {type(model).__name__}.")
 
 
 def rotation_of(model: nn.Module) -> tuple[Callable[[Tensor, tuple[int, int]], Tensor], int]:
-    """Return the rotation of the images of a model of diffusers or transformers, found by its class, and its channels.
+    """Return the rotation of the images of a model of diffusers or transformers, and its number of channels, d.
 
     `RotationCode(*rotation_of(model))` takes both. The function maps queries, (B, heads, H * W, d), on the device of
-    the model, and a grid (H, W) to rotated queries; d is the number of channels.
-
-    Raises:
-        ValueError: if the model has no rotation of a known class.
+    the model, and a grid (H, W) to rotated queries.
     """
-    _, module, known = next(find_rotations(model), ("", None, None))
-    if module is None or known is None:
-        raise ValueError(_no_rotation(model))
+    module = find_rotations(model)[0]
 
     def rotate(queries: Tensor, grid: tuple[int, int]) -> Tensor:
         with queries.device, evaluating(module):
-            outputs = module(*known.arguments(module, grid, queries.dtype))
-        return PairRotation(_as_table(outputs), known.half)(queries, queries)[0]
+            cosines, sines = module(*_arguments(module, grid, queries.dtype))
+        if cosines.is_complex():
+            cosines, sines = (part.repeat_interleave(2, -1) for part in (cosines.real, cosines.imag))
+        table = torch.cat([sines, cosines], -1).flatten(0, -2)
+        return PairRotation(table, FORMATS[type(module).__name__].half)(queries, queries)[0]
 
-    return rotate, 2 * len(known.frequencies(module))
-
-
-def _no_rotation(model: nn.Module) -> str:
-    return f"`model` must have a rotation of {', '.join(FORMATS)}, got {type(model).__name__}, which has none of them."
-
-
-def _as_table(outputs: Any) -> Tensor:
-    """Return the sines, then cosines, of each channel, (N, 2d), that a call of a rotation returned."""
-    if isinstance(outputs, Tensor):  # matrices
-        waves = [outputs[..., row, 0].repeat_interleave(2, -1) for row in (1, 0)]
-    elif outputs[0].is_complex():
-        waves = [part.repeat_interleave(2, -1) for part in (outputs[0].imag, outputs[0].real)]
-    else:
-        waves = [outputs[1], outputs[0]]
-    return torch.cat(waves, -1).flatten(0, -2)
+    return rotate, 2 * len(_frequencies(module))
 
 
-def _waves(known: RotationFormat, angles: Tensor, magnitude: Tensor | None, request: Request) -> tuple[Tensor, ...]:
-    """Return cosines and sines of each channel, (N, d) each."""
-    waves = [wave if magnitude is None else wave * magnitude for wave in (angles.cos(), angles.sin())]
-    waves = [wave.to(request.like.dtype if known.rounded else torch.float32) for wave in waves]
-    return tuple(torch.cat([wave, wave], -1) if known.half else wave.repeat_interleave(2, -1) for wave in waves)
-
-
-def _waves_per_head(*arguments: Any) -> tuple[Tensor, ...]:
-    """Return cosines and sines of each channel, (1, N, 1, d) each."""
-    return tuple(wave[None, :, None] for wave in _waves(*arguments))
-
-
-def _complex(known: RotationFormat, angles: Tensor, magnitude: Tensor | None, request: Request) -> tuple[Tensor, ...]:
-    """Return complex numbers of images and of texts, (N, d / 2) each."""
-    lengths = torch.ones_like(angles) if magnitude is None else magnitude.expand_as(angles)
-    return torch.polar(lengths, angles).split([len(angles) - request.texts, request.texts])
-
-
-def _series(base: float, channels: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the frequencies of axes with some channels each, as diffusers computes them."""
-    return torch.cat([1.0 / base ** (torch.arange(0, count, 2, dtype=dtype) / count) for count in channels])
-
-
-def _index(module: Any, grid: Sequence[int], dtype: torch.dtype) -> tuple[Any, ...]:
-    return torch.zeros(1, dtype=dtype), lattice(*map(torch.arange, grid))
+def _frequencies(module: Any) -> Tensor:
+    """Return the frequencies of a rotation, one per pair, (d / 2,), as it computes them, before a factor 2 pi."""
+    if hasattr(module, "inv_freq"):  # of one axis, or of both in Pixtral
+        return module.inv_freq.repeat(1 if type(module).__name__.startswith("Pixtral") else 2)
+    known, base = FORMATS[type(module).__name__], getattr(module, "theta", 10_000.0)
+    channels = getattr(module, known.channels) if known.channels else (module.t_dim, module.h_dim, module.w_dim)
+    return torch.cat([1.0 / base ** (torch.arange(0, count, 2, dtype=known.dtype) / count) for count in channels])
 
 
 def _patch(module: Any) -> Sequence[int]:
     """Return (frames, height, width) or (height, width) of a patch."""
-    if hasattr(module, "patch_size_t"):
-        return module.patch_size_t, module.patch_size, module.patch_size
     size = module.patch_size if hasattr(module, "patch_size") else module.config.patch_size
-    return (size, size) if isinstance(size, int) else size
+    sides = (size, size) if isinstance(size, int) else size
+    return (module.patch_size_t, *sides) if hasattr(module, "patch_size_t") else sides
 
 
-def _pixels(module: Any, grid: Sequence[int], dtype: torch.dtype) -> tuple[Any, ...]:
+def _arguments(module: Any, grid: tuple[int, int], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the arguments of a call of a rotation for the patches of an image, row by row."""
+    known, places = FORMATS[type(module).__name__], lattice(*map(torch.arange, grid))
+    if known.inputs == "coordinates":
+        return (F.pad(places, (1, len(module.axes_dim) - 3)),) if known.channels else (places.to(dtype), places)
+    if known.inputs == "shapes":
+        return [(1, *grid)], places.device, 0
     patch = _patch(module)
     sides = [side * size for side, size in zip((1, *grid)[-len(patch) :], patch, strict=True)]
     return (torch.zeros((), dtype=dtype).expand(1, 3, *sides),)
 
 
-def _read_pixels(module: Any, pixels: Tensor) -> Request:
-    sides = (side // size for side, size in zip(pixels.shape[2:], _patch(module), strict=True))
-    return Request([Grid(*sides)], pixels)
+def _read(
+    module: Any, first: Any, second: Any = None, max_txt_seq_len: Any = 0, **more: Any
+) -> tuple[Any, Tensor, int]:
+    """Return coordinates of tokens, or grids of images, of a call, a tensor like them, and the length of a text."""
+    inputs = FORMATS[type(module).__name__].inputs
+    if inputs == "pixels":
+        sides = (side // size for side, size in zip(first.shape[2:], _patch(module), strict=True))
+        return [Grid(*sides)], first, 0
+    if inputs == "shapes":
+        shapes = first[0] if isinstance(first, list) else first
+        grids = [Grid(*shape) for shape in (shapes if isinstance(shapes, list) else [shapes])]
+        return grids, torch.empty(0, device=more.get("device", second)), int(max_txt_seq_len)
+    return first if second is None else second, first, 0
 
 
-def _read_shapes(module: Any, video_fhw: Any, device: Any = None, max_txt_seq_len: Any = 0) -> Request:
-    shapes = video_fhw[0] if isinstance(video_fhw, list) else video_fhw
-    shapes = shapes if isinstance(shapes, list) else [shapes]
-    return Request([Grid(*shape) for shape in shapes], torch.empty(0, device=device), int(max_txt_seq_len))
+class ReplacedRotation(nn.Module):
+    """Stands where a model of another library keeps its rotation, and returns that of an encoding in the same form.
+
+    Angles have the dtype that the model computes them in, also under autocast. A frequency that differs from one of the
+    model by the rounding of that dtype is the model's, so that its own dialect gives the same outputs.
+
+    encoding: rotates pairs of channels by angles that are linear in the coordinates.
+    replaced: the rotation of the model, which is no part of this module.
+    """
+
+    def __init__(self, encoding: PlaneRotary, replaced: nn.Module) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.replaced = (replaced,)
+        self.format = FORMATS[type(replaced).__name__]
+        self.unit = 2 * torch.pi if hasattr(replaced, "num_patches_h") else 1.0  # of DINOv3, a factor of coordinates
+        self._apply(lambda value: value)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Compute the frequency vectors, (d / 2, axes), float64, again, unless they are learned; none is cast."""
+        nn.Module._apply(self, fn, recurse)
+        self._fixed = None
+        if not list(self.encoding.parameters()):
+            vectors = self.encoding.vectors(torch.device("cpu")).flatten(0, -2)
+            known = _frequencies(self.replaced[0]).cpu().double()[:, None] * self.unit
+            is_same = (vectors / known - 1).abs() <= 16 * torch.finfo(self.format.dtype).eps
+            device = next((value.device for value in self.encoding.buffers()), vectors.device)
+            self._fixed = torch.where(is_same, known, vectors).to(_wide(device))
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Return what the replaced module returns for these arguments, for the angles of the encoding."""
+        asked, like, texts = _read(self.replaced[0], *args, **kwargs)
+        encoding, device, wide = self.encoding, like.device, _wide(like.device)
+        dtype = self.format.dtype if wide == device else torch.float32
+        if isinstance(asked, Tensor):
+            places = asked.to(dtype) + encoding.coordinates.offset
+        else:
+            images = [encoding.coordinates(grid, wide, encoding.grid) for grid in asked]
+            for count, image in enumerate(images):  # each is one later than the previous
+                image[:, 0] += count
+            shift = 0.0 if self.unit == 1 else 1.0  # DINOv3 subtracts 1 after it has rounded the rest
+            places = (torch.cat(images) + shift).to(dtype).to(device) - shift
+        places = encoding.noise(places) if encoding.noisy else places
+        if texts:
+            index = torch.arange(texts, dtype=dtype, device=device)[:, None]
+            places = torch.cat([places, (places[:, 1:].amax() + 1 + index).expand(-1, places.shape[1])])
+        vectors = encoding.vectors(wide).flatten(0, -2) if self._fixed is None else self._fixed.to(wide)
+        angles = linear(places * self.unit, (vectors / self.unit).to(dtype).to(device))
+        outputs, lengths = self.format.outputs, torch.ones_like(angles)
+        if outputs == "complex":
+            return torch.polar(lengths, angles).split([len(angles) - texts, texts])
+        dtype = like.dtype if outputs == "rounded waves" else torch.float32
+        waves = [(wave * lengths).to(dtype) for wave in (angles.cos(), angles.sin())]
+        waves = [torch.cat([wave, wave], -1) if self.format.half else wave.repeat_interleave(2, -1) for wave in waves]
+        return tuple(wave[None, :, None] if outputs == "waves per head" else wave for wave in waves)
 
 
-_FLUX = RotationFormat(
-    lambda module: _series(module.theta, module.axes_dim, torch.float64),
-    lambda module, grid, dtype: (F.pad(lattice(*map(torch.arange, grid)), (1, len(module.axes_dim) - 3)),),
-    lambda module, ids: Request(ids, ids),
-    *(_waves, False, torch.float64),
-)
-_WAN = RotationFormat(
-    lambda module: _series(10_000.0, (module.t_dim, module.h_dim, module.w_dim), torch.float64),
-    *(_pixels, _read_pixels, _waves_per_head, False, torch.float64),
-)
-_HUNYUAN_VIDEO = RotationFormat(
-    lambda module: _series(module.theta, module.rope_dim, torch.float32), _pixels, _read_pixels, _waves, False
-)
-_QWEN_IMAGE = RotationFormat(
-    lambda module: _series(module.theta, module.axes_dim, torch.float32),
-    lambda module, grid, dtype: ([(1, *grid)], torch.empty(0).device, 0),
-    *(_read_shapes, _complex, False),
-)
-_DINOV3 = RotationFormat(
-    lambda module: module.inv_freq.repeat(2), _pixels, _read_pixels, _waves, rounded=True, unit=2 * torch.pi
-)
-_PIXTRAL = RotationFormat(
-    lambda module: module.inv_freq,
-    _index,
-    lambda module, x, position_ids: Request(position_ids, x),
-    _waves,
-    rounded=True,
-)
-_QWEN_VL = RotationFormat(
-    lambda module: module.inv_freq.repeat(2), _index, lambda module, x, position_ids: Request(position_ids, x), _waves
-)
-#: Name of a class -> what it gets and returns.
-FORMATS: dict[str, RotationFormat] = {
-    **dict.fromkeys(("FluxPosEmbed", "Flux2PosEmbed", "Krea2RotaryPosEmbed"), _FLUX),
-    "WanRotaryPosEmbed": _WAN,
-    **dict.fromkeys(("HunyuanVideoRotaryPosEmbed", "MotifVideoRotaryPosEmbed"), _HUNYUAN_VIDEO),
-    "QwenEmbedRope": _QWEN_IMAGE,
-    "DINOv3ViTRopePositionEmbedding": _DINOV3,
-    "PixtralVisionRotaryEmbedding": _PIXTRAL,
-    **dict.fromkeys((f"Qwen{name}VLVisionRotaryEmbedding" for name in ("2", "2_5_", "3")), _QWEN_VL),
-}
+def _wide(device: torch.device) -> torch.device:
+    """Return a device, or the CPU in place of one without float64."""
+    return torch.device("cpu") if device.type in ("mps", "npu") else device
+
+
+@checked
+def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> Model:
+    """Replace the rotation of queries and keys of a model of diffusers or transformers, in place, and return the model.
+
+    It takes FLUX, FLUX.2, Wan, Qwen-Image and HunyuanVideo; DINOv3, Pixtral, Qwen2-VL, Qwen2.5-VL and Qwen3-VL, also
+    within a larger model. All else stays the same object. The dialect that the model has gives the same outputs, bit by
+    bit. `save_pretrained` of either library saves no rotation, so call this again once the model is loaded, and then
+    load the parameters of a learned encoding, `encoding...` at the name of the rotation.
+
+    Args:
+        model: the model.
+        encoding: a rotary encoding for the axes of the model, such as "rope(preset='flux', scaling='yarn',
+            reference=(1, 64, 64))" for (time, row, column). None restores the rotation that the model had.
+
+    Raises:
+        ValueError: if the model has no known rotation, or cannot use the encoding. It is then unchanged.
+    """
+    check_intact(model, "wrapped")
+    rotations: dict[Any, Any] = {
+        part: part.replaced[0] for part in model.modules() if isinstance(part, ReplacedRotation)
+    }
+    if encoding is None and not rotations:
+        raise ValueError(f"`encoding` must be given: {type(model).__name__} has its own rotation, got None.")
+    device = next((value.device for value in model.parameters()), None)
+    rotations = rotations or {part: part for part in find_rotations(model)}
+    if encoding is not None:
+        rotations = {part: _build(encoding, rotation) for part, rotation in rotations.items()}
+    for parent in list(model.modules()):
+        for name, part in parent._modules.items():
+            if part is not None and part in rotations:  # the new one has its mode and shares its hooks
+                vars(rotations[part]).update({key: value for key, value in vars(part).items() if "_hooks" in key})
+                parent._modules[name] = rotations[part].train(part.training).to(device)
+    return model
+
+
+@torch.inference_mode(False)  # tensors of inference could never be trained
+def _build(encoding: str | Spec | tuple[Spec, ...], replaced: nn.Module) -> ReplacedRotation:
+    """Build the module that replaces a rotation, if the encoding has its form."""
+    kind, specs = type(replaced).__name__, ENCODINGS.specs(encoding)
+    text, layout = " + ".join(map(str, specs)), "half" if FORMATS[kind].half else "interleaved"
+    asked, _, _ = _read(replaced, *_arguments(replaced, (1, 1), torch.float32))
+    axes, channels = asked.shape[-1] if isinstance(asked, Tensor) else asked[0].ndim, 2 * len(_frequencies(replaced))
+    if any("layers" in spec.options for spec in specs):
+        raise ValueError(f"`layers` must be left out: {kind} is computed once for all layers, got {text}.")
+    position = build_position(Grid(*(1,) * axes), dim=channels, depth=1, num_heads=1, encoding=encoding)
+    rotary = position.encoding if isinstance(position, RotaryPosition) else None
+    if not isinstance(rotary, PlaneRotary) or rotary.layout is None or type(rotary).angles is not PlaneRotary.angles:
+        raise ValueError(
+            f"`encoding` must rotate pairs of channels by angles that are linear in the coordinates to replace {kind}, "
+            f"as rope, rope_mixed, rope_golden_gate and mrope do, got {text}."
+        )
+    if rotary.layout != layout and "layout" in rotary.option_types():
+        raise ValueError(f"`layout` must be {layout!r}, the pairs of channels of {kind}, got {rotary.layout!r}.")
+    if rotary.scaling.scaling is not None:
+        raise ValueError(f"`scaling` must be left out, got {rotary.scaling.scaling!r}.")
+    if isinstance(asked, Tensor) and rotary.coordinates.coordinates != "patches":
+        what = f"with {kind}, which gets those of tokens and no grid, got {rotary.coordinates.coordinates!r}."
+        raise ValueError(f"`coordinates` must be 'patches' {what}")
+    return ReplacedRotation(rotary, replaced)

@@ -46,6 +46,8 @@ class Coordinates:
         check_fields(self)
         if self.offset and {"corners", "area", "unit"}.intersection(self.names):
             raise ValueError(f"`offset` must be 0 with coordinates {self.coordinates!r}, got {self.offset}.")
+        if isinstance(self.coordinates, tuple):  # made once: `torch.compile` makes no dataclasses
+            object.__setattr__(self, "by_axis", [replace(self, coordinates=name) for name in self.coordinates])
 
     @property
     def names(self) -> tuple[Origin, ...]:
@@ -62,7 +64,7 @@ class Coordinates:
         if isinstance(self.coordinates, tuple):
             if len(self.coordinates) != grid.ndim:
                 raise ValueError(f"`coordinates` must be {grid.ndim} names, one for each axis, got {self.coordinates}.")
-            axes = [replace(self, coordinates=name)(grid, device, built) for name in self.coordinates]
+            axes = [of_axis(grid, device, built) for of_axis in vars(self)["by_axis"]]
             return torch.stack([places[..., axis] for axis, places in enumerate(axes)], -1)
         index = grid.coordinates(device).double()
         step: float | Tensor = 1.0 if grid.spacing is None else as_tensor(grid.spacing, index)
