@@ -13,6 +13,7 @@ such as for want of memory, is named, and the others run. gpu-profile.txt has th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import statistics
@@ -45,6 +46,7 @@ GOALS = {
     "one PEG (CPVT-Ti) at most 1 / 0.985.",
     "biases": "One attention layer of DeiT-Ti, forward and backward, over the same without a bias; goal: factors at "
     "most 1.1 at 4,096 tokens.",
+    "windows": "Attention within windows, with a bias and without gradients, by each kernel over PyTorch's choice.",
     "mixing": "A product of PosMLP's unit by displacements over the product by its matrix.",
     "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03.",
     "programs": "An exported program over the model.",
@@ -317,6 +319,31 @@ def biases(bench: Bench) -> None:
             bench.add(f"without projections: {key}", times[key], times["none"], tokens=tokens, batch=batch)
 
 
+def windows(bench: Bench) -> None:
+    """Measure attention within windows with a bias, without gradients, by the kernels that take one."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    names = ("CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+    kernels = {name.partition("_")[0].lower(): getattr(SDPBackend, name) for name in names[-1 if bench.quick else 0 :]}
+    dtype = torch.float32 if bench.quick else torch.bfloat16
+    for side in (3,) if bench.quick else (4, 7, 8, 12, 16, 24):
+        bench.free()
+        tokens = side * side
+        batch = 1 if bench.quick else 256 * 3136 // tokens
+        q, k, v = (torch.randn(batch, 3, tokens, 32, device=bench.device, dtype=dtype) for _ in range(3))
+        bias = torch.randn(1, 3, tokens, tokens, device=bench.device, dtype=dtype)
+
+        def attend(chosen: Any, of: tuple[torch.Tensor, ...] = (q, k, v, bias)) -> None:
+            with torch.inference_mode(), sdpa_kernel(chosen) if chosen else contextlib.nullcontext():
+                torch.nn.functional.scaled_dot_product_attention(*of)
+
+        choices = {"chosen by PyTorch": None, **kernels}
+        times = bench.turns({name: partial(attend, chosen) for name, chosen in choices.items()})
+        for name in kernels:
+            bench.add(name, times[name], times["chosen by PyTorch"], tokens=tokens, batch=batch)
+
+
 def mixing(bench: Bench) -> None:
     """Measure PosMLP-T, and the product of a unit by displacements over that by its matrix."""
     import torch
@@ -403,6 +430,7 @@ def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
     yield f"models: {names[0]}", partial(models, name=names[0])
     yield "position", position
     yield "biases", biases
+    yield "windows", windows
     yield "loop", loop
     for name in names[1:]:
         yield f"models: {name}", partial(models, name=name)

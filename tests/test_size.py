@@ -9,9 +9,9 @@ TOP = Path(__file__).parents[1]
 REMEDY = "shorten it, or raise the number here, in a commit whose message says what pays for it"
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
-benchmarks: . 2810
+benchmarks: . 2830
 evidence: . 3140
-graticule: . 30, analysis 3450, backbones 4940, checkpoints 1650, dense 2120, encodings 5240, external 6580, hub 770,
+graticule: . 30, analysis 3450, backbones 4965, checkpoints 1650, dense 2120, encodings 5240, external 6580, hub 770,
   layers 1020, position 3480, registry 1120, surgery 2510, system 470, testing 2660
 graticule/lab: . 750, commands 3160, data 3630, figures 1290, gym 1430, pages 920, recipes 1170, studies 2350, tasks
   2450, training 2630

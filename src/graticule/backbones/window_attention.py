@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graticule.layers.attention import Attention
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
 from graticule.system.symbolic import holds
+
+#: The most tokens of a window for which cuDNN's kernel, PyTorch's first choice with a bias, is left out.
+SMALL_WINDOW = 64
 
 
 class WindowAttention(Attention):
@@ -72,15 +79,34 @@ class WindowAttention(Attention):
             or holds(bias.shape[0] == q.shape[0])
             or position.value_bias is not None
         ):
-            return super()._mix(q, k, v, bias, position, is_causal)
+            with _kernels(q, bias):
+                return super()._mix(q, k, v, bias, position, is_causal)
         # as heads, the windows of a sample have one bias for all samples, which would otherwise be copied for each
         windows, heads = bias.shape[0], q.shape[1]
         q, k, v = (y.unflatten(0, (-1, windows)).contiguous().flatten(1, 2) for y in (q, k, v))
         bias = bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None]
-        y = super()._mix(q, k, v, bias, position, is_causal)
+        with _kernels(q, bias):
+            y = super()._mix(q, k, v, bias, position, is_causal)
         return y.unflatten(1, (windows, heads)).flatten(0, 1)
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         if bias is not None and not holds(bias.shape[0] == 1):
             bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
         return super()._weights(q, k, bias, position)
+
+
+def _kernels(q: Tensor, bias: Tensor | None) -> AbstractContextManager[Any]:
+    """Leave out cuDNN's kernel of attention for small windows on a GPU, four times as slow there as the efficient one.
+
+    In training PyTorch does so itself, as the bias has a gradient. A user's choice of kernels is kept outside of
+    compiled models, whose choice is made once.
+    """
+    if bias is None or not q.is_cuda or q.shape[-2] > SMALL_WINDOW:
+        return nullcontext()
+    enabled: dict[SDPBackend, Callable[[], bool]] = {
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled,
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled,
+        SDPBackend.MATH: cuda.math_sdp_enabled,
+    }
+    chosen = [kernel for kernel, is_on in enabled.items() if torch.compiler.is_compiling() or is_on()]
+    return sdpa_kernel(chosen) if SDPBackend.EFFICIENT_ATTENTION in chosen else nullcontext()
