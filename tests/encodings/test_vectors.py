@@ -43,7 +43,7 @@ ROTARY = {
     "rope.qwen2_5_vl": "rope(preset='qwen2_vl')",
     "rope.qwen3_vl": "rope(preset='qwen2_vl')",
     "rope.llama4": "rope(preset='llama4')",
-    "rope.gemma4": "rope(preset='gemma4')",
+    "rope.gemma4": "rope(preset='gemma4', order='yx')",
 }
 
 

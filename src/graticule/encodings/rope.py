@@ -113,7 +113,7 @@ class Rope(FixedRotary):
         "pixtral": {"base": 10_000.0, "alternate": True, "layout": "half"},
         "qwen2_vl": {"base": 10_000.0, "layout": "half"},
         "llama4": {"base": 10_000.0, "order": "xy", "offset": 1.0},
-        "gemma4": {"base": 100.0, "layout": "half_per_axis"},
+        "gemma4": {"base": 100.0, "order": "xy", "layout": "half_per_axis"},
         "vjepa2": {"base": 10_000.0, "layout": "tiled"},
         "kimi": {"base": 10_000.0, "layout": "half", "order": "xy", "arrangement": "interleaved"},
         "glm_image": {"base": 10_000.0, "layout": "half"},
