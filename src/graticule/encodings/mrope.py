@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.forms.rotary import FixedRotary, check_head_dim, geometric
 from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
+from graticule.position.places import Points
 from graticule.position.position import register_encoding
 
 
@@ -23,7 +26,8 @@ class Mrope(FixedRotary):
     Interleaved, the axes a alternate, t, h, w, t, ...; a row has those of its frequencies below 3 `sections[1]`, a
     column those below 3 `sections[2]`, and all others belong to time. Chunked, the first `sections[0]` frequencies
     belong to time, the next ones to the row, then to the column. Pairs are (i, i + d / 2). In a text
-    the three coordinates of a token are its index. Prefix tokens are not rotated.
+    the three coordinates of a token are its index; `get_rope_index` gives those of texts, images and films in a row.
+    Prefix tokens are not rotated.
 
     Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
 
@@ -79,3 +83,30 @@ class Mrope(FixedRotary):
         axes = len(self.grid.shape)
         owned = torch.stack(belongs, -1)[:, 3 - axes :] if axes > 1 else torch.ones_like(index)[:, None]
         return owned * geometric(self.base, count, device)[:, None]
+
+
+def get_rope_index(parts: Sequence[Grid], overlap: bool = False) -> Points:
+    """Return the coordinates (time, row, column) of the tokens of texts, images and films in a row, for `mrope`.
+
+    In a text they are three times the index. A part begins after the largest coordinate before it. Frames are as far
+    apart as the film's `spacing` says, rounded down: tokens per second times seconds per frame in Qwen2.5-VL. In
+    Qwen3-VL each frame is an image, after a text of its time. Reference: Qwen2-VL (Wang et al., 2024), section 2.1.
+
+    Args:
+        parts: the tokens of each, after merging: `Grid(n)` of a text, `Grid(H, W)`, `Grid(T, H, W)` of a film.
+        overlap: whether the part after a film begins after its rows and columns, although its time may be longer, as
+            transformers 5 has it, against the released code.
+
+    Example:
+        >>> get_rope_index([Grid(2), Grid(1, 2), Grid(1)]).places.tolist()
+        [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
+    """
+    if not parts or not all(isinstance(part, Grid) and part.ndim <= 3 and not part.prefix for part in parts):
+        raise ValueError(f"`parts` must be grids of one to three axes, without prefix tokens, got {parts}.")
+    start, places = 0, []
+    for part in parts:
+        index = part.coordinates().double().floor().long()
+        index = index.expand(-1, 3) if part.ndim == 1 else F.pad(index, (3 - part.ndim, 0))
+        places.append(index + start)
+        start += int(index[:, int(overlap) :].max()) + 1
+    return Points(torch.cat(places))

@@ -123,7 +123,6 @@ class Rope(FixedRotary):
         "hunyuan_video": {"base": 256.0, "split": (8, 28, 28)},
         "z_image": {"base": 256.0, "split": (16, 24, 24)},
         "qwen_image": {"base": 10_000.0, "split": (8, 28, 28), "coordinates": ("patches", "centered", "centered")},
-        # NTK by 2 in time
         "cosmos": {"base": (10_000.0 * 2 ** (22 / 21), 10_000.0, 10_000.0), "split": (22, 21, 21), "layout": "half"},
     }
 

@@ -81,7 +81,7 @@ def as_kind(kind: Any, value: Any, where: str) -> Any:
         adapter = _adapter(kind)
         return adapter.validate_python(value, strict=True) if text is None else adapter.validate_json(text, strict=True)
     except ValidationError as error:
-        first = max(error.errors(include_url=False), key=_depth)
+        first = max(error.errors(include_url=False), key=lambda part: len(part["loc"]))  # of the type that fits best
         rule = "must have more values" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
         raise ValueError(f"{where} {rule}, got {format_value(value)}.") from None
 
@@ -128,15 +128,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _depth(error: Any) -> int:
-    """Return how deep in a value an error is: of a choice of types, the one with the deepest error fits best."""
-    return len(error["loc"])
-
-
 def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
     """Describe the error of the first invalid value."""
     errors = error.errors(include_url=False)
-    first = max((part for part in errors if part["loc"][:1] == errors[0]["loc"][:1]), key=_depth)
+    first = max((part for part in errors if part["loc"][:1] == errors[0]["loc"][:1]), key=lambda part: len(part["loc"]))
     if first["type"] == "value_error":  # the complete message of a nested dataclass
         return str(first["ctx"]["error"]).rstrip(".")
     name = prefix
