@@ -101,12 +101,13 @@ def get_rope_index(parts: Sequence[Grid], overlap: bool = False) -> Points:
         >>> get_rope_index([Grid(2), Grid(1, 2), Grid(1)]).places.tolist()
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
     """
-    if not parts or not all(isinstance(part, Grid) and part.ndim <= 3 and not part.prefix for part in parts):
-        raise ValueError(f"`parts` must be grids of one to three axes, without prefix tokens, got {parts}.")
+    if not parts or any(not isinstance(part, Grid) or part.ndim > 3 or part.prefix or part.crop for part in parts):
+        raise ValueError(f"`parts` must be grids of one to three axes, without prefix tokens and crops, got {parts}.")
     start, places = 0, []
     for part in parts:
         index = part.coordinates().double().floor().long()
         index = index.expand(-1, 3) if part.ndim == 1 else F.pad(index, (3 - part.ndim, 0))
         places.append(index + start)
-        start += int(index[:, int(overlap) :].max()) + 1
+        lengths = [int((side - 1) * step) + 1 for side, step in zip(part.shape, part.spacing or [1] * 3, strict=False)]
+        start += max(lengths[1:] if overlap and part.ndim == 3 else lengths)
     return Points(torch.cat(places))

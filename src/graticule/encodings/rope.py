@@ -100,8 +100,7 @@ class Rope(FixedRotary):
         scaling: scaling of the frequencies at other grids.
         split: the number of pairs of each axis, the first axis first, such as (0, 8, 8); other pairs are not rotated.
             By default all pairs, in equal parts. On an image, three numbers are those of a film of one frame, 0.
-        arrangement: the order of the pairs: those of an axis together ('chunked'), or of the axes in turn
-            ('interleaved').
+        arrangement: the order of the pairs: axis by axis ('chunked'), or the axes in turn ('interleaved').
         unrotated: where the pairs that are not rotated are: the 'last' of a head, or the 'first'.
     """
 
