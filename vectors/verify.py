@@ -4,41 +4,65 @@
     python verify.py mine.safetensors   your outputs, under the names of the vectors, against them; for one that
                                         differs, the conventions that it follows instead are searched for
 
-Copy this file with the vectors into a port in any language: write your outputs as safetensors, from the recorded
-inputs. Every convention is one function below, with its formula; `vectors.json` names its source.
+A port in any language writes its outputs as safetensors, computed from the recorded inputs. Every convention is one
+function of formulas.py, with its formula; `vectors.json` names parameters, inputs and source of each vector.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 HERE = Path(__file__).parent
+if __package__:
+    from .formulas import CONVENTIONS, LETTERS, Array
+else:  # run as a file
+    sys.path.insert(0, str(HERE))
+    from formulas import CONVENTIONS, LETTERS, Array
+
 #: Largest difference by the dtype in which the source computes.
 TOLERANCE = {"float64": 1e-9, "float32": 2e-6}
 #: The names of safetensors' types.
 TYPES = {"F64": np.float64, "F32": np.float32, "I64": np.int64}
-
-Array = np.ndarray[Any, Any]
-#: Name of a convention -> its function: parameters and inputs -> outputs by name.
-CONVENTIONS: dict[str, Callable[..., dict[str, Array]]] = {}
-
-
-def convention(function: Callable[..., dict[str, Array]]) -> Callable[..., dict[str, Array]]:
-    """Register a convention under the name of its function."""
-    CONVENTIONS[function.__name__] = function
-    return function
+#: Parameter -> the values that ports confuse, each tried where a convention has the parameter.
+CHANGES: dict[str, list[Any]] = {
+    "layout": ["interleaved", "half", "half per axis", "tiled", "tiled per axis", "crossed"],
+    "arrangement": ["blocks", "alternating"],
+    "series": ["axis", "pair", "strided", "growing"],
+    "unit": ["radians", "turns", "quarter turns"],
+    "coordinates": ["patches", "centered", "scaled", "floored", "centers", "share"],
+    "offset": [0.0, 0.5, 1.0],
+    "base": [100.0, 256.0, 2_000.0, 10_000.0, 500_000.0, 1_000_000.0],
+    "merge": [1, 2],
+    **{key: [None] for key in ("split", "trained", "steps")},
+    **{key: [True, False] for key in ("text_first", "bidirectional", "scaled", "antialias", "corners")},
+    "still": ["last channels", "first channels", "last pairs"],
+    "text_at": ["zero", "index", "last", "after", "before"],
+    "after": ["side", "largest"],
+    "step": [1.0],
+    "kernel": ["linear", "cubic"],
+    "a": [-0.5, -0.75],
+    "border": ["repeat", "renormalize"],
+}
 
 
 def read(file: Path) -> dict[str, Array]:
-    """Read a safetensors file: the length of a JSON header (8 bytes), the header, and the bytes of the tensors."""
+    """Read a safetensors file: the length of a JSON header (8 bytes), the header, and the bytes of the tensors.
+
+    Raises:
+        ValueError: for a file that is missing, no safetensors file, or of other types than F64, F32 and I64.
+    """
+    if not file.is_file():
+        raise ValueError(f"`file` must be a safetensors file of your outputs, and there is none at {file}.")
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     if length > len(data) - 8:
@@ -46,274 +70,11 @@ def read(file: Path) -> dict[str, Array]:
     found = {}
     for name, entry in json.loads(data[8 : 8 + length]).items():
         if name != "__metadata__":
+            if entry["dtype"] not in TYPES:
+                raise ValueError(f"{name} must have one of the types {', '.join(TYPES)}, got {entry['dtype']}.")
             start, end = (8 + length + at for at in entry["data_offsets"])
             found[name] = np.frombuffer(data[start:end], TYPES[entry["dtype"]]).reshape(entry["shape"])
     return found
-
-
-# -- coordinates and order of tokens
-
-
-def places(grid: tuple[int, int]) -> Array:
-    """Return (row, column) of each patch, (N, 2), rows first: token n is at (n // W, n % W)."""
-    height, width = grid
-    return np.stack([np.repeat(np.arange(height), width), np.tile(np.arange(width), height)], -1).astype(np.float64)
-
-
-def merged_order(grid: tuple[int, int], merge: int) -> Array:
-    """Return the row-major numbers of tokens in the order of blocks of merge x merge, (N,)."""
-    height, width = grid
-    index = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
-    return index.transpose(0, 2, 1, 3).reshape(-1)
-
-
-# -- rotary encodings: angles (N, d / 2), and the channels that form a pair
-
-
-def powers(base: float, count: int) -> Array:
-    """Return base^(-k / count) for k < count."""
-    return base ** -(np.arange(count) / count)
-
-
-def rotate(q: Array, angles: Array, layout: str) -> Array:
-    """Rotate pairs of channels of q (N, d): 'interleaved' (2 k, 2 k + 1), 'half' (k, k + d / 2).
-
-    With 'half per axis', each half of the channels has pairs (k, k + d / 4) of its own.
-    """
-    if layout == "half per axis":
-        middle = q.shape[-1] // 2
-        parts = zip((q[:, :middle], q[:, middle:]), np.split(angles, 2, -1), strict=True)
-        return np.concatenate([rotate(part, angle, "half") for part, angle in parts], -1)
-    half = q.shape[-1] // 2
-    first, second = (q[:, 0::2], q[:, 1::2]) if layout == "interleaved" else (q[:, :half], q[:, half:])
-    sine, cosine = np.sin(angles), np.cos(angles)
-    pair = first * cosine - second * sine, first * sine + second * cosine
-    return np.stack(pair, -1).reshape(q.shape) if layout == "interleaved" else np.concatenate(pair, -1)
-
-
-def axial(places: Array, frequencies: Array, order: str = "yx") -> Array:
-    """Return the angles of the rows, then those of the columns; with order 'xy' columns are first, (N, 2 n)."""
-    y, x = places[:, :1] * frequencies, places[:, 1:] * frequencies
-    return np.concatenate([y, x] if order == "yx" else [x, y], -1)
-
-
-@convention
-def rope(q: Array, base: float, layout: str) -> dict[str, Array]:
-    """theta_{p, k} = p T^(-2 k / d), p the index of the token."""
-    angles = np.arange(len(q))[:, None] * powers(base, q.shape[-1] // 2)
-    return {"rotated": rotate(q, angles, layout)}
-
-
-@convention
-def rope_axial(
-    q: Array, grid: tuple[int, int], base: float, order: str, layout: str, offset: float = 0.0, merge: int = 1
-) -> dict[str, Array]:
-    """theta = (y + o) T^(-4 k / d) for k < d / 4, then the same with x; tokens by rows, or by blocks of merge^2."""
-    at = places(grid)[merged_order(grid, merge)] + offset
-    return {"rotated": rotate(q, axial(at, powers(base, q.shape[-1] // 4), order), layout)}
-
-
-@convention
-def rope_eva02(
-    q: Array,
-    grid: tuple[int, int],
-    base: float,
-    reference: tuple[int, int],
-    order: str = "yx",
-    layout: str = "interleaved",
-) -> dict[str, Array]:
-    """theta = (y R_y / H) T^(-4 k / d), then x; R is the grid of pretraining, so angles span the same range."""
-    at = places(grid) * np.array(reference) / np.array(grid)
-    return {"rotated": rotate(q, axial(at, powers(base, q.shape[-1] // 4), order), layout)}
-
-
-@convention
-def rope_dinov3(
-    q: Array, grid: tuple[int, int], base: float, order: str = "yx", layout: str = "half"
-) -> dict[str, Array]:
-    """theta = 2 pi c T^(-4 k / d) with c = 2 (i + 1 / 2) / n - 1 on each axis; rows first, pairs (k, k + d / 2)."""
-    at = 2 * (places(grid) + 0.5) / np.array(grid) - 1
-    return {"rotated": rotate(q, axial(2 * np.pi * at, powers(base, q.shape[-1] // 4), order), layout)}
-
-
-@convention
-def rope_pixtral(q: Array, grid: tuple[int, int], base: float, layout: str = "half") -> dict[str, Array]:
-    """The frequencies T^(-2 k / d), k < d / 2, of one series: those of even k for rows, of odd k for columns."""
-    series, at = powers(base, q.shape[-1] // 2), places(grid)
-    angles = np.concatenate([at[:, :1] * series[0::2], at[:, 1:] * series[1::2]], -1)
-    return {"rotated": rotate(q, angles, layout)}
-
-
-@convention
-def mrope(
-    q: Array, positions: Array, base: float, sections: tuple[int, int, int], arrangement: str, layout: str = "half"
-) -> dict[str, Array]:
-    """theta_{p, k} = p_{a(k)} T^(-2 k / d), p = (t, y, x); a chunked: t, t, y, y, x; interleaved: t, y, x, t, ..."""
-    count = q.shape[-1] // 2
-    axis = np.repeat(np.arange(3), sections)
-    if arrangement == "interleaved":
-        k = np.arange(count)
-        axis = np.where(k < 3 * np.array(sections)[k % 3], k % 3, 0)
-    angles = positions[axis].T * powers(base, count)
-    return {"rotated": rotate(q, angles, layout)}
-
-
-# -- sinusoids
-
-
-@convention
-def sinusoid(length: int, dim: int, base: float) -> dict[str, Array]:
-    """Channel 2 k is sin(p T^(-2 k / D)), channel 2 k + 1 its cosine."""
-    angles = np.arange(length)[:, None] * powers(base, dim // 2)
-    return {"table": np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, dim)}
-
-
-@convention
-def sinusoid_mae(grid: tuple[int, int], dim: int, base: float) -> dict[str, Array]:
-    """(sin x w, cos x w, sin y w, cos y w), w = T^(-4 k / D): the column comes first."""
-    y, x = (at[:, None] * powers(base, dim // 4) for at in places(grid).T)
-    return {"table": np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], -1)}
-
-
-@convention
-def sinusoid_detr(grid: tuple[int, int], dim: int, base: float) -> dict[str, Array]:
-    """2 pi (i + 1) / (n + 1e-6) on each axis; channels (sin, cos) alternate; the row comes first."""
-    at = 2 * np.pi * (places(grid) + 1) / (np.array(grid) + 1e-6)
-    y, x = (side[:, None] * powers(base, dim // 4) for side in at.T)
-    halves = [np.stack([np.sin(each), np.cos(each)], -1).reshape(len(at), -1) for each in (y, x)]
-    return {"table": np.concatenate(halves, -1)}
-
-
-# -- relative positions
-
-
-def displacements(grid: tuple[int, int]) -> Array:
-    """Return (dy, dx) = place of the query - place of the key, (N, N, 2)."""
-    at = places(grid).astype(np.int64)
-    return at[:, None] - at[None]
-
-
-@convention
-def index_swin(grid: tuple[int, int]) -> dict[str, Array]:
-    """(dy + H - 1) (2 W - 1) + dx + W - 1, with displacements of query minus key."""
-    height, width = grid
-    dy, dx = np.moveaxis(displacements(grid), -1, 0)
-    return {"index": (dy + height - 1) * (2 * width - 1) + dx + width - 1}
-
-
-@convention
-def index_beit(grid: tuple[int, int]) -> dict[str, Array]:
-    """Swin's index among patches, and 3 rows more: class token to patches, patches to it, and to itself."""
-    inner = index_swin(grid)["index"]
-    count = (2 * grid[0] - 1) * (2 * grid[1] - 1)
-    index = np.full((len(inner) + 1, len(inner) + 1), count + 2)
-    index[0, 1:], index[1:, 0], index[1:, 1:] = count, count + 1, inner
-    return {"index": index}
-
-
-@convention
-def buckets_t5(length: int, buckets: int, farthest: int, bidirectional: bool) -> dict[str, Array]:
-    """Exact distances first, then logarithmic ones; the sign of key minus query takes half of the buckets."""
-    relative = np.arange(length)[None] - np.arange(length)[:, None]
-    if bidirectional:
-        buckets //= 2
-        first, distance = (relative > 0) * buckets, np.abs(relative)
-    else:
-        first, distance = np.zeros_like(relative), np.maximum(-relative, 0)
-    exact = buckets // 2
-    share = np.log(np.maximum(distance, 1) / exact) / math.log(farthest / exact)
-    far = np.minimum(exact + (share * (buckets - exact)).astype(np.int64), buckets - 1)
-    return {"index": first + np.where(distance < exact, distance, far)}
-
-
-@convention
-def log_coordinates_swin_v2(grid: tuple[int, int]) -> dict[str, Array]:
-    """sign(c) log2(1 + |c|) / 3 with c = 8 d / (n - 1) for each displacement d from -(n - 1) to n - 1 of an axis."""
-    sides = [8 * np.arange(-(n - 1), n) / (n - 1) for n in grid]
-    c = np.stack(np.meshgrid(*sides, indexing="ij"), -1)
-    return {"table": np.sign(c) * np.log2(1 + np.abs(c)) / 3}
-
-
-@convention
-def slopes_alibi(heads: int) -> dict[str, Array]:
-    """2^(-8 i / n) for i from 1 to n, n a power of two; more heads take those of 2 n with odd i."""
-    most = 2 ** math.floor(math.log2(heads))
-    slopes = 2 ** (-8 * np.arange(1, most + 1) / most)
-    more = 2 ** (-8 * np.arange(1, 2 * most + 1, 2) / (2 * most))
-    return {"slopes": np.concatenate([slopes, more[: heads - most]])}
-
-
-# -- resampling of a table (H, W, C): a matrix per axis
-
-
-def kernel(name: str, x: Array, a: float) -> Array:
-    """Return the weight at distance x: a triangle, Keys' cubic with parameter a."""
-    x = np.abs(x)
-    if name == "linear":
-        return np.maximum(1 - x, 0)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0))
-
-
-def matrix(
-    source: int,
-    target: int,
-    name: str,
-    a: float,
-    antialias: bool,
-    corners: bool,
-    border: str,
-    step: float | None,
-    offsets: int | None,
-) -> Array:
-    """Return the weights of an axis, (target, source).
-
-    name: 'linear' or 'cubic' with parameter a.
-    antialias: whether the kernel is stretched by the ratio of the lengths when the axis becomes shorter.
-    corners: whether the first and the last samples stay where they are; otherwise pixels are areas.
-    border: 'repeat' the last sample beyond the border, or 'renormalize' the weights of the samples inside.
-    step: distance of output samples in input samples; source / target if None.
-    offsets: how many offsets between two samples are told apart, as in TensorFlow's cubic kernel; None is exact.
-    """
-    step = source / target if step is None else step
-    if corners:
-        center = np.arange(target) * ((source - 1) / max(target - 1, 1))
-    else:
-        center = (np.arange(target) + 0.5) * step - 0.5
-    if offsets is not None:
-        center = np.floor(center) + np.floor((center - np.floor(center)) * offsets + 0.5) / offsets
-    stretch = max(step, 1.0) if antialias else 1.0
-    reach = math.ceil(2 * stretch) + 1
-    index = np.floor(center)[:, None].astype(np.int64) + np.arange(-reach, reach + 1)
-    weight = kernel(name, (index - center[:, None]) / stretch, a)
-    inside = (index >= 0) & (index < source)
-    if border == "renormalize":
-        weight = np.where(inside, weight, 0)
-        weight = weight / weight.sum(-1, keepdims=True)
-    found = np.zeros((target, source))
-    np.add.at(found, (np.arange(target)[:, None], index.clip(0, source - 1)), weight)
-    return found
-
-
-@convention
-def resample(
-    table: Array,
-    size: tuple[int, int],
-    kernel: str,
-    a: float = -0.75,
-    antialias: bool = False,
-    corners: bool = False,
-    border: str = "repeat",
-    steps: tuple[float, float] | None = None,
-    offsets: int | None = None,
-) -> dict[str, Array]:
-    """Resample a table (H, W, C) by one matrix for rows and one for columns."""
-    rows, columns = (
-        matrix(source, target, kernel, a, antialias, corners, border, None if steps is None else steps[axis], offsets)
-        for axis, (source, target) in enumerate(zip(table.shape[:2], size, strict=True))
-    )
-    return {"resampled": np.einsum("hH,wW,HWc->hwc", rows, columns, table.astype(np.float64))}
 
 
 # -- comparison
@@ -325,7 +86,7 @@ def vectors() -> Iterator[tuple[str, Mapping[str, Any], dict[str, Array], dict[s
     tensors = read(HERE / "vectors.safetensors")
     for name, about in described["vectors"].items():
         inputs = {key: tensors[at] for key, at in about["inputs"].items()}
-        yield name, about, inputs, {key: tensors[f"{name}.{key}"] for key in about["outputs"]}
+        yield name, about, inputs, {key: tensors[at] for key, at in about["outputs"].items()}
 
 
 def compute(about: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -344,41 +105,35 @@ def difference(found: Array, expected: Array) -> float:
 def likely_causes(found: Array, about: Mapping[str, Any], inputs: Mapping[str, Array], key: str) -> list[str]:
     """Return the changes of a convention's parameters, or of the order of the outputs, that give `found`."""
     causes = []
-    defaults = inspect.signature(CONVENTIONS[about["convention"]]).parameters
-    given = {name: one.default for name, one in defaults.items() if one.default is not one.empty} | about["parameters"]
-    changes: dict[str, list[Any]] = {
-        "layout": ["interleaved", "half", "half per axis"],
-        "order": ["yx", "xy"],
-        "offset": [0.0, 0.5, 1.0],
-        "base": [100.0, 10_000.0, 500_000.0, 1_000_000.0],
-        "merge": [1, 2],
-        "arrangement": ["chunked", "interleaved"],
-        "bidirectional": [True, False],
-        "kernel": ["linear", "cubic"],
-        "a": [-0.5, -0.75],
-        "antialias": [True, False],
-        "corners": [True, False],
-        "border": ["repeat", "renormalize"],
-        "steps": [None],
-    }
     tolerance = TOLERANCE[about["dtype"]]
-    for name, values in changes.items():
-        for value in values:
-            if name in given and given[name] != value:
-                changed = {**about, "parameters": {**given, name: value}}
-                try:
-                    other = compute(changed, inputs)[key]
-                except ValueError:  # blocks that do not divide the grid
-                    continue
-                if difference(found, other) <= tolerance:
-                    causes.append(f"{name} {value!r} instead of {given[name]!r}")
-    expected = compute(about, inputs)[key]
-    grid = about["parameters"].get("grid")
-    if grid is not None and len(expected) == grid[0] * grid[1]:
-        columns = expected.reshape(*grid, -1).swapaxes(0, 1).reshape(expected.shape)
+    conventions = [about["convention"]]
+    if conventions == ["rotation"] and "positions" not in inputs:
+        conventions.append("token_positions")
+    defaults = [one for name in conventions for one in inspect.signature(CONVENTIONS[name]).parameters.values()]
+    given = {one.name: one.default for one in defaults if one.default is not one.empty and one.name not in inputs}
+    given |= about["parameters"]
+    grid, expected = given.get("grid"), compute(about, inputs)[key]
+    changes = dict(CHANGES)
+    if "order" in given:
+        letters = LETTERS[len(grid) if grid else len(inputs["positions"]) if "positions" in inputs else 1]
+        given["order"] = given["order"] or letters
+        changes["order"] = ["".join(order) for order in itertools.product(f"{letters}0", repeat=len(letters))]
+    if isinstance(given.get("base"), list):
+        changes["base"] = [*changes["base"], *given["base"]]
+    for name, value in [(key, value) for key in given for value in changes.get(key, [])]:
+        if given[name] != value:
+            try:
+                other = compute({**about, "parameters": {**given, name: value}}, inputs)[key]
+            except (ValueError, IndexError):  # such as blocks that do not divide the grid
+                continue
+            if difference(found, other) <= tolerance < difference(expected, other):
+                causes.append(f"{name} {value!r} instead of {given[name]!r}")
+    sides = [side for side in grid or () if side > 1]
+    if len(sides) == 2 and len(expected) == sides[0] * sides[1]:
+        columns = expected.reshape(*sides, -1).swapaxes(0, 1).reshape(expected.shape)
         if difference(found, columns) <= tolerance:
             causes.append("tokens by columns instead of by rows")
-    if "grid" in about["parameters"] and "order" not in about["parameters"]:
+    if grid is not None and "q" not in inputs:
         swapped = {**about, "parameters": {**about["parameters"], "grid": grid[::-1]}}
         if difference(found, compute(swapped, inputs)[key]) <= tolerance:
             causes.append("height and width are swapped")
@@ -409,12 +164,20 @@ def compare(own: Mapping[str, Array] | None = None) -> tuple[int, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the comparison; the exit status is 1 if an output differs or none was compared."""
+    """Print the comparison; the exit status is 1 if an output differs or none was compared, 2 for a wrong argument."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    own = read(Path(arguments[0])) if arguments else None
+    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
+        print("usage: graticule-vectors [mine.safetensors]: at most one file, without options", file=sys.stderr)
+        return 2
+    try:
+        own = read(Path(arguments[0])) if arguments else None
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     known = {f"{name}.{key}" for name, _, _, outputs in vectors() for key in outputs}
     for name in sorted(set(own or {}) - known):
-        print(f"{name}: no vector has this name")
+        nearest = difflib.get_close_matches(name, known, 1)
+        print(f"{name}: no vector has this name{f', the nearest is {nearest[0]}' if nearest else ''}")
     compared, failures = compare(own)
     print(*failures, sep="\n", end="\n" if failures else "")
     print(f"{compared - len(failures)} of {compared} outputs equal the vectors ({len(known)} are known)")

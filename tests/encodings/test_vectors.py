@@ -37,11 +37,9 @@ ROTARY = {
     "rope.rope_vit": "rope(preset='rope_vit')",
     "rope.perception_encoder": "rope(preset='pe')",
     "rope.eva02": "rope(preset='eva02')",
-    "rope.dinov3": "rope(preset='dinov3')",
+    "rope.dinov3_vit": "rope(preset='dinov3')",
     "rope.pixtral": "rope(preset='pixtral')",
     "rope.qwen2_vl": "rope(preset='qwen2_vl')",
-    "rope.qwen2_5_vl": "rope(preset='qwen2_vl')",
-    "rope.qwen3_vl": "rope(preset='qwen2_vl')",
     "rope.llama4": "rope(preset='llama4')",
     "rope.gemma4": "rope(preset='gemma4', order='yx')",
 }
@@ -93,36 +91,19 @@ def by_columns(name):
     }
 
 
-def without_rows(name):
-    """Return the outputs of M-RoPE where the rows of images are zero."""
-    about, inputs, _ = ALL[name]
-    positions = inputs["positions"].copy()
-    positions[1] = 0
-    return verify.compute(about, inputs | {"positions": positions})
-
-
-def rows_twice(name):
-    """Return the outputs of an axial encoding that rotates the channels of the columns by the rows, too."""
-    about, inputs, _ = ALL[name]
-    parameters = about["parameters"]
-    rows = verify.places(parameters["grid"])[:, :1].repeat(2, 1)
-    angles = verify.axial(rows, verify.powers(parameters["base"], inputs["q"].shape[1] // 4))
-    return {"rotated": verify.rotate(inputs["q"], angles, parameters["layout"])}
-
-
 #: Published mistakes: where, the vector, the change that makes it, and the cause that the verifier names, if it can.
 MISTAKES = [
-    ("timm 2692: DINOv3 with neighboring pairs", "rope.dinov3", {"layout": "interleaved"}, "layout 'interleaved'"),
+    ("timm 2692: DINOv3 with neighboring pairs", "rope.dinov3_vit", {"layout": "interleaved"}, "layout 'interleaved'"),
     ("tiny-vllm 5: Llama with neighboring pairs", "rope.half", {"layout": "interleaved"}, "layout 'interleaved'"),
     ("vllm-ascend 12820: halves", "rope.interleaved", {"layout": "half"}, "layout 'half'"),
     ("VisionLLaMA 4, timm 2541: order of tokens", "rope.pixtral", by_columns, "tokens by columns"),
     ("llama.cpp 13282: rows before columns", "rope.llama4", {"order": "yx"}, "order 'yx'"),
-    ("vggt-omega 35, vmlx-swift 225: base", "rope.dinov3", {"base": 10_000.0}, "base 10000.0"),
-    ("MNN 4133, ollama 12807: chunked", "mrope.interleaved", {"arrangement": "chunked"}, "arrangement 'chunked'"),
-    ("mlx-vlm 576: interleaved", "mrope.chunked", {"arrangement": "interleaved"}, "arrangement 'interleaved'"),
-    ("vmlx-swift 225: order of merged blocks", "rope.qwen2_5_vl.blocks", {"merge": 1}, "merge 1 instead of 2"),
-    ("vllm 29425: rows are zero", "mrope.interleaved", without_rows, None),
-    ("exllamav3 200: rows on both halves", "rope.gemma4", rows_twice, None),
+    ("vggt-omega 35, vmlx-swift 225: base", "rope.dinov3_vit", {"base": 10_000.0}, "base 10000.0"),
+    ("MNN 4133, ollama 12807: chunked", "mrope.interleaved", {"arrangement": "blocks"}, "arrangement 'blocks'"),
+    ("mlx-vlm 576: interleaved", "mrope.chunked", {"arrangement": "alternating"}, "arrangement 'alternating'"),
+    ("vmlx-swift 225: order of merged blocks", "positions.blocks", {"merge": 1}, "merge 1 instead of 2"),
+    ("vllm 29425: rows are zero", "mrope.interleaved", {"order": "t0x"}, "order 't0x'"),
+    ("exllamav3 200: rows on both halves", "rope.gemma4", {"order": "yy"}, "order 'yy' instead of 'xy'"),
     ("llama.cpp 25781: half pixels", "resample.torch.linear.corners.7x9", {"corners": False}, "corners False"),
     (
         "openvino.genai 4444, candle 3512",
@@ -133,6 +114,20 @@ MISTAKES = [
     ("mlx-vlm 1243: cubic coefficient", "resample.torch.cubic.7x9", {"a": -0.5}, "a -0.5 instead of -0.75"),
     ("pytorch 177138: the other one", "resample.torch.cubic.antialias.3x2", {"a": -0.75}, "a -0.75 instead of -0.5"),
     ("timm 2542: another kernel", "resample.torch.linear.7x9", {"kernel": "cubic"}, "kernel 'cubic'"),
+    ("gemma4: rows before columns", "rope.gemma4", {"order": "yx"}, "order 'yx'"),
+    ("diffusers 14520: one base for all axes", "rope.cosmos.film", {"base": 10_000.0}, "base 10000.0"),
+    ("Qwen-Image: not centered", "rope.qwenimage", {"coordinates": "patches"}, "coordinates 'patches'"),
+    ("Qwen-Image: text at zero", "rope.qwenimage.text", {"text_at": "zero"}, "text_at 'zero'"),
+    ("FLUX.2: text of FLUX", "rope.flux2.text", {"text_at": "zero"}, "text_at 'zero' instead of 'last'"),
+    ("HunyuanVideo: text first", "rope.hunyuan_video.text", {"text_first": True}, "text_first True"),
+    ("FLUX: equal parts of channels", "rope.flux", {"split": None}, "split None"),
+    ("MiniMax: halves of all channels", "rope.minimax_h3", {"still": "last pairs"}, "still 'last pairs'"),
+    ("Kimi: axes in blocks", "rope.kimi_k25", {"arrangement": "blocks"}, "arrangement 'blocks'"),
+    ("ERNIE-Image, read as a rotation", "rope.ernie_image", {"layout": "half"}, "layout 'half' instead of 'crossed'"),
+    ("mlx-lm 1768: text after the largest position", "mrope.positions.qwen2_vl", {"after": "largest"}, "after 'largest'"),
+    ("transformers 45325: frames are seconds", "mrope.positions.qwen2_5_vl", {"step": 1.0}, "step 1.0"),
+    ("SAM: scaled queries", "bias.sam", {"scaled": True}, "scaled True"),
+    ("Swin V2: coordinates of the new window", "log.swin_v2.trained", {"trained": None}, "trained None"),
     ("dinov2 378: size instead of scale", "resample.torch.cubic.steps.7x9", {"steps": None}, "steps None"),
 ]
 
@@ -191,7 +186,7 @@ import jax
 jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp
 import numpy as np
-verify = runpy.run_path(sys.argv[1])
+verify = runpy.run_path(sys.argv[1], run_name="verify")
 
 def rotated(q, places, frequencies, half):  # places (N, n) of frequencies (n,), as complex numbers
     pairs = q.reshape(len(q), 2, -1).swapaxes(1, 2) if half else q.reshape(len(q), -1, 2)
@@ -202,27 +197,17 @@ def rotated(q, places, frequencies, half):  # places (N, n) of frequencies (n,),
 compared = 0
 for name, about, inputs, outputs in verify["vectors"]():
     given = about["parameters"]
-    if "q" in inputs:
+    if about["convention"] == "rotation":
         q = jnp.asarray(inputs["q"])
         count = q.shape[1] // 2
-        if about["convention"] == "rope":
-            places, f = jnp.arange(len(q))[:, None], given["base"] ** -(jnp.arange(count) / count)
-            found = rotated(q, places, f, given["layout"] == "half")
-        elif about["convention"] == "rope_axial" and given["layout"] != "half per axis" and given.get("merge", 1) == 1:
-            height, width = given["grid"]
-            y, x = jnp.divmod(jnp.arange(len(q)) , width)
-            first, last = (y, x) if given["order"] == "yx" else (x, y)
-            f = given["base"] ** -(jnp.arange(count // 2) / (count // 2))
-            places = jnp.repeat(jnp.stack([first, last], -1) + given.get("offset", 0.0), count // 2, 1)
-            found = rotated(q, places, jnp.tile(f, 2), given["layout"] == "half")
-        elif name == "rope.dinov3":
-            height, width = given["grid"]
-            y, x = jnp.divmod(jnp.arange(len(q)), width)
-            at = jnp.stack([(2 * y + 1) / height - 1, (2 * x + 1) / width - 1], -1)
-            f = 2 * jnp.pi * given["base"] ** -(jnp.arange(count // 2) / (count // 2))
-            found = rotated(q, jnp.repeat(at, count // 2, 1), jnp.tile(f, 2), True)
-        else:
+        if not set(given) <= {"grid", "base", "layout", "order", "offset"} or given.get("layout") in ("half per axis", "crossed"):
             continue
+        grid, layout = given.get("grid", [len(q)]), given.get("layout", "half")
+        n = count // len(grid)
+        at = jnp.stack(jnp.meshgrid(*map(jnp.arange, grid), indexing="ij"), -1).reshape(len(q), -1)
+        at = at[:, ::-1] if given.get("order") == "xy" else at
+        f = jnp.tile(given.get("base", 10_000.0) ** -(jnp.arange(n) / n), len(grid))
+        found = rotated(q, jnp.repeat(at + given.get("offset", 0.0), n, 1), f, layout == "half")
         expected = outputs["rotated"]
     elif name.startswith(("resample.torch", "resample.jax")) and given.get("border") == "renormalize":
         table = jnp.asarray(inputs["table"])
@@ -241,9 +226,10 @@ print(compared)
 
 
 def test_each_vector_states_its_convention_and_source():
-    described = json.loads((VECTORS / "vectors.json").read_text(encoding="utf-8"))["vectors"]
-    for about in described.values():
-        assert about["formula"] == verify.CONVENTIONS[about["convention"]].__doc__
+    described = json.loads((VECTORS / "vectors.json").read_text(encoding="utf-8"))
+    assert described["conventions"] == {name: function.__doc__ for name, function in verify.CONVENTIONS.items()}
+    for about in described["vectors"].values():
+        assert about["convention"] in described["conventions"]
         assert any(character.isdigit() for character in about["source"])  # the version
 
 
