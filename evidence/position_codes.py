@@ -39,7 +39,7 @@ def classes(library: str, pattern: str) -> dict[str, str]:
     names = {}
     for file in sorted(root.glob("models/**/*.py")):
         module = ".".join([library, *file.relative_to(root).with_suffix("").parts])
-        for name in re.findall(rf"^class ({pattern})\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+        for name in re.findall(rf"^class ({pattern})[(:]", file.read_text(encoding="utf-8"), re.MULTILINE):
             if ".modular_" not in module:
                 folder = re.sub(r"transformers\.transformer_|\.modeling_\w+$", "", module.partition(".models.")[2])
                 names[f"{library}.{folder}.{name}"] = module

@@ -83,8 +83,7 @@ def rotations() -> Iterator[Row]:
         except (NoInterface, AttributeError) as error:
             print(f"{path} is left out: {error}")
             continue
-        own = DIFFUSERS if library == "diffusers" else TRANSFORMERS
-        parameters = ({} if library == "diffusers" else {"grid": GRID}) | own.get(model, {})
+        parameters = {"grid": GRID} | (DIFFUSERS if library == "diffusers" else TRANSFORMERS).get(model, {})
         height, width = SQUARE if parameters["grid"] == SQUARE else GRID
         q = draw(height * width, code.channels)
         rotated = code.rotate(q[None, None], (height, width))[0, 0].detach()
@@ -151,8 +150,7 @@ def texts() -> Iterator[Row]:
     ):
         q, apply = draw(4, 128), part("diffusers.models.embeddings", "apply_rotary_emb")
         rotated = apply(q[None, None], table, use_real=True, use_real_unbind_dim=layout)[0, 0]
-        source = f"diffusers, {model}, two frames"
-        yield f"rope.{model}.film", "rotation", DIFFUSERS[model] | film, {"q": q}, rotated, source
+        yield f"rope.{model}.film", "rotation", DIFFUSERS[model] | film, {"q": q}, rotated, f"diffusers, {model}, film"
     z_image = diffusion("z_image", "ZImageTransformer2DModel")
     own, films, captions = z_image.__new__(z_image), [torch.zeros(4, 1, 8, 16)], [torch.zeros(32, 8)]  # no padding
     _, _, _, patches, words, *_ = z_image.patchify_and_embed(own, films, captions, 2, 1)

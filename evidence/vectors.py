@@ -121,7 +121,7 @@ def rotary() -> Iterator[Row]:
     film, frames = [3, (1, 4, 6), 2, (4, 4, 4), 2], [3, (1, 4, 6), 2, (1, 4, 4), 1, (1, 4, 4), 2]
     for model, name, parts, options in (
         ("qwen2_vl", "Qwen2VLModel", film, {}),
-        ("qwen2_5_vl", "Qwen2_5_VLModel", film, {"step": 4.0}),
+        ("qwen2_5_vl", "Qwen2_5_VLModel", film, {"step": 2.5}),
         ("qwen3_vl", "Qwen3VLModel", frames, {}),
         ("glm4v", "Glm4vModel", frames, {}),
         ("ernie4_5_vl_moe", "Ernie4_5_VLMoeModel", film, {"merge_time": 2}),
@@ -144,11 +144,10 @@ def tables() -> Iterator[Row]:
     config = part("vit_mae", "ViTMAEConfig")(hidden_size=DIM, num_attention_heads=1, image_size=28, patch_size=7)
     mae = part("vit_mae", "ViTMAEEmbeddings")(config)
     mae.initialize_weights()
-    inputs, table = {"grid": (4, 4), "dim": DIM, "base": 10_000.0}, mae.position_embeddings[0, 1:].detach()
-    yield "sinusoid.mae", "sinusoid_mae", inputs, {}, table, "transformers, ViTMAE"
-    image = torch.zeros(1, 3, *GRID)
-    table = part("detr", "DetrSinePositionEmbedding")(DIM // 2, normalize=True)(image.shape, image.device, image.dtype)
-    table = table.reshape(15, DIM) if table.ndim == 3 else table.flatten(2)[0].mT
+    inputs, source = {"grid": (4, 4), "dim": DIM, "base": 10_000.0}, "transformers, ViTMAE"
+    yield "sinusoid.mae", "sinusoid_mae", inputs, {}, mae.position_embeddings[0, 1:].detach(), source
+    detr = part("detr", "DetrSinePositionEmbedding")(DIM // 2, normalize=True)
+    table = detr((1, 3, *GRID), torch.device("cpu"), torch.float64).flatten(2)[0].mT
     yield "sinusoid.detr", "sinusoid_detr", inputs | {"grid": GRID}, {}, table, "transformers, DETR"
     halves = part("marian", "MarianSinusoidalPositionalEmbedding")(7, DIM).create_weight().chunk(2, -1)
     inputs, source = {"length": 7, "dim": DIM, "base": 10_000.0}, "transformers, Marian, sines and cosines interleaved"
@@ -267,8 +266,8 @@ def resampling() -> Iterator[Row]:
     yield "resample.sam2", "resample_windowed", parameters, inputs, larger, "timm, HieraDet"
     hiera = SimpleNamespace(pos_embed=whole, pos_embed_win=tile, mask_spatial_shape=(4, 6))
     larger = importlib.import_module("timm.models.hiera").Hiera._pos_embed(hiera, torch.zeros(1, 96, 2))
-    parameters = {"size": size, "a": -0.5} | _WIDENED
-    yield "resample.hiera", "resample_windowed", parameters, inputs, larger.reshape(*size, 2), "timm, Hiera"
+    larger, parameters = larger.reshape(*size, 2), {"size": size, "a": -0.5} | _WIDENED
+    yield "resample.hiera", "resample_windowed", parameters, inputs, larger, "timm, Hiera"
     size, flat = (7, 9), offsets.reshape(25, 2)
     larger = timm.resize_rel_pos_bias_table(flat, (4, 5), (63, 2)).reshape(*size, 2)
     inputs, source = {"table": offsets}, "timm, resize_rel_pos_bias_table"

@@ -51,14 +51,10 @@ def places(
         "centers": 2 * (index + 0.5) / side - 1,
         "share": 2 * index / known - 1,
     }[rule]
-    return at if merge == 1 else at[merged_order(grid, merge)]
-
-
-def merged_order(grid: Sequence[int], merge: int) -> Array:
-    """Return the row-major numbers of tokens in the order of blocks of merge x merge, (N,)."""
-    height, width = grid
-    index = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
-    return index.transpose(0, 2, 1, 3).reshape(-1)
+    if merge > 1:
+        blocks = at.reshape(grid[0] // merge, merge, grid[1] // merge, merge, 2)
+        at = blocks.swapaxes(1, 2).reshape(at.shape)
+    return at
 
 
 def with_text(image: Array, text: int, rule: str, first: bool) -> Array:
@@ -268,10 +264,8 @@ def bias_decomposed(
     q: Array, rows: Array, columns: Array, grid: tuple[int, int], scaled: bool = False
 ) -> dict[str, Array]:
     """q_i . (R_{y_i - y_j} + C_{x_i - x_j}), q not scaled; a table of another length than 2 n - 1 is resampled."""
-    tables = []
-    for table, side in zip((rows, columns), grid, strict=True):
-        weights = matrix(len(table), 2 * side - 1, "linear", 0, False, False, "repeat", None, None)
-        tables.append(weights @ table if len(table) != 2 * side - 1 else table)
+    exact = ("linear", 0, False, False, "repeat", None, None)
+    tables = [matrix(len(t), 2 * n - 1, *exact) @ t for t, n in zip((rows, columns), grid, strict=True)]
     vectors = sum(t[displacements(grid)[..., axis] + grid[axis] - 1] for axis, t in enumerate(tables))
     return {"bias": np.einsum("id,ijd->ij", q / math.sqrt(q.shape[1]) if scaled else q, vectors)}
 

@@ -48,7 +48,7 @@ CHANGES: dict[str, list[Any]] = {
     "still": ["last channels", "first channels", "last pairs"],
     "text_at": ["zero", "index", "last", "after", "before"],
     "after": ["side", "largest"],
-    "step": [1.0],
+    "step": [0.0, 1.0],
     "kernel": ["linear", "cubic"],
     "a": [-0.5, -0.75],
     "border": ["repeat", "renormalize"],
@@ -120,7 +120,7 @@ def likely_causes(found: Array, about: Mapping[str, Any], inputs: Mapping[str, A
         changes["order"] = ["".join(order) for order in itertools.product(f"{letters}0", repeat=len(letters))]
     if isinstance(given.get("base"), list):
         changes["base"] = [*changes["base"], *given["base"]]
-    for name, value in [(key, value) for key in given for value in changes.get(key, [])]:
+    for name, value in [(key, value) for key in sorted(given, key="order".__eq__) for value in changes.get(key, [])]:
         if given[name] != value:
             try:
                 other = compute({**about, "parameters": {**given, name: value}}, inputs)[key]
@@ -158,7 +158,7 @@ def compare(own: Mapping[str, Array] | None = None) -> tuple[int, list[str]]:
             if off > TOLERANCE[about["dtype"]]:
                 causes = likely_causes(found, about, inputs, key) if found.shape == expected.shape else []
                 shapes = "" if found.shape == expected.shape else f" (shape {found.shape}, expected {expected.shape})"
-                why = f"; it follows: {' or '.join(causes)}" if causes else ""
+                why = f"; it follows: {' or '.join(list(dict.fromkeys(causes))[:4])}" if causes else ""
                 failures.append(f"{name}.{key}: differs by {off:.3g}{shapes}{why}")
     return compared, failures
 
@@ -167,8 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the comparison; the exit status is 1 if an output differs or none was compared, 2 for a wrong argument."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
-        print("usage: graticule-vectors [mine.safetensors]: at most one file, without options", file=sys.stderr)
-        return 2
+        print("usage: graticule-vectors [mine.safetensors]: at most one file of your outputs, without options")
+        return 0 if arguments in (["-h"], ["--help"]) else 2
     try:
         own = read(Path(arguments[0])) if arguments else None
     except ValueError as error:

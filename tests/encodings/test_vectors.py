@@ -1,7 +1,9 @@
 """The recorded vectors of other libraries' position code: the verifier, this library, JAX, and published mistakes."""
 
 import importlib.util
+import inspect
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from graticule import Grid
+from graticule import Grid, Points
 from graticule.encodings.alibi import default_slopes
 from graticule.encodings.build import build_position
 from graticule.position.resampling import build_resampler
@@ -30,6 +32,7 @@ def _verifier():
 verify = _verifier()
 ALL = {name: (about, inputs, outputs) for name, about, inputs, outputs in verify.vectors()}
 RESAMPLED = [name for name in ALL if name.startswith("resample.torch") and ".steps." not in name]
+LTX = "rope(periods=(128.0, 0.0128), offset=-32.0, split=(10, 10, 10), arrangement='interleaved', unrotated='first')"
 #: Our encoding of each recorded rotary encoding of a grid, and of M-RoPE.
 ROTARY = {
     "rope.half": "rope_1d(layout='half')",
@@ -41,8 +44,44 @@ ROTARY = {
     "rope.pixtral": "rope(preset='pixtral')",
     "rope.qwen2_vl": "rope(preset='qwen2_vl')",
     "rope.llama4": "rope(preset='llama4')",
-    "rope.gemma4": "rope(preset='gemma4', order='yx')",
+    "rope.gemma4": "rope(preset='gemma4')",
+    "rope.cohere_compass": "rope(preset='qwen2_vl')",
+    "rope.glm4v": "rope(preset='qwen2_vl')",
+    "rope.exaone4_5": "rope(preset='qwen2_vl')",
+    "rope.dots3_note": "rope(preset='qwen2_vl')",
+    "rope.mlcd": "rope(preset='qwen2_vl')",
+    "rope.muse_spark": "rope(preset='qwen2_vl')",
+    "rope.inkling2": "rope(base=10_000.0, order='xy')",
+    "rope.sam2_video": "rope(base=10_000.0, order='xy')",
+    "rope.kimi_k25": "rope(preset='kimi')",
+    "rope.lfm3_vl": "rope(base=1_000_000.0, layout='half')",
+    "rope.minimax_m3_vl": "rope(base=10_000.0, layout='half')",
+    "rope.step3p7": "rope(base=10_000.0, layout='half', order='xy')",
+    "rope.vjepa2": "rope(preset='vjepa2')",
+    "rope.flux": "rope(preset='flux')",
+    "rope.flux.text": "rope(preset='flux')",
+    "rope.flux2": "rope(preset='flux2')",
+    "rope.flux2.text": "rope(preset='flux2')",
+    "rope.wan": "rope(preset='wan')",
+    "rope.wan.film": "rope(preset='wan')",
+    "rope.hunyuan_video": "rope(preset='hunyuan_video')",
+    "rope.hunyuan_video.film": "rope(preset='hunyuan_video')",
+    "rope.hunyuan_video.text": "rope(preset='hunyuan_video')",
+    "rope.hunyuanimage": "rope(base=256.0)",
+    "rope.z_image": "rope(preset='z_image')",
+    "rope.qwenimage": "rope(preset='qwen_image')",
+    "rope.qwenimage.text": "rope(preset='flux')",
+    "rope.cosmos": "rope(preset='cosmos')",
+    "rope.cosmos.film": "rope(preset='cosmos')",
+    "rope.glm_image": "rope(preset='glm_image')",
+    "rope.glm_image.text": "rope(preset='glm_image')",
+    "rope.kandinsky": "rope(base=10_000.0, split=(8, 12, 12))",
+    "rope.minimax_h3": "rope(base=10_000.0, split=(16, 16, 16), layout='half_rotated')",
+    "rope.ideogram4": "mrope(base=5_000_000.0, sections=(24, 20, 20), offset=65_536.0)",
+    "rope.ltx": LTX,
 }
+#: What is a function of more than places, or on time apart from them.
+OTHERS = {"rope.cogview4", "rope.ernie_image"}
 
 
 def test_the_formulas_of_the_verifier_give_every_vector():
@@ -51,13 +90,23 @@ def test_the_formulas_of_the_verifier_give_every_vector():
     assert compared == len(ALL)  # one output each
 
 
+def test_every_rotation_is_one_of_ours_but_those_that_are_none():
+    recorded = {name: about["outputs"]["rotated"] for name, (about, _, _) in ALL.items() if name.startswith("rope.")}
+    ours = {recorded[name] for name in ROTARY}
+    assert {name for name, output in recorded.items() if output not in ours} == OTHERS
+
+
 @pytest.mark.parametrize("name", ROTARY)
 def test_our_rotary_encodings_give_the_vectors(name):
     about, inputs, outputs = ALL[name]
-    q = torch.tensor(inputs["q"])
-    grid = Grid(*about["parameters"].get("grid", (len(q),)))
+    q, parameters = torch.tensor(inputs["q"]), about["parameters"]
+    grid = places = Grid(*parameters.get("grid", (len(q),)))
+    if "text" in parameters:
+        positions = verify.CONVENTIONS["token_positions"]
+        tokens = inspect.signature(positions).parameters.keys() & parameters.keys()
+        places = Points(torch.from_numpy(positions(**{key: parameters[key] for key in tokens})["positions"]))
     position = build_position(grid, dim=q.shape[1], depth=1, num_heads=1, encoding=ROTARY[name]).double().eval()
-    rotated = position(grid)[0].rotary(q[None, None], q[None, None])[0][0, 0]
+    rotated = position(places)[0].rotary(q[None, None], q[None, None])[0][0, 0]
     np.testing.assert_allclose(rotated.numpy(), outputs["rotated"], rtol=0, atol=1e-9)
 
 
@@ -115,7 +164,7 @@ MISTAKES = [
     ("pytorch 177138: the other one", "resample.torch.cubic.antialias.3x2", {"a": -0.75}, "a -0.75 instead of -0.5"),
     ("timm 2542: another kernel", "resample.torch.linear.7x9", {"kernel": "cubic"}, "kernel 'cubic'"),
     ("gemma4: rows before columns", "rope.gemma4", {"order": "yx"}, "order 'yx'"),
-    ("diffusers 14520: one base for all axes", "rope.cosmos.film", {"base": 10_000.0}, "base 10000.0"),
+    ("Cosmos: one base for all axes", "rope.cosmos.film", {"base": 10_000.0}, "base 10000.0"),
     ("Qwen-Image: not centered", "rope.qwenimage", {"coordinates": "patches"}, "coordinates 'patches'"),
     ("Qwen-Image: text at zero", "rope.qwenimage.text", {"text_at": "zero"}, "text_at 'zero'"),
     ("FLUX.2: text of FLUX", "rope.flux2.text", {"text_at": "zero"}, "text_at 'zero' instead of 'last'"),
@@ -124,8 +173,13 @@ MISTAKES = [
     ("MiniMax: halves of all channels", "rope.minimax_h3", {"still": "last pairs"}, "still 'last pairs'"),
     ("Kimi: axes in blocks", "rope.kimi_k25", {"arrangement": "blocks"}, "arrangement 'blocks'"),
     ("ERNIE-Image, read as a rotation", "rope.ernie_image", {"layout": "half"}, "layout 'half' instead of 'crossed'"),
-    ("mlx-lm 1768: text after the largest position", "mrope.positions.qwen2_vl", {"after": "largest"}, "after 'largest'"),
-    ("transformers 45325: frames are seconds", "mrope.positions.qwen2_5_vl", {"step": 1.0}, "step 1.0"),
+    (
+        "transformers 35569: text after the largest position",
+        "mrope.positions.qwen2_vl",
+        {"after": "largest"},
+        "after 'largest'",
+    ),
+    ("transformers 48669: whole seconds", "mrope.positions.qwen2_5_vl", {"step": 0.0}, "step 0.0"),
     ("SAM: scaled queries", "bias.sam", {"scaled": True}, "scaled True"),
     ("Swin V2: coordinates of the new window", "log.swin_v2.trained", {"trained": None}, "trained None"),
     ("dinov2 378: size instead of scale", "resample.torch.cubic.steps.7x9", {"steps": None}, "steps None"),
@@ -152,13 +206,22 @@ def test_outputs_in_a_file_are_compared_by_name(tmp_path):
     assert "1 of 2 outputs equal" in ran.stdout
 
 
-def test_other_shapes_and_other_files_are_refused(tmp_path):
+def test_other_shapes_and_other_files_are_refused(tmp_path, capsys):
     _, failures = verify.compare({"rope.half.rotated": np.zeros((2, 3)), "index.swin.index": np.full((15, 15), np.nan)})
     assert "shape (2, 3), expected (7, 16)" in failures[0]
     assert "differs by inf" in failures[1]
     (tmp_path / "text").write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match="is not a safetensors file"):
-        verify.read(tmp_path / "text")
+    save_file({"rope.flx.rotated": np.zeros(2)}, tmp_path / "typo")
+    for argument, message in (
+        ("text", "is not a safetensors file"),
+        ("none", "`file` must be a safetensors file of your outputs, and there is none at"),
+        ("typo", "rope.flx.rotated: no vector has this name, the nearest is rope.flux.rotated"),
+    ):
+        status = verify.main([str(tmp_path / argument)])
+        printed = capsys.readouterr()
+        assert status and message in printed.out + printed.err
+    assert (verify.main(["--list"]), verify.main(["--help"])) == (2, 0)
+    assert capsys.readouterr().out.count("at most one file") == 2
 
 
 def test_the_verifier_needs_numpy_alone():
@@ -200,7 +263,7 @@ for name, about, inputs, outputs in verify["vectors"]():
     if about["convention"] == "rotation":
         q = jnp.asarray(inputs["q"])
         count = q.shape[1] // 2
-        if not set(given) <= {"grid", "base", "layout", "order", "offset"} or given.get("layout") in ("half per axis", "crossed"):
+        if not set(given) <= {"grid", "base", "layout", "order", "offset"} or " " in given.get("layout", ""):
             continue
         grid, layout = given.get("grid", [len(q)]), given.get("layout", "half")
         n = count // len(grid)
@@ -239,3 +302,16 @@ def test_the_package_of_the_vectors_has_the_files_of_the_verifier_and_its_comman
     assert all((VECTORS / name).is_file() for name in files) and {"verify.py", "vectors.json"} < set(files)
     assert described["project"]["scripts"] == {"graticule-vectors": "graticule_vectors.verify:main"}
     assert verify.main([]) == 0 and f"{len(ALL)} of {len(ALL)}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_the_example_in_cpp_gives_its_vector(tmp_path, capsys):
+    """The port in the README, compiled and run beside the vectors."""
+    example = (VECTORS / "README.md").read_text(encoding="utf-8").partition("```cpp\n")[2].partition("```")[0]
+    (tmp_path / "port.cpp").write_text(example, encoding="utf-8")
+    shutil.copy(VECTORS / "vectors.safetensors", tmp_path)
+    subprocess.run(["g++", "-std=c++17", "-o", "port", "port.cpp"], cwd=tmp_path, check=True)
+    subprocess.run(["./port"], cwd=tmp_path, check=True)
+    assert verify.main([str(tmp_path / "mine.safetensors")]) == 0
+    assert "1 of 1 outputs equal" in capsys.readouterr().out
