@@ -22,6 +22,7 @@ from .encodings.forms.absolute import ComputedEncoding as ComputedEncoding
 from .encodings.forms.bias import BiasEncoding as BiasEncoding
 from .encodings.forms.bias import PatchBias as PatchBias
 from .encodings.forms.rotary import RotaryEncoding as RotaryEncoding
+from .encodings.forms.rotary import set_progress as set_progress
 from .encodings.mrope import get_rope_index as get_rope_index
 from .external.attach import attach as attach
 from .external.attach import detach as detach

@@ -7,7 +7,7 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.encodings.forms.scaling import Scaling
+from graticule.encodings.forms.scaling import METHODS, Scaling
 from graticule.encodings.mrope import Mrope
 from graticule.encodings.pope import Pope
 from graticule.encodings.rope import Frequencies, Rope, Rope1d
@@ -18,6 +18,7 @@ from tiny import draw, images, tiny
 BUILT, LARGE = Grid(4, 6, prefix=1), Grid(8, 18, prefix=1)
 HEAD_DIM, BASE = 16, 100.0
 KINDS = ("interpolation", "ntk", "yarn")
+EVERY = tuple(METHODS)
 
 BUILD = {
     "rope": lambda scaling, grid=BUILT: Rope(grid, HEAD_DIM, Frequencies(BASE), scaling=scaling),
@@ -59,9 +60,8 @@ def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():
     for name, build in BUILD.items():
         plain, scaled = build(Scaling()), build(Scaling("ntk"))
         grid = Grid(8, 12, prefix=1)  # twice as long on both axes
-        row = name == "rope_1d"
-        s, grid = (4, Grid(grid.patches)) if row else (2, grid)
-        first, second = (encoding.scaling.frequencies(encoding.vectors(), grid) for encoding in (plain, scaled))
+        s = 4 if name == "rope_1d" else 2
+        first, second = (encoding.scaled(grid) for encoding in (plain, scaled))
         lengths, after = first.norm(dim=-1), second.norm(dim=-1)
         moving = lengths > 0
         ratio = after[moving] / lengths[moving]
@@ -69,7 +69,7 @@ def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():
         assert ratio[lengths[moving].argmin()].item() == pytest.approx(1 / s, rel=1e-12), name
 
 
-@in_turn("kind", KINDS)
+@in_turn("kind", EVERY)
 @in_turn("name", BUILD)
 def test_at_the_reference_grid_nothing_changes(name, kind):
     plain = BUILD[name](Scaling()).double()
@@ -81,7 +81,7 @@ def test_at_the_reference_grid_nothing_changes(name, kind):
         assert scaled.query_scale(grid) is None
 
 
-@pytest.mark.parametrize("kind", ["ntk", "yarn"])
+@pytest.mark.parametrize("kind", EVERY[1:])
 def test_a_smaller_grid_is_not_scaled(kind):
     plain, scaled = (BUILD["rope"](scaling).double() for scaling in (Scaling(), Scaling(kind)))
     small = Grid(2, 5, prefix=1)
@@ -90,7 +90,7 @@ def test_a_smaller_grid_is_not_scaled(kind):
     assert bands(interpolated, small)[0] == pytest.approx([2 * f for f in bands(plain, small)[0]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_the_reference_stays_that_of_training_however_often_a_grid_is_set(kind):
     encoding, other = BUILD["rope"](Scaling(kind)).double(), BUILD["rope"](Scaling(kind)).double()
     encoding.set_grid(Grid(9, 9, prefix=1))
@@ -103,7 +103,7 @@ def test_the_temperature_of_yarn_is_that_of_the_paper_for_the_ratio_of_tokens():
         scale = build(Scaling("yarn")).double().query_scale(LARGE)
         assert scale.shape == (LARGE.tokens,) and scale.dtype == torch.float64
         torch.testing.assert_close(scale, torch.full_like(scale, (0.1 * math.log(ratio) + 1) ** 2))
-    for kind in ("interpolation", "ntk"):
+    for kind in set(EVERY) - {"yarn"}:
         assert BUILD["rope"](Scaling(kind)).query_scale(LARGE) is None
 
 
@@ -117,7 +117,7 @@ def test_learned_directions_are_interpolated():
 
 def test_golden_gate_directions_are_scaled_in_patches():
     encoding = GoldenGateRope(BUILT, 2, 8, coordinates=Rope(BUILT, 8).coordinates, scaling=Scaling("ntk"))
-    lengths = encoding.scaling.frequencies(encoding.vectors(), Grid(8, 12)).norm(dim=-1)
+    lengths = encoding.scaled(Grid(8, 12)).norm(dim=-1)
     torch.testing.assert_close(lengths[:, [0, -1]], torch.tensor([[0.1, 20.0]] * 2, dtype=torch.float64))
 
 

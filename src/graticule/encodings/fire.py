@@ -86,7 +86,7 @@ class Fire(PatchBias):
         offsets = grid.lags(device).flatten(0, -2).to(wide)  # (displacements, axes)
         image = self.grid if isinstance(grid, Points) else grid
         step = 1 if image.spacing is None else as_tensor(image.spacing, offsets)
-        largest = as_tensor(image.extent, offsets) - step
+        largest = as_tensor(image.extent if grid.extent is None else grid.extent, offsets) - step
         if self.form == "axes":
             return offsets.sign() * self._share(offsets.abs(), largest, reference)
         diagonal = (self.reference - 1).to(wide).norm().clamp(min=1)

@@ -41,6 +41,8 @@ class Mrope(FixedRotary):
         scaling: scaling of the frequencies at other grids.
     """
 
+    series = "shared"
+
     def __init__(
         self,
         grid: Grid,

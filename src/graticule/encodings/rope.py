@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.forms.rotary import IN_PARTS, FixedRotary, Layout, axial, check_head_dim, geometric
-from graticule.encodings.forms.scaling import Scaling
+from graticule.encodings.forms.scaling import Lengths, Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.registry.fields import Flag, Positive, check_fields
@@ -172,6 +172,7 @@ class Rope(FixedRotary):
             self.pairs = (rest, *parts) if unrotated == "first" else (*parts, *([rest] if rest else []))
         if layout == "half_rotated":
             self.rotated = (2 * rest, head_dim) if unrotated == "first" else (0, 2 * sum(split))
+        self.series = "shared" if frequencies.alternate else "own"
         super().__init__(grid, coordinates, noise, scaling, layout)
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
@@ -226,8 +227,8 @@ class Rope1d(FixedRotary):
         self.head_dim = head_dim
         self.base = base
         if scaling.reference is not None:
-            scaling = Scaling(scaling.scaling, (math.prod(scaling.reference),), scaling.ramp)
-        super().__init__(grid, Coordinates(), Noise(), scaling, layout, _row(grid))
+            scaling = replace(scaling, reference=(math.prod(scaling.reference),))
+        super().__init__(grid, Coordinates(), Noise(), scaling, layout)
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
         """Return the frequencies as vectors of one axis, (d / 2, 1), float64."""
@@ -235,15 +236,9 @@ class Rope1d(FixedRotary):
 
     def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
-        vectors = self.scaling.frequencies(self.vectors(device), _row(grid))
+        vectors = self.scaled(grid, device)
         return grid.order(vectors.device).to(vectors.dtype)[:, None] * vectors[:, 0]
 
-    def query_scale(self, grid: Grid) -> Tensor | None:
-        """Return the temperature of 'yarn' in a longer sequence, (N,)."""
-        factor = self.scaling.logit_factor(_row(grid), self.table)
-        return None if factor is None else factor.expand(grid.tokens)
-
-
-def _row(grid: Grid) -> Grid:
-    """Return the grid of the flattened sequence, of the whole image for a crop."""
-    return Grid(grid.image_grid.patches)
+    def lengths(self, grid: Grid) -> Lengths:
+        """Return the length of the flattened sequence, of the whole image for a crop."""
+        return (grid.image_grid.patches,)

@@ -39,6 +39,7 @@ class MixedRope(PlaneRotary):
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"rope_vit": {"base": 10.0}}
+    series = "learned"
 
     def __init__(
         self,
@@ -59,7 +60,6 @@ class MixedRope(PlaneRotary):
         self.base = base
         self.coordinates = coordinates
         self.noise = noise
-        check_learned(scaling)
         self._set_scaling(scaling, grid)
         self.freqs = nn.Parameter(torch.empty(axes, depth, num_heads, head_dim // 2))
         self.reset_parameters()
@@ -86,14 +86,6 @@ class MixedRope(PlaneRotary):
         return [PairRotation(table) for table in self(grid)]
 
 
-def check_learned(scaling: Scaling) -> None:
-    """Check the scaling of learned frequencies."""
-    if scaling.scaling in ("ntk", "yarn"):
-        raise ValueError(
-            f"`scaling` must be 'interpolation' with learned frequencies, which have no order, got {scaling.scaling!r}."
-        )
-
-
 @register_encoding("rope_golden_gate")
 class GoldenGateRope(FixedRotary):
     r"""Rotates each channel pair by the position along its own direction; the directions cover the circle evenly.
@@ -117,6 +109,8 @@ class GoldenGateRope(FixedRotary):
         noise: noise of the coordinates in training.
         scaling: scaling of the frequencies at other grids, for coordinates in patches.
     """
+
+    series = "free"
 
     def __init__(
         self,

@@ -112,6 +112,8 @@ class Points(Places):
         places: the coordinates, (N, axes), or (B, N, axes) for other points of each sample, in patches of the grid, or
             in the unit of its spacing.
         prefix: tokens without a position, before them.
+        extent: the length of each axis of the whole image, numbers or a tensor (axes,), in the unit of `places`, for
+            the `scaling` of rotary encodings and for relative coordinates.
 
     Example:
         >>> Points(torch.tensor([[0.5, 2.0], [3.25, 1.0]]), prefix=1).tokens
@@ -120,6 +122,7 @@ class Points(Places):
 
     places: Tensor
     prefix: int = 0
+    extent: tuple[float, ...] | Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.places, Tensor):
@@ -133,6 +136,10 @@ class Points(Places):
             raise ValueError("`places` must be finite numbers, got infinite ones or NaN.")
         if self.prefix < 0:
             raise ValueError(f"`prefix` must be at least 0, got {self.prefix}.")
+        if self.extent is not None:
+            lengths, axes = torch.as_tensor(self.extent), self.places.shape[-1:]
+            if lengths.shape != axes or (known and not (lengths > 0).all()):
+                raise ValueError(f"`extent` must be a positive length for each of {axes[0]} axes, got {self.extent}.")
 
     @property
     def ndim(self) -> int:
@@ -151,8 +158,8 @@ class Points(Places):
     def _sample(self, places: Tensor) -> Points:
         """Return some of the points, without a second check of their values, which waits for a GPU."""
         made = object.__new__(Points)
-        object.__setattr__(made, "places", places)
-        object.__setattr__(made, "prefix", self.prefix)
+        for name, value in (("places", places), ("prefix", self.prefix), ("extent", self.extent)):
+            object.__setattr__(made, name, value)
         return made
 
     @property
@@ -169,7 +176,7 @@ class Points(Places):
             "continuous_bias, mlp_bias, gqpe_bias, irpe, gpsa and log_n."
         )
 
-    image_grid = extent = table = axes = shape
+    image_grid = table = axes = shape
 
     def has_shape(self, shape: Shape) -> bool:
         """Return False: points have no shape."""

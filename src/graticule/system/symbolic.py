@@ -30,8 +30,10 @@ def ceiling(size: int, step: int) -> int:
     return size // step if holds(size % step == 0) else -(-size // step)
 
 
-def as_tensor(sizes: Sequence[float], like: Tensor) -> Tensor:
+def as_tensor(sizes: Sequence[float] | Tensor, like: Tensor) -> Tensor:
     """Return sizes as a tensor, (n,), of the dtype and on the device of `like`; `new_tensor` would make constants."""
+    if isinstance(sizes, Tensor):
+        return sizes.to(like)
     return torch.stack([like.new_full((), size) for size in sizes])
 
 

@@ -34,9 +34,9 @@ class Coordinates:
 
     If the grid has a `spacing`, i and n are multiplied by it, and 'patches' and 'centered' are in its unit.
 
-    Sides are those of the grid itself, but on one axis, as of a text, and of `Points` those of the grid that the
-    encoding is built for: its tokens keep their coordinates as the text grows, and a longer text has coordinates beyond
-    that range.
+    Sides are those of the grid itself, but on one axis, as of a text, and of `Points` without an `extent` those of the
+    grid that the encoding is built for: its tokens keep their coordinates as the text grows, and a longer text has
+    coordinates beyond that range.
     """
 
     coordinates: Origin | tuple[Origin, ...] = "patches"
@@ -70,7 +70,9 @@ class Coordinates:
         step: float | Tensor = 1.0 if grid.spacing is None else as_tensor(grid.spacing, index)
         if self.coordinates == "patches":
             return index + self.offset * step
-        known = built if built is not None and (isinstance(grid, Points) or grid.ndim == 1) else grid
+        known = built if built is not None and (grid.ndim == 1 or grid.extent is None) else grid
+        if self.coordinates == "centered" and isinstance(known, Points):
+            return index + self.offset - (as_tensor(known.extent, index) / 2).ceil()
         if self.coordinates == "centered":
             return index + (self.offset - as_tensor([ceiling(n, 2) for n in known.image_grid.shape], index)) * step
         sides = as_tensor(known.extent, index)

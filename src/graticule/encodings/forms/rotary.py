@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise, linear
-from graticule.encodings.forms.scaling import Scaling
+from graticule.encodings.forms.scaling import DYNAMIC, Lengths, Scaling, Series
+from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
+from graticule.position.places import Points
 from graticule.position.position import FROM_STAGE, Encoding, Position, SharedPosition, StageSpec
 from graticule.position.rotation import PairRotation, Rotation
 from graticule.registry.checks import known_name
@@ -116,6 +119,7 @@ class PlaneRotary(RotaryEncoding):
     coordinates: Coordinates = Coordinates()
     noise: Noise = Noise()
     scaling: Scaling = Scaling()
+    series: Series = "own"
 
     @abstractmethod
     def vectors(self, device: torch.device | None = None) -> Tensor:
@@ -123,7 +127,11 @@ class PlaneRotary(RotaryEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return sines, then cosines, for `grid`, (..., N, 2d)."""
-        return waves(self.angles(grid, noisy=self.noisy), grid, self.layout, self.pairs)
+        return self._formula(grid, noisy=self.noisy)
+
+    def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
+        amplitudes = self.scaling.amplitudes(self.vectors(device), self.lengths(grid))
+        return waves(self.angles(grid, device, noisy), grid, self.layout, self.pairs, amplitudes)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
         if self.layout == "half_per_axis":
@@ -137,15 +145,32 @@ class PlaneRotary(RotaryEncoding):
 
     def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         """Return the angle of every pair of channels at every patch, (..., H * W, d / 2), in radians."""
-        vectors = self.scaling.frequencies(self.vectors(device), grid)
+        vectors = self.scaled(grid, device)
         places = self.coordinates(grid, vectors.device, self.grid)
         if noisy:
             places = self.noise(places)
         return linear(places.to(vectors.dtype), vectors[..., None, :, :])
 
+    def scaled(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors, scaled for `grid`."""
+        time: Tensor | None = getattr(self, "time", None)
+        return self.scaling.frequencies(self.vectors(device), self.lengths(grid), self.series, time)
+
+    def lengths(self, grid: Grid) -> Lengths:
+        """Return the length of each axis of the whole image in patches."""
+        if not isinstance(grid, Points):
+            return grid.image_grid.shape
+        if grid.extent is None and self.scaling.scaling is not None:
+            raise ValueError(
+                f"`extent` must be given for Points with scaling {self.scaling.scaling!r}, which compares it with the "
+                f"reference {self.scaling.reference}: Points(places, extent=...), got none."
+            )
+        extent, unit = () if grid.extent is None else grid.extent, self.grid.spacing
+        return extent if unit is None else [length / step for length, step in zip(extent, unit, strict=False)]
+
     def _set_scaling(self, scaling: Scaling, built: Grid) -> None:
         """Set the scaling; `built` is its reference if it has none, and is then a part of the weights."""
-        self.scaling = scaling.at(built)
+        self.scaling = scaling.at(self.lengths(built), self.series)
         if self.scaling != scaling:
             self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
         if self.scaling.scaling is not None and not self.coordinates.in_patches:
@@ -179,24 +204,32 @@ class FixedRotary(PlaneRotary):
         noise: Noise,
         scaling: Scaling,
         layout: Layout | None,
-        built: Grid | None = None,
     ) -> None:
         super().__init__()
         self.grid = grid
         self.coordinates = coordinates
         self.noise = noise
         self.layout = layout
-        self._set_scaling(scaling, built or grid)
-        if scaling.scaling == "ntk":
+        self._set_scaling(scaling, grid)
+        if scaling.scaling in ("ntk", *DYNAMIC):
             with torch.device("cpu"):  # on the meta device, where only sizes are computed, there would be no values
                 frequencies = self.vectors().norm(dim=-1).unique()
             if len(frequencies) < 2:
-                raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
+                raise ValueError(f"`scaling` must not be {scaling.scaling!r} with one frequency; use larger heads.")
         self.table: Tensor
+        self.time: Tensor | None
+        self.progress = 0.0
+        self.register_buffer("time", None, persistent=False)
         self.init_non_persistent_buffers()
 
     def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {"table": self._formula(self.grid, device).to(torch.promote_types(dtype, torch.float32))}
+        wide, known = torch.promote_types(dtype, torch.float32), self.time
+        if self.scaling.scaling not in DYNAMIC:
+            return {"table": self._formula(self.grid, device).to(wide)}
+        self.time = torch.tensor(1 - self.progress, dtype=wide, device=device)
+        buffers = {"time": self.time, "table": self._formula(self.grid, device).to(wide)}
+        self.time = known  # these values are copied into the same memory
+        return buffers
 
     def forward(self, grid: Grid) -> Tensor:
         """Return sines, then cosines, for `grid`, (N, 2d) or (h, N, 2d)."""
@@ -206,11 +239,8 @@ class FixedRotary(PlaneRotary):
 
     def query_scale(self, grid: Grid) -> Tensor | None:
         """Return the temperature of 'yarn' at a larger grid, (N,)."""
-        factor = self.scaling.logit_factor(grid, self.table)
+        factor = self.scaling.logit_factor(self.lengths(grid), self.table)
         return None if factor is None else factor.expand(grid.tokens)
-
-    def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
-        return waves(self.angles(grid, device, noisy), grid, self.layout, self.pairs)
 
 
 class RotaryPosition(SharedPosition):
@@ -226,6 +256,25 @@ class RotaryPosition(SharedPosition):
     def published_names(self) -> dict[str, str]:
         """Map `rope.freqs`, timm's name of learned frequencies."""
         return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
+
+
+def set_progress(model: nn.Module, progress: float) -> None:
+    """Set the progress of diffusion, 1 - t, for the encodings of `model` with scaling 'dy_ntk' or 'dy_yarn'.
+
+    It is 0 for pure noise, where encodings begin, and 1 for the image. Tables change in place, so that a compiled model
+    is not compiled again; an exported one keeps its progress.
+    """
+    if not 0 <= progress <= 1:
+        raise ValueError(f"`progress` must be in [0, 1], from noise to image, got {progress}.")
+    encodings = [part for part in model.modules() if isinstance(part, FixedRotary) and part.time is not None]
+    if not encodings:
+        raise ValueError("`model` must have a rotary encoding with scaling 'dy_ntk' or 'dy_yarn', got none.")
+    for encoding in encodings:
+        encoding.progress = float(progress)
+        encoding.init_non_persistent_buffers()
+    for part in model.modules():
+        if isinstance(part, Folded):
+            part.fold()
 
 
 def check_head_dim(head_dim: int, multiple: int, why: str) -> None:
@@ -244,25 +293,19 @@ def geometric(base: float, count: int, device: torch.device | None = None) -> Te
 
 def axial(*frequencies: Tensor) -> Tensor:
     """Return the vectors (f, 0) of the first frequencies, then (0, f) of the second, (n, 2); or more axes."""
-    zeros = [torch.zeros_like(frequency) for frequency in frequencies]
-    count = len(frequencies)
-    rows = [
-        [frequency if axis == at else zeros[at] for axis in range(count)] for at, frequency in enumerate(frequencies)
-    ]
-    return torch.cat([torch.stack(row, -1) for row in rows])
+    last = len(frequencies) - 1
+    return torch.cat([F.pad(values[:, None], (axis, last - axis)) for axis, values in enumerate(frequencies)])
 
 
-def waves(angles: Tensor, grid: Grid, layout: Layout | None, pairs: tuple[int, ...] = ()) -> Tensor:
+def waves(
+    angles: Tensor, grid: Grid, layout: Layout | None, pairs: tuple[int, ...] = (), amplitudes: Tensor | None = None
+) -> Tensor:
     """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
-    if layout in IN_PARTS:  # both channels of a pair are of one part, whose angles are repeated
-        angles = torch.cat([half for part in angles.split(pairs, -1) for half in (part, part)], -1)
-    sines, cosines = angles.sin(), angles.cos()
     if grid.prefix:  # an angle of 0
-        shape = (*angles.shape[:-2], grid.prefix, angles.shape[-1])
-        sines = torch.cat([sines.new_zeros(shape), sines], -2)
-        cosines = torch.cat([cosines.new_ones(shape), cosines], -2)
+        angles = F.pad(angles, (0, 0, grid.prefix, 0))
+    tables = [wave if amplitudes is None else wave * amplitudes for wave in (angles.sin(), angles.cos())]
+    if layout in IN_PARTS:  # both channels of a pair are of one part, whose angles are repeated
+        return torch.cat([part for table in tables for part in table.split(pairs, -1) for _ in range(2)], -1)
     if layout == "half":
-        return torch.cat([sines, sines, cosines, cosines], -1)
-    if layout == "interleaved":
-        sines, cosines = sines.repeat_interleave(2, -1), cosines.repeat_interleave(2, -1)
-    return torch.cat([sines, cosines], -1)
+        return torch.cat([table for table in tables for _ in range(2)], -1)
+    return torch.cat([table.repeat_interleave(2, -1) if layout else table for table in tables], -1)
