@@ -42,6 +42,7 @@ NAMED = {
     "pack": "lab/data/test_hugging_face.py",
     "publish": "external/test_publish.py",
     "resize": "test_docs_code.py",
+    "rotary": "test_docs_code.py",
     "shard": "position/test_meta_device.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "test_printed_commands.py",
@@ -78,7 +79,10 @@ def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("convert", "attach"), ("convert", "transformers"), ("fine_tune", "transformers"), ("sizes", "resize")],
+    [
+        *(("convert", word) for word in ("attach", "rotary", "transformers")),
+        *(("fine_tune", "transformers"), ("sizes", "resize")),
+    ],
 )
 def test_the_code_for_models_of_others_runs(name, word, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

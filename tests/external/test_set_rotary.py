@@ -98,8 +98,9 @@ def test_rotation_of_a_model_is_its_dialect(name):
     queries = torch.randn(2, 1, 45, channels, dtype=torch.float64)
     grid = Grid(5, 9) if name in TRANSFORMERS else Grid(1, 5, 9, *(1,) * (name[4] == "2"))
     position = build_position(grid, dim=channels, depth=1, num_heads=1, encoding=dialect(name)).double().eval()
-    expected, _ = position(grid)[0].rotary(queries, queries)
-    torch.testing.assert_close(rotate(queries, (5, 9)), expected, rtol=0, atol=5e-6)
+    torch.testing.assert_close(
+        rotate(queries, (5, 9)), position(grid)[0].rotary(queries, queries)[0], rtol=0, atol=5e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -114,6 +115,37 @@ def test_own_dialect_gives_the_same_outputs(name, dtype):
     graticule.set_rotary(model, dialect(name).replace("base=", "base=9").replace("preset", "base=9, preset"))
     assert not torch.equal(run(model, GRIDS[2]), expected[2])
     assert torch.equal(run(graticule.set_rotary(model, None), GRIDS[2]), expected[2])
+
+
+@pytest.mark.parametrize("name", MODELS[1:])
+def test_scaling_changes_nothing_at_the_reference_and_at_the_end_of_diffusion(name):
+    model = build(name)
+    expected = [run(model, grid) for grid in GRIDS]
+    axes = len(getattr(model.config, "axes_dims_rope", (0,) * 3))
+    reference = (2, 3, 4, 9)[:axes] if name in DIFFUSERS else (6, 8) if "Qwen" in name else (3, 4)
+    for scaling in ("yarn", "dy_ntk"):
+        graticule.set_rotary(model, f"{dialect(name)[:-1]}, scaling={scaling!r}, reference={reference})")
+        assert torch.equal(run(model, GRIDS[0]), expected[0])
+        assert not torch.equal(run(model, GRIDS[2]), expected[2])
+    graticule.set_progress(model, 1.0)
+    assert torch.equal(run(model, GRIDS[2]), expected[2])
+
+
+def test_scaled_rotation_and_its_temperature_are_those_of_the_encoding():
+    encoding, grid = "rope(base=50, layout='half', scaling='yarn', reference=(4, 4))", Grid(6, 9)
+    cosines, sines = rotation(graticule.set_rotary(build(QWEN2), encoding))(torch.zeros(1), grid.coordinates())
+    expected = build_position(Grid(2, 2), dim=16, depth=1, num_heads=1, encoding=encoding)(grid)[0]
+    table = torch.cat([sines, cosines], -1) / expected.query_scale[:, None].sqrt()
+    torch.testing.assert_close(table, expected.rotary.table, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DINOv3ViTModel", "FluxTransformer2DModel", "QwenImageTransformer2DModel"])
+def test_a_model_compiles_as_one_graph(name):
+    model = graticule.set_rotary(build(name), dialect(name))
+    expected = [run(model, grid) for grid in GRIDS]
+    model.compile(fullgraph=True, backend="eager")
+    assert all(map(torch.equal, (run(model, grid) for grid in GRIDS), expected))
 
 
 def test_noise_of_dinov3_in_training_is_that_of_the_model():
@@ -169,7 +201,7 @@ def test_casts_autocast_and_the_meta_device_change_no_angle():
         *((name, f"`encoding` must rotate pairs .*, got {name}") for name in ("learnable", "pope", "liere", "rope_1d")),
         ("rope_mixed(layers=1)", "`layers` must be left out: Pixtral.* once for all layers"),
         ("rope(layout='half', split=(4, 4, 4, 4))", "`split` must be"),
-        ("rope(layout='half', scaling='ntk')", "`scaling` must be left out"),
+        ("rope(layout='half', scaling='ntk')", "`reference` must be given with `scaling`"),
         ("rope(layout='half', coordinates='min')", "`coordinates` must be 'patches' with Pixtral"),
         (None, "`encoding` must be given: PixtralVisionModel has its own rotation"),
     ],
@@ -186,3 +218,5 @@ def test_models_without_a_known_rotation_are_refused():
     for function in (rotation_of, lambda model: graticule.set_rotary(model, "rope")):
         with pytest.raises(ValueError, match=r"`model` must have one of the rotations FluxPosEmbed, .*; got Linear"):
             function(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="`model` must contain its rotation, got the rotation alone, PixtralVisionRot"):
+        graticule.set_rotary(rotation(build("PixtralVisionModel")), "rope(preset='pixtral')")

@@ -132,10 +132,8 @@ class ReplacedRotation(nn.Module):
     """Stands where a model of another library keeps its rotation, and returns that of an encoding in the same form.
 
     Angles have the dtype that the model computes them in, also under autocast. A frequency that differs from one of the
-    model by the rounding of that dtype is the model's, so that its own dialect gives the same outputs.
-
-    encoding: rotates pairs of channels by angles that are linear in the coordinates.
-    replaced: the rotation of the model, which is no part of this module.
+    model by the rounding of that dtype is the model's, so that its own dialect gives the same outputs. The rotation
+    that is replaced is no part of this module.
     """
 
     def __init__(self, encoding: PlaneRotary, replaced: nn.Module) -> None:
@@ -164,8 +162,10 @@ class ReplacedRotation(nn.Module):
         encoding, device, wide = self.encoding, like.device, _wide(like.device)
         dtype = self.format.dtype if wide == device else torch.float32
         if isinstance(asked, Tensor):
+            lengths: Any = asked.to(wide, torch.float64).amax(0) + 1
             places = asked.to(dtype) + encoding.coordinates.offset
         else:
+            lengths = [max(sides) for sides in zip(*(grid.shape for grid in asked), strict=True)]
             images = [encoding.coordinates(grid, wide, encoding.grid) for grid in asked]
             for count, image in enumerate(images):  # each is one later than the previous
                 image[:, 0] += count
@@ -176,12 +176,19 @@ class ReplacedRotation(nn.Module):
             index = torch.arange(texts, dtype=dtype, device=device)[:, None]
             places = torch.cat([places, (places[:, 1:].amax() + 1 + index).expand(-1, places.shape[1])])
         vectors = encoding.vectors(wide).flatten(0, -2) if self._fixed is None else self._fixed.to(wide)
+        scaling, time = encoding.scaling, getattr(encoding, "time", None)
+        temperature, amplitudes = scaling.logit_factor(lengths, vectors), scaling.amplitudes(vectors, lengths)
+        vectors = scaling.frequencies(vectors, lengths, encoding.series, time)
         angles = linear(places * self.unit, (vectors / self.unit).to(dtype).to(device))
-        outputs, lengths = self.format.outputs, torch.ones_like(angles)
+        outputs, sizes = self.format.outputs, torch.ones_like(angles)
+        if temperature is not None:  # of logits, so half of it for queries, and half for keys
+            sizes = sizes * temperature.sqrt().to(sizes)
+        if amplitudes is not None:
+            sizes = sizes * amplitudes.to(sizes)
         if outputs == "complex":
-            return torch.polar(lengths, angles).split([len(angles) - texts, texts])
+            return torch.polar(sizes, angles).split([len(angles) - texts, texts])
         dtype = like.dtype if outputs == "rounded waves" else torch.float32
-        waves = [(wave * lengths).to(dtype) for wave in (angles.cos(), angles.sin())]
+        waves = [(wave * sizes).to(dtype) for wave in (angles.cos(), angles.sin())]
         waves = [torch.cat([wave, wave], -1) if self.format.half else wave.repeat_interleave(2, -1) for wave in waves]
         return tuple(wave[None, :, None] if outputs == "waves per head" else wave for wave in waves)
 
@@ -195,13 +202,13 @@ def _wide(device: torch.device) -> torch.device:
 def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> Model:
     """Replace the rotation of queries and keys of a model of diffusers or transformers, in place, and return the model.
 
-    It takes FLUX, FLUX.2, Wan, Qwen-Image and HunyuanVideo; DINOv3, Pixtral, Qwen2-VL, Qwen2.5-VL and Qwen3-VL, also
-    within a larger model. All else stays the same object. The dialect that the model has gives the same outputs, bit by
-    bit. `save_pretrained` of either library saves no rotation, so call this again once the model is loaded, and then
-    load the parameters of a learned encoding, `encoding...` at the name of the rotation.
+    All else stays the same object, and the dialect that the model has gives the same outputs, bit by bit. As
+    `save_pretrained` of the library saves no rotation, call this again once the model is loaded, before the parameters
+    of a learned encoding are, `encoding...` at the name of the rotation.
 
     Args:
-        model: the model.
+        model: FLUX, FLUX.2, Krea 2, Wan, HunyuanVideo, MotifVideo, Qwen-Image, DINOv3, Pixtral, Qwen2-VL, Qwen2.5-VL or
+            Qwen3-VL, or a larger model with one of these.
         encoding: a rotary encoding for the axes of the model, such as "rope(preset='flux', scaling='yarn',
             reference=(1, 64, 64))" for (time, row, column). None restores the rotation that the model had.
 
@@ -209,18 +216,19 @@ def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> 
         ValueError: if the model has no known rotation, or cannot use the encoding. It is then unchanged.
     """
     check_intact(model, "wrapped")
-    rotations: dict[Any, Any] = {
-        part: part.replaced[0] for part in model.modules() if isinstance(part, ReplacedRotation)
-    }
+    parts: list[Any] = list(model.modules())
+    rotations: dict[Any, Any] = {part: part.replaced[0] for part in parts if isinstance(part, ReplacedRotation)}
     if encoding is None and not rotations:
         raise ValueError(f"`encoding` must be given: {type(model).__name__} has its own rotation, got None.")
     device = next((value.device for value in model.parameters()), None)
     rotations = rotations or {part: part for part in find_rotations(model)}
+    if model in rotations:
+        raise ValueError(f"`model` must contain its rotation, got the rotation alone, {type(model).__name__}.")
     if encoding is not None:
         rotations = {part: _build(encoding, rotation) for part, rotation in rotations.items()}
-    for parent in list(model.modules()):
+    for parent in parts:
         for name, part in parent._modules.items():
-            if part is not None and part in rotations:  # the new one has its mode and shares its hooks
+            if part in rotations:  # the new one has its mode and shares its hooks
                 vars(rotations[part]).update({key: value for key, value in vars(part).items() if "_hooks" in key})
                 parent._modules[name] = rotations[part].train(part.training).to(device)
     return model
@@ -244,8 +252,8 @@ def _build(encoding: str | Spec | tuple[Spec, ...], replaced: nn.Module) -> Repl
         )
     if rotary.layout != layout and "layout" in rotary.option_types():
         raise ValueError(f"`layout` must be {layout!r}, the pairs of channels of {kind}, got {rotary.layout!r}.")
-    if rotary.scaling.scaling is not None:
-        raise ValueError(f"`scaling` must be left out, got {rotary.scaling.scaling!r}.")
+    if "reference_grid" in dict(rotary.named_buffers()):
+        raise ValueError(f"`reference` must be given with `scaling`, the grid that {kind} was trained at, got none.")
     if isinstance(asked, Tensor) and rotary.coordinates.coordinates != "patches":
         what = f"with {kind}, which gets those of tokens and no grid, got {rotary.coordinates.coordinates!r}."
         raise ValueError(f"`coordinates` must be 'patches' {what}")
