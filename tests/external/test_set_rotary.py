@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+from unittest import mock
 
 import pytest
 import torch
@@ -105,30 +106,24 @@ def test_rotation_of_a_model_is_its_dialect(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_own_dialect_gives_the_same_outputs(name, dtype):
+def test_own_dialect_gives_the_same_outputs_also_scaled_at_the_reference(name, dtype):
     model = build(name).to(dtype)
     if dtype == torch.bfloat16:  # the cast has rounded the frequencies, or cosines and sines, of the model
         vars(rotation(model)).update(vars(rotation(build(name))))
     expected = [run(model, grid) for grid in GRIDS]
     graticule.set_rotary(model, dialect(name))
     assert all(map(torch.equal, (run(model, grid) for grid in GRIDS), expected))
-    graticule.set_rotary(model, dialect(name).replace("base=", "base=9").replace("preset", "base=9, preset"))
-    assert not torch.equal(run(model, GRIDS[2]), expected[2])
-    assert torch.equal(run(graticule.set_rotary(model, None), GRIDS[2]), expected[2])
-
-
-@pytest.mark.parametrize("name", MODELS[1:])
-def test_scaling_changes_nothing_at_the_reference_and_at_the_end_of_diffusion(name):
-    model = build(name)
-    expected = [run(model, grid) for grid in GRIDS]
-    axes = len(getattr(model.config, "axes_dims_rope", (0,) * 3))
-    reference = (2, 3, 4, 9)[:axes] if name in DIFFUSERS else (6, 8) if "Qwen" in name else (3, 4)
-    for scaling in ("yarn", "dy_ntk"):
+    reference = (2, 3, 4, 9)[: 3 + (name[4] == "2")] if name in DIFFUSERS else (6, 8) if "Qwen" in name else (3, 4)
+    for scaling in ("yarn", "dy_ntk") if name != "DINOv3ViTModel" else ():
         graticule.set_rotary(model, f"{dialect(name)[:-1]}, scaling={scaling!r}, reference={reference})")
         assert torch.equal(run(model, GRIDS[0]), expected[0])
         assert not torch.equal(run(model, GRIDS[2]), expected[2])
-    graticule.set_progress(model, 1.0)
-    assert torch.equal(run(model, GRIDS[2]), expected[2])
+    if name != "DINOv3ViTModel":
+        graticule.set_progress(model, 1.0)
+        assert torch.equal(run(model, GRIDS[2]), expected[2])
+    graticule.set_rotary(model, dialect(name).replace("base=", "base=9").replace("preset", "base=9, preset"))
+    assert not torch.equal(run(model, GRIDS[2]), expected[2])
+    assert torch.equal(run(graticule.set_rotary(model, None), GRIDS[2]), expected[2])
 
 
 def test_scaled_rotation_and_its_temperature_are_those_of_the_encoding():
@@ -146,6 +141,26 @@ def test_a_model_compiles_as_one_graph(name):
     expected = [run(model, grid) for grid in GRIDS]
     model.compile(fullgraph=True, backend="eager")
     assert all(map(torch.equal, (run(model, grid) for grid in GRIDS), expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("room", "kind", "arguments", "preset"),
+    [
+        ("krea2", "Krea2RotaryPosEmbed", (10_000, [16, 56, 56]), "flux"),
+        ("motif_video", "MotifVideoRotaryPosEmbed", (2, 1, [16, 56, 56]), "hunyuan_video"),
+        ("qwenimage", "QwenEmbedRope", (10_000, [16, 56, 56], True), "qwen_image"),
+    ],
+)
+def test_presets_are_the_released_rotations_bit_by_bit(room, kind, arguments, preset):
+    module = importlib.import_module(f"diffusers.models.transformers.transformer_{room}")
+    model = nn.Sequential(getattr(module, kind)(*arguments))
+    rotate, channels = rotation_of(model)
+    queries = torch.randn(1, 1, 64 * 96, channels)
+    expected = rotate(queries, (64, 96))
+    new = rotation(graticule.set_rotary(model, f"rope(preset={preset!r})"))
+    with mock.patch.object(new.replaced[0], "forward", new.forward):
+        assert torch.equal(rotate(queries, (64, 96)), expected)
 
 
 def test_noise_of_dinov3_in_training_is_that_of_the_model():

@@ -45,12 +45,12 @@ class RotationFormat:
 
 
 _FLUX = RotationFormat("coordinates", "waves", False, torch.float64, "axes_dim")
-_HUNYUAN_VIDEO = RotationFormat("pixels", "waves", False, channels="rope_dim")
 #: Name of a class -> what it gets and returns.
 FORMATS = {
     **dict.fromkeys(("FluxPosEmbed", "Flux2PosEmbed", "Krea2RotaryPosEmbed"), _FLUX),
     "WanRotaryPosEmbed": RotationFormat("pixels", "waves per head", False, torch.float64),
-    **dict.fromkeys(("HunyuanVideoRotaryPosEmbed", "MotifVideoRotaryPosEmbed"), _HUNYUAN_VIDEO),
+    "HunyuanVideoRotaryPosEmbed": RotationFormat("pixels", "waves", False, channels="rope_dim"),
+    "MotifVideoRotaryPosEmbed": RotationFormat("pixels", "waves", False, torch.float64, "rope_dim"),
     "QwenEmbedRope": RotationFormat("shapes", "complex", False, channels="axes_dim"),
     "DINOv3ViTRopePositionEmbedding": RotationFormat("pixels", "rounded waves"),
     "PixtralVisionRotaryEmbedding": RotationFormat("coordinates", "rounded waves"),
@@ -123,6 +123,8 @@ def _read(
         return [Grid(*sides)], first, 0
     if inputs == "shapes":
         shapes = first[0] if isinstance(first, list) else first
+        if isinstance(first, list) and any(sample != shapes for sample in first):
+            raise ValueError(f"`img_shapes` must be the same for all samples, which have one rotation, got {first}.")
         grids = [Grid(*shape) for shape in (shapes if isinstance(shapes, list) else [shapes])]
         return grids, torch.empty(0, device=more.get("device", second)), int(max_txt_seq_len)
     return first if second is None else second, first, 0
@@ -176,15 +178,13 @@ class ReplacedRotation(nn.Module):
             index = torch.arange(texts, dtype=dtype, device=device)[:, None]
             places = torch.cat([places, (places[:, 1:].amax() + 1 + index).expand(-1, places.shape[1])])
         vectors = encoding.vectors(wide).flatten(0, -2) if self._fixed is None else self._fixed.to(wide)
-        scaling, time = encoding.scaling, getattr(encoding, "time", None)
+        scaling, outputs = encoding.scaling, self.format.outputs
         temperature, amplitudes = scaling.logit_factor(lengths, vectors), scaling.amplitudes(vectors, lengths)
-        vectors = scaling.frequencies(vectors, lengths, encoding.series, time)
+        vectors = scaling.frequencies(vectors, lengths, encoding.series, getattr(encoding, "time", None))
         angles = linear(places * self.unit, (vectors / self.unit).to(dtype).to(device))
-        outputs, sizes = self.format.outputs, torch.ones_like(angles)
+        sizes = torch.ones_like(angles) if amplitudes is None else amplitudes.to(angles).expand_as(angles)
         if temperature is not None:  # of logits, so half of it for queries, and half for keys
             sizes = sizes * temperature.sqrt().to(sizes)
-        if amplitudes is not None:
-            sizes = sizes * amplitudes.to(sizes)
         if outputs == "complex":
             return torch.polar(sizes, angles).split([len(angles) - texts, texts])
         dtype = like.dtype if outputs == "rounded waves" else torch.float32
