@@ -37,6 +37,7 @@ NAMED = {
     "continued": "../docs/_ext/test_pages.py",
     "crops": "position/test_crops.py",
     "features": "backbones/test_timm_interface.py",
+    "identify": "testing/test_identify.py",
     "load": "external/test_guide.py",
     "own": "test_docs_code.py",
     "pack": "lab/data/test_hugging_face.py",

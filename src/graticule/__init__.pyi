@@ -69,6 +69,7 @@ from .surgery.fold import fold as fold
 from .surgery.fold import unfold as unfold
 from .surgery.freeze import freeze as freeze
 from .surgery.resize import resize as resize
+from .testing.identify import identify as identify
 from .testing.methods import check_model as check_model
 
 __version__: str

@@ -41,6 +41,7 @@ _GROUPS = {
         "adapt": "replace the position of a trained model, win features back",
         "resamplers": "find the resampler that preserves features at other image sizes",
         "check": "check the position code of a model, a module or a plugin",
+        "identify": "name the encoding that equals position code of any model",
     },
     "Files": {
         "new": "write a template of a plugin, and a test for it",

@@ -1,3 +1,5 @@
+from .identify import Identity as Identity
+from .identify import identify as identify
 from .methods import check_backbone as check_backbone
 from .methods import check_encoding as check_encoding
 from .methods import check_joining as check_joining

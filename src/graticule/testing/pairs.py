@@ -353,15 +353,15 @@ def _angles(code: PairCode, grid: Size) -> tuple[Tensor, Tensor, Tensor]:
     sines = sines * torch.sign(channels - partner)[:, None]
     angles = torch.atan2(sines, matrices.diagonal(dim1=-2, dim2=-1)).unflatten(1, grid)  # (h, H, W, d)
     first = angles[:, 0, 0]
-    return partner, first, _wrapped(torch.stack([angles[:, 1, 0], angles[:, 0, 1]]) - first)
+    return partner, first, wrapped(torch.stack([angles[:, 1, 0], angles[:, 0, 1]]) - first)
 
 
-def _wrapped(angles: Tensor) -> Tensor:
+def wrapped(angles: Tensor) -> Tensor:
     return math.pi - (math.pi - angles) % (2 * math.pi)
 
 
 def _near(angles: Tensor, other: Tensor, tolerance: float) -> bool:
-    return bool(_wrapped(angles - other).abs().max() <= tolerance)
+    return bool(wrapped(angles - other).abs().max() <= tolerance)
 
 
 # first the law that a cache fulfills once it is full

@@ -319,6 +319,25 @@ class Check(JsonOutput):
 
 
 @dataclass
+class IdentifyCommand(JsonOutput):
+    """Name the position encoding that equals code for a rotation, a table or a bias of attention.
+
+        graticule identify my_model.py:rotate
+        graticule identify timm:vit_small_patch16_dinov3
+
+    FILE.py:NAME is a function `NAME(queries, grid)` that rotates queries (B, heads, N, channels) on a grid (height,
+    width), or a function of a grid; or position code as for graticule check, a module of timm, transformers or
+    diffusers, or a function that builds one of them. A name is certified in float64 on several grids, else the nearest
+    encoding is shown with its difference, and the exit code is 1.
+    """
+
+    target: Positional[str]
+    """FILE.py:NAME, a name of timm, or hf:OWNER/NAME"""
+    channels: int = 64
+    """channels of a head, for a function that rotates queries"""
+
+
+@dataclass
 class New:
     """Write a working Python file to start from, and a passing test of it.
 
@@ -412,6 +431,7 @@ DECLARED: dict[str, type] = {
     "models": Models,
     "resamplers": Resamplers,
     "check": Check,
+    "identify": IdentifyCommand,
     "new": New,
     "export": Export,
     "publish": Publish,
