@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from evidence.position_codes import NoInterface, part, rotations_of_diffusers, rotations_of_transformers
 
@@ -66,6 +67,31 @@ NOTES = {
 }
 
 
+#: What is of float32 -> what takes its place, so that no table of a library is rounded.
+WIDE: dict[Any, Any] = {torch.float32: torch.float64, torch.complex64: torch.complex128, Tensor.float: Tensor.double}
+
+
+class InFloat64(TorchFunctionMode):
+    """Replaces float32 by float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+        return WIDE.get(func, func)(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Compute in float64 by default."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def draw(*shape: int) -> Tensor:
     """Return normal values that depend on the shape alone."""
     return torch.from_numpy(np.random.default_rng(0).normal(size=shape))
@@ -118,8 +144,7 @@ def texts() -> Iterator[Row]:
     count, tokens, axes = 2, GRID[0] * GRID[1], [16, 56, 56]
     ids = pipeline("flux", "FluxPipeline")._prepare_latent_image_ids(1, *GRID, "cpu", torch.float64)
     flux, flux2 = torch.cat([torch.zeros(count, 3), ids]), pipeline("flux2", "Flux2Pipeline")
-    text, image = torch.zeros(1, count, 4), torch.zeros(1, 4, *GRID)
-    ids2 = torch.cat([flux2._prepare_text_ids(text), flux2._prepare_latent_ids(image)], 1)[0].double()
+    ids2 = [flux2._prepare_text_ids(torch.zeros(1, count, 1)), flux2._prepare_latent_ids(torch.zeros(1, 1, *GRID))]
     latent = torch.zeros(1, 16, 1, 2 * GRID[0], 2 * GRID[1])
     qwen = diffusion("qwenimage", "QwenEmbedRope")(10_000, axes, scale_rope=True)
     hunyuan = diffusion("hunyuan_video", "HunyuanVideoRotaryPosEmbed")(2, 1, axes, 256.0)(latent)
@@ -129,7 +154,7 @@ def texts() -> Iterator[Row]:
         "flux2": (
             "Flux2AttnProcessor",
             {"text_at": "last"},
-            diffusion("flux2", "Flux2PosEmbed")(2_000, [32] * 4)(ids2),
+            diffusion("flux2", "Flux2PosEmbed")(2_000, [32] * 4)(torch.cat(ids2, 1)[0]),
         ),
         "qwenimage": ("QwenDoubleStreamAttnProcessor2_0", {"text_at": "after"}, qwen((1, *GRID), latent.device, count)),
         "hunyuan_video": ("HunyuanVideoAttnProcessor2_0", {"text_first": False}, hunyuan),
@@ -159,7 +184,7 @@ def texts() -> Iterator[Row]:
     before = {"grid": (1, 4, 8), "text": 32, "text_at": "before", "text_first": False}
     for model, more, positions in (
         ("flux", {}, flux),
-        ("flux2", {"grid": (1, *GRID, 1), "text_at": "last"}, ids2),
+        ("flux2", {"grid": (1, *GRID, 1), "text_at": "last"}, torch.cat(ids2, 1)[0]),
         ("krea2", {}, krea),
         ("z_image", before, torch.cat([patches[0], words[0]])),
         ("ideogram4", {"text_at": "index", "offset": 65_536.0}, ideogram),

@@ -11,7 +11,6 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,35 +21,11 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from evidence.vector_rotations import Row, draw, rotations, texts
+from evidence.vector_rotations import Row, draw, in_float64, rotations, texts
 from graticule.system.files import write_bytes, write_text
 
 GRID, DIM = (3, 5), 16
-#: What is of float32 -> what takes its place, so that no table of a library is rounded.
-WIDE: dict[Any, Any] = {torch.float32: torch.float64, torch.complex64: torch.complex128, Tensor.float: Tensor.double}
-
-
-class InFloat64(TorchFunctionMode):
-    """Replaces float32 by float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: Any) -> Any:
-            return WIDE.get(value, value) if isinstance(value, torch.dtype) else value
-
-        return WIDE.get(func, func)(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Compute in float64 by default."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        with InFloat64():
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def part(model: str, name: str) -> Any:
@@ -182,14 +157,12 @@ def resized(table: np.ndarray[Any, Any], size: tuple[int, int], how: str) -> np.
     """Resample a table (H, W, C) by a library: 'torch', 'PIL', 'OpenCV', 'JAX' or 'TensorFlow', and a kernel."""
     library, kernel, *options = how.split()
     if library == "torch":
-        arguments: dict[str, Any] = {"align_corners": "corners" in options, "antialias": "antialias" in options}
+        arguments: dict[str, Any] = {name: name.split("_")[-1] in options for name in ("align_corners", "antialias")}
         x = torch.from_numpy(table).permute(2, 0, 1)[None]
         if "steps" in options:
             scale = tuple((to + 0.1) / side for to, side in zip(size, table.shape[:2], strict=True))
-            arguments = {"scale_factor": scale, "recompute_scale_factor": False}
-        else:
-            arguments["size"] = size
-        return torch.nn.functional.interpolate(x, mode=f"bi{kernel}", **arguments)[0].permute(1, 2, 0).numpy()
+            arguments, size = {"scale_factor": scale, "recompute_scale_factor": False}, None
+        return torch.nn.functional.interpolate(x, size, mode=f"bi{kernel}", **arguments)[0].permute(1, 2, 0).numpy()
     if library == "PIL":
         from PIL import Image
 

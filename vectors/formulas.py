@@ -37,8 +37,8 @@ def places(
 
     merge: tokens are in the order of blocks of merge x merge patches.
     rule: i is the index on an axis of n patches, and R its reference:
-        'patches' i + o, 'centered' i - ceil(n / 2) on rows and columns, 'scaled' i R / n, 'floored' floor(i R / n),
-        'centers' 2 (i + 1 / 2) / n - 1, 'share' 2 i / R - 1.
+        'patches' i + o, 'centered' i - ceil(n / 2) on rows and columns, or with 'floor centered' - floor(n / 2),
+        'scaled' i R / n, 'floored' floor(i R / n), 'centers' 2 (i + 1 / 2) / n - 1, 'share' 2 i / R - 1.
     """
     index = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, len(grid)).astype(np.float64)
     side, known = np.array(grid), np.array(grid if reference is None else reference)
@@ -46,6 +46,7 @@ def places(
     at = {
         "patches": index + offset,
         "centered": index - np.ceil(side / 2) * spatial + offset,
+        "floor centered": index - side // 2 * spatial + offset,
         "scaled": index * known / side,
         "floored": np.floor(index * known / side),
         "centers": 2 * (index + 0.5) / side - 1,

@@ -39,7 +39,7 @@ CHANGES: dict[str, list[Any]] = {
     "arrangement": ["blocks", "alternating"],
     "series": ["axis", "pair", "strided", "growing"],
     "unit": ["radians", "turns", "quarter turns"],
-    "coordinates": ["patches", "centered", "scaled", "floored", "centers", "share"],
+    "coordinates": ["patches", "centered", "floor centered", "scaled", "floored", "centers", "share"],
     "offset": [0.0, 0.5, 1.0],
     "base": [100.0, 256.0, 2_000.0, 10_000.0, 500_000.0, 1_000_000.0],
     "merge": [1, 2],

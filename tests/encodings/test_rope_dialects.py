@@ -7,9 +7,9 @@ import pytest
 import timm
 import torch
 from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingDinoV3
-from torch.overrides import TorchFunctionMode
 
 import graticule
+from evidence.vector_rotations import in_float64 as computed_in_float64
 from graticule import Grid
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.coordinates import Coordinates, Noise
@@ -24,27 +24,11 @@ GRIDS = [(4, 4), (3, 5), (7, 2)]
 HEAD_DIM = 16
 
 
-class InFloat64(TorchFunctionMode):
-    """Replaces float32 by float64, so that timm's tables are not rounded."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") is torch.float32:
-            kwargs["dtype"] = torch.float64
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        return func(*(torch.float64 if arg is torch.float32 else arg for arg in args), **kwargs)
-
-
 @pytest.fixture
 def in_float64():
-    """Make float64 the default dtype, and compute timm's float32 tables in float64."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        with InFloat64():
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
+    """Compute timm's float32 tables in float64."""
+    with computed_in_float64():
+        yield
 
 
 def build(text, grid, depth=2):

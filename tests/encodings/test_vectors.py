@@ -212,6 +212,7 @@ MISTAKES = [
     ("gemma4: rows before columns", "rope.gemma4", {"order": "yx"}, "order 'yx'"),
     ("Cosmos: one base for all axes", "rope.cosmos.film", {"base": 10_000.0}, "base 10000.0"),
     ("Qwen-Image: not centered", "rope.qwenimage", {"coordinates": "patches"}, "coordinates 'patches'"),
+    ("Qwen-Image: other center", "rope.qwenimage", {"coordinates": "floor centered"}, "coordinates 'floor centered'"),
     ("Qwen-Image: text at zero", "rope.qwenimage.text", {"text_at": "zero"}, "text_at 'zero'"),
     ("FLUX.2: text of FLUX", "rope.flux2.text", {"text_at": "zero"}, "text_at 'zero' instead of 'last'"),
     ("HunyuanVideo: text first", "rope.hunyuan_video.text", {"text_first": True}, "text_first True"),

@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from timm_models import assert_same_bits, attribute, changed, in_float64
+from timm_models import assert_same_bits, attribute, changed
 from torch import nn
 from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64
 
 import graticule
 from evidence.models_page import configured
+from evidence.vector_rotations import in_float64
 from graticule.external.convert.parts import CONVERSIONS
 from graticule.external.images import call, image_size
 from in_turn import in_turn

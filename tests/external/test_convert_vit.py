@@ -3,9 +3,10 @@
 import pytest
 import timm
 import torch
-from timm_models import assert_same_bits, build, difference, in_float64
+from timm_models import assert_same_bits, build, difference
 
 import graticule
+from evidence.vector_rotations import in_float64
 from graticule.external.convert.parts import read
 from graticule.position.position import ENCODINGS
 

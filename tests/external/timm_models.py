@@ -1,14 +1,12 @@
 """Small models of timm for tests, with random tensors, in float64."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import timm
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from tiny import draw
 
@@ -21,26 +19,6 @@ SMALL: dict[str, Any] = {
     "num_heads": 2,
     "num_classes": 5,
 }
-
-
-class _Wide(TorchFunctionMode):
-    """Replaces float32 by float64: timm computes tables in float32 whatever the dtype of the model."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
-        args = [torch.float64 if value is torch.float32 else value for value in args]
-        return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Build and compute models in float64, including tables."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Wide():
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def build(name: str, **kwargs: Any) -> Any:

@@ -8,11 +8,11 @@ from unittest import mock
 import torch
 import transformers
 import transformers.models.dinov3_vit.modeling_dinov3_vit as dinov3
-from timm_models import in_float64
 from torch import Tensor, nn
 
 from evidence.models_page import MERGED, SMALL, TRANSFORMERS, VIDEO
 from evidence.models_page import STAGES as WINDOWS
+from evidence.vector_rotations import in_float64
 from graticule.external.images import call
 from graticule.external.transformers_folder import class_of
 

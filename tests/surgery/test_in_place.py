@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import graticule
-from external.timm_models import in_float64
+from evidence.vector_rotations import in_float64
 from graticule.position.resampling import build_resampler
 from tiny import draw
 
