@@ -10,7 +10,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2830
-evidence: . 3690
+evidence: . 3730
 graticule: . 30, analysis 3450, backbones 4965, checkpoints 1650, dense 2120, encodings 5345, external 6590, hub 770,
   layers 1020, position 3485, registry 1120, surgery 2510, system 470, testing 3188
 graticule/lab: . 750, commands 3210, data 3630, figures 1290, gym 1430, pages 920, recipes 1170, studies 2350, tasks
