@@ -70,7 +70,10 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     `tables` are position parameters by further published names.
     """
     prefix, part, layout = _part_of(model, state, source)
-    sources, metadata = _source_names(part, layout), read_metadata(part)
+    names = {_place(value): name for name, value in part.items()}
+    in_order = dict(zip(layout, part, strict=True)) if len(layout) == len(part) else {}
+    sources = {name: names.get(_place(value), in_order.get(name, name)) for name, value in layout.items()}
+    metadata = read_metadata(part)
     published = {**tables, **model.position.published_names()}
 
     def rename(names: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,13 +107,6 @@ def _part_of(model: Any, state: dict[str, Any], source: object) -> tuple[str, di
     prefix = (evaluated or prefixes)[0]
     part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     return prefix, with_metadata(part, read_metadata(state)), model.own_layout(part)
-
-
-def _source_names(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the name in a file, `before`, of each tensor of `after`, where these are renamed or in another layout."""
-    names = {_place(value): name for name, value in before.items()}
-    in_order = dict(zip(after, before, strict=True)) if len(after) == len(before) else {}
-    return {name: names.get(_place(value), in_order.get(name, name)) for name, value in after.items()}
 
 
 def _place(value: Tensor) -> int:

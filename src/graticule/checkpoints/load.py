@@ -249,7 +249,10 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
     if source is None:
         say_unused("the file", file.unused)
     values, names, recorded = file.tensors, file.sources, file.metadata
-    _check_words(module, recorded.get(POSITION))
+    trained, words = recorded.get(POSITION), _words(module)
+    if trained and words and any(_plain(word, text) != _plain(word, words[word]) for word, text in trained.items()):
+        other, ours = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (trained, words))
+        _warn(f"the weights are of a model with {other}, the model has {ours}.")
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
     position: Any = module.position
@@ -349,14 +352,6 @@ def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:
 
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=3)
-
-
-def _check_words(module: Any, recorded: Mapping[str, str] | None) -> None:
-    """Warn if weights were trained with another encoding or joining than those of the model."""
-    words = _words(module)
-    if recorded and words and any(_plain(word, text) != _plain(word, words[word]) for word, text in recorded.items()):
-        other, ours = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (recorded, words))
-        warnings.warn(f"the weights are of a model with {other}, the model has {ours}.", stacklevel=4)
 
 
 def _words(module: Any) -> dict[str, str] | None:

@@ -100,8 +100,10 @@ def renamed(published: Mapping[str, Tensor], features: str, state: Mapping[str, 
         target = _own_name(name, adapter, levels, features)
         if target is None or (target not in state and _unused(target, features)):
             continue
-        if _TABLE.search(target) and f"{features}backbone.cls_token" not in state:
-            value = _without_class_row(value)
+        if _TABLE.search(target) and f"{features}backbone.cls_token" not in state and value.ndim == 3:
+            rows = value.shape[1]
+            if math.isqrt(rows) ** 2 < rows == math.isqrt(rows - 1) ** 2 + 1:
+                value = value[:, 1:]  # without the row of a class token
         renamed_state[target] = _with_background(name, value)
     return renamed_state
 
@@ -125,13 +127,6 @@ def _unused(name: str, features: str) -> bool:
     """
     parts = r"backbone\.(?:norm|cls_token|dist_token)|reader\.(?:spm\.fc1|up|norms\.0)"
     return name.startswith("auxiliary.") or re.match(rf"{re.escape(features)}(?:{parts})\b", name) is not None
-
-
-def _without_class_row(table: Tensor) -> Tensor:
-    """Remove the first row of a table (1, N, D) if the number of the other rows is a square and N is not."""
-    rows = table.shape[-2]
-    square = math.isqrt(rows) ** 2 == rows
-    return table[:, 1:] if table.ndim == 3 and not square and math.isqrt(rows - 1) ** 2 == rows - 1 else table
 
 
 def _with_background(name: str, value: Tensor) -> Tensor:

@@ -87,15 +87,10 @@ _MATRIX = {
 }
 
 
-def is_released(state: Mapping[str, Any]) -> bool:
-    """Return True if names are those of the released code, of its PosMLP or its gMLP."""
-    marks = (".gate.pos.", ".gate.proj_list.", ".gate_unit.")
-    return any(mark in name for name in state for mark in marks)
-
-
 def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` under our names and in our layout if it is of the released code, else unchanged."""
-    if not is_released(state):
+    marks = (".gate.pos.", ".gate.proj_list.", ".gate_unit.")  # of its PosMLP, or its gMLP
+    if not any(mark in name for name in state for mark in marks):
         return state
     known = {released: (name, layout) for name, released, layout in _parameters(model, state)}
     converted = {}

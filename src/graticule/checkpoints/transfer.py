@@ -167,12 +167,14 @@ def transfer(
     grids = {name: recorded[origin] for name, origin in origins.items() if origin in recorded}
     grids = table_grids(model.position, matched, grids, grid)
     fitting = Fitting(model, tensors)
-    heads = _classifier_names(model)
+    classifier_modules = head if isinstance(head := model.get_classifier(), tuple) else (head,)
+    classifiers = {name for name, module in model.named_modules() if any(module is part for part in classifier_modules)}
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
     for name, target in model.state_dict().items():
         fitted, status, detail, source_name = None, "new", "not in the checkpoint", ""
-        if name in heads and not classifier:
+        is_classifier = name.rpartition(".")[0] in classifiers
+        if is_classifier and not classifier:
             detail = "as asked"
         elif name in origins:
             origin = origins[name]
@@ -180,7 +182,7 @@ def transfer(
             fitted, status, detail = fitting(name, value, grids.get(name))
             if fitted is not None and origin in notes:
                 status, detail = "resized", ", ".join(filter(None, [detail, notes[origin]]))
-            if fitted is None and name in heads:
+            if fitted is None and is_classifier:
                 alike = value.ndim == target.ndim and value.shape[1:] == target.shape[1:]
                 detail = f"{value.shape[0]:,} -> {target.shape[0]:,} classes" if alike else detail
             elif fitted is not None and _layer(name) != _layer(origin):
@@ -188,7 +190,10 @@ def transfer(
         if fitted is not None:
             state[name] = fitted
         rows[name] = Transferred(name, status, detail, target.numel(), "" if fitted is None else source_name)
-    _leave_halves(rows, state, [name for name in origins if name not in state])
+    misfits = {name.rpartition(".")[0] for name in origins if name not in state} - {""}
+    for name in [name for name in state if name.rpartition(".")[0] in misfits]:  # other tensors of their modules
+        del state[name]
+        rows[name] = rows[name]._replace(status="new", detail="as the rest of its module", source="")
     _check_blocks(model, source, state, matched, tensors)
     complete = model.state_dict()
     complete.update(state)  # which keeps its metadata
@@ -247,22 +252,6 @@ def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]
         if len(candidates) == 1:
             (origins[name],) = candidates
     return origins
-
-
-def _classifier_names(model: Any) -> set[str]:
-    """Return the names of the classifiers' parameters and buffers."""
-    head = model.get_classifier()
-    heads = head if isinstance(head, tuple) else (head,)
-    modules = {name for name, module in model.named_modules() if any(module is head for head in heads)}
-    return {name for name in model.state_dict() if name.rpartition(".")[0] in modules}
-
-
-def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfits: Iterable[str]) -> None:
-    """Mark as new, in place, the tensors of a module of which another tensor does not fit."""
-    modules = {name.rpartition(".")[0] for name in misfits} - {""}
-    for name in [name for name in state if name.rpartition(".")[0] in modules]:
-        del state[name]
-        rows[name] = rows[name]._replace(status="new", detail="as the rest of its module", source="")
 
 
 def _check_blocks(

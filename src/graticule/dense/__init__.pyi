@@ -9,8 +9,7 @@ from .detector import RetinaNet as RetinaNet
 from .detector import register_head as register_head
 from .factory import create_detector as create_detector
 from .factory import create_segmenter as create_segmenter
-from .factory import open_detector as open_detector
-from .factory import open_segmenter as open_segmenter
+from .factory import open_dense as open_dense
 from .features import NECKS as NECKS
 from .features import FeaturePyramid as FeaturePyramid
 from .features import FeatureReader as FeatureReader

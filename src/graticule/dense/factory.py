@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +25,7 @@ from graticule.hub.config import (
     given_choices,
     prepare,
 )
-from graticule.hub.kinds import HUB, TIMM, from_pretrained, register_kind
+from graticule.hub.kinds import HUB, TIMM, ModelWords, from_pretrained, register_kind
 from graticule.registry.checks import Range, checked, is_path, known_name
 from graticule.registry.fields import Count, read_typed
 from graticule.registry.specs import Spec
@@ -160,9 +159,6 @@ def _single(argument: str, specs: tuple[Spec, ...]) -> Spec:
     return spec
 
 
-Made = TypeVar("Made", bound=nn.Module)
-
-
 @dataclass(frozen=True)
 class _DenseConfig:
     """The entries of the config.json of a dense model that are read."""
@@ -171,24 +167,17 @@ class _DenseConfig:
     backbone: Architecture
     parts: dict[str, str | None]
     pretrained_cfg: Preparation
+    graticule: ModelWords
 
 
 @register_kind("segmenter")
-def open_segmenter(config: Path, weights: Path) -> nn.Module:
-    """Open a segmentation model."""
-    return _open(config, weights, create_segmenter)
-
-
 @register_kind("detector")
-def open_detector(config: Path, weights: Path) -> nn.Module:
-    """Open a detector."""
-    return _open(config, weights, create_detector)
-
-
-def _open(config: Path, weights: Path, create: Callable[..., Made]) -> nn.Module:
+def open_dense(config: Path, weights: Path) -> nn.Module:
+    """Open a segmentation model or a detector."""
     described = read_typed(config, _DenseConfig)
+    create: Any = create_detector if described.graticule.kind == "detector" else create_segmenter
 
-    def build() -> Made:
+    def build() -> nn.Module:
         backbone = build_backbone(config, described.backbone)
         prepare(backbone, described.pretrained_cfg)  # a detector normalizes by this
         return create(backbone, described.num_classes, **described.parts)

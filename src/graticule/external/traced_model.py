@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
@@ -202,13 +201,10 @@ class TracedModel(ModelView):
     def _following(self, images: Tensor) -> AbstractContextManager[None]:
         return nullcontext() if self.constants is None else self._tracer().following(images)
 
-    def _check_sites(self) -> None:
-        if not self.structure.sites:
-            raise Unavailable(f"{type(self.model).__name__} has no position information whose structure is known")
-
     def _with(self, constants: Change, queries: Change | None = None) -> TracedModel:
         """Return a view of the same model with changed position."""
-        self._check_sites()
+        if not self.structure.sites:
+            raise Unavailable(f"{type(self.model).__name__} has no position information whose structure is known")
         view = copy.copy(self)
         view.constants, view.queries = constants, queries
         return view
@@ -318,15 +314,13 @@ def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> Attention
     weights = weights.flatten(0, -4) if weights.ndim > 4 else weights
     if not torch.allclose(weights.sum(-1), weights.new_ones(()), atol=1e-3):
         raise Unavailable("the weights of its attention are mixed over the heads, so rows do not sum to 1")
-    windows = None if inner is grid else _window_tokens(grid, inner, window_of(block, ("shift_size",)) or (0, 0))
+    windows = None
+    if inner is not grid:  # the map is rolled by the shift and then cut
+        down, right = window_of(block, ("shift_size",)) or (0, 0)
+        rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-down, -right), (0, 1)).ravel()
+        tokens = Windows(Grid(*grid.shape), inner).tokens().numpy()
+        windows = np.where(tokens < 0, -1, rolled[tokens])
     return AttentionMap(layer, weights.double().cpu().numpy(), inner, coarse, windows)
-
-
-def _window_tokens(grid: Grid, window: Grid, shift: Sequence[int]) -> NDArray[np.int64]:
-    """Return the tokens of each window, (L, M), -1 for padding; the map is rolled by `shift` and then cut."""
-    rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-shift[0], -shift[1]), (0, 1)).ravel()
-    tokens = Windows(Grid(*grid.shape), window).tokens().numpy()
-    return np.where(tokens < 0, -1, rolled[tokens])
 
 
 def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:

@@ -197,7 +197,7 @@ class PositionTracer(TorchFunctionMode):
         elif name in _PRODUCTS:
             args, facts = self._projected(name, args, facts)
         elif name == "layer_norm":
-            self._normalized(args[0], *_norm_of(args, named))
+            self._normalized(args, named)
         elif func is F.scaled_dot_product_attention:
             named = self._attention(args, named)
             args = ()
@@ -308,10 +308,12 @@ class PositionTracer(TorchFunctionMode):
         both = (changed, x) if at == 0 else (x, changed)
         return (*args[:first], *both), replace(facts, terms=frozenset((index,)))
 
-    def _normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    def _normalized(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        names = ("input", "normalized_shape", "weight", "bias", "eps")
+        arguments = {"eps": 1e-5, **dict(zip(names, args, strict=False)), **named}
         for name in self._within:
-            if x is self._entered[name]:
-                self.norms.setdefault(name, (weight, bias, eps))
+            if args[0] is self._entered[name]:
+                self.norms.setdefault(name, (arguments.get("weight"), arguments.get("bias"), arguments["eps"]))
 
     def _attention(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Meet the mask of PyTorch's attention; returns all of its arguments by name."""
@@ -389,11 +391,6 @@ def _is_mask(value: Tensor) -> bool:
         return False
     low = value <= _MASKED
     return bool(low.any()) and bool((low | (value == 0)).all())
-
-
-def _norm_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None, float]:
-    arguments = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | dict(named)
-    return arguments.get("weight"), arguments.get("bias"), arguments.get("eps", 1e-5)
 
 
 def _with(args: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:

@@ -139,7 +139,13 @@ def build_backbone(path: Path, described: Architecture) -> Any:
     """Build the backbone that the config.json at `path` describes."""
     with built_from(path):
         known_name("architecture", described.architecture, timm.list_models(f"{PREFIX}*"))
-        return timm.create_model(described.architecture, **plain_arguments(described.model_args))
+        for name, value in described.model_args.items():
+            if name in (*OF_TIMM, *_FUNCTIONS):
+                raise ValueError(f"`model_args` must not set `{name}`, which names files or classes.")
+            if not _plain(value):
+                raise ValueError(f"`model_args` must hold plain values, got {name} = {value!r}.")
+        arguments = {name: tuples(value) for name, value in described.model_args.items()}
+        return timm.create_model(described.architecture, **arguments)
 
 
 def prepare(model: Any, preparation: Preparation) -> None:
@@ -163,16 +169,6 @@ def record_input(model: Any, channels: int, size: Sequence[int]) -> None:
     if known.get("test_input_size") and tuple(known.get("input_size") or ()) != values["input_size"]:
         values["test_input_size"] = None
     model.pretrained_cfg = model.default_cfg = {**known, **values}
-
-
-def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the arguments of a model in a config.json: plain values, none of which names a file or a class."""
-    for name, value in arguments.items():
-        if name in (*OF_TIMM, *_FUNCTIONS):
-            raise ValueError(f"`model_args` must not set `{name}`, which names files or classes.")
-        if not _plain(value):
-            raise ValueError(f"`model_args` must hold plain values, got {name} = {value!r}.")
-    return {name: tuples(value) for name, value in arguments.items()}
 
 
 def _plain(value: object) -> bool:

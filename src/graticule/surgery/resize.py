@@ -70,7 +70,11 @@ def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
     words = {name: model.created["arguments"][name] for name in ("encoding", "joining")}
     grid, old = model.grid, model.position
     model.replace_position(take_position(dict(words), defaults=model.encoding_options))
-    values = {name: _repeated(value, grid.patches, model.grid.shape[0]) for name, value in old.state_dict().items()}
+    values = old.state_dict()
+    for name, table in values.items():
+        prefix = table.shape[1] - grid.patches if table.ndim == 3 and len(table) == 1 else -1
+        if prefix >= 0:  # a table of positions, (1, N, D)
+            values[name] = torch.cat([table[:, :prefix], table[:, prefix:].repeat(1, model.grid.shape[0], 1)], 1)
     slice_grid = Grid(1, *grid.shape, prefix=grid.prefix)
     new = {name: value.shape for name, value in model.position.state_dict().items()}
     same = new == {name: value.shape for name, value in values.items()}
@@ -82,14 +86,6 @@ def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
             f"of distances do, got {words['encoding']}; graticule.change_position gives the model another."
         )
     model.created = {**model.created, "arguments": {**model.created["arguments"], **sizes}}
-
-
-def _repeated(table: torch.Tensor, patches: int, depth: int) -> torch.Tensor:
-    """Return a table of positions, (1, N, D), repeated for each slice; other parameters as they are."""
-    prefix = table.shape[1] - patches if table.ndim == 3 and len(table) == 1 else -1
-    if prefix < 0:
-        return table
-    return torch.cat([table[:, :prefix], table[:, prefix:].repeat(1, depth, 1)], 1)
 
 
 def _are_same(image: Any, volume: Any) -> bool:

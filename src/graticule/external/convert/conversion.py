@@ -206,7 +206,7 @@ def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
             part.copy_(part_rows)
 
 
-def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
+def _copy_settings(model: Any, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
     """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
     ours.train(model.training)
     for name, parameter in model.named_parameters():
@@ -217,18 +217,14 @@ def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[s
         if hasattr(model, mode) and hasattr(ours, mode):
             setattr(ours, mode, getattr(model, mode))
     configuration = deepcopy(getattr(model, "pretrained_cfg", None))
-    if hasattr(model, "config"):  # of transformers
-        configuration = _label_names(model.config)
+    if hasattr(model, "config"):  # of transformers, which may state the names of the classes
+        labels = [str(label) for _, label in sorted((model.config.id2label or {}).items())]
+        are_names = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
+        configuration = {"label_names": labels} if are_names else {}
     if isinstance(configuration, dict):
         # the size of the converted model, from which timm resolves the transforms
         configuration["input_size"] = (ours.in_chans, *ours.img_size)
         untyped.pretrained_cfg = untyped.default_cfg = configuration
-
-
-def _label_names(config: Any) -> dict[str, Any]:
-    """Return the names of the classes, if a configuration of transformers states them, as timm's do."""
-    labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
-    return {"label_names": labels} if any(label != f"LABEL_{index}" for index, label in enumerate(labels)) else {}
 
 
 def _some(names: list[str]) -> str:

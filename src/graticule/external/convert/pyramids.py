@@ -103,14 +103,12 @@ def read_twins(model: Any) -> Conversion:
         "mlp_ratios": tuple(
             ratio_of(blocks[0].mlp.fc1.out_features, dim) for blocks, dim in zip(stages, model.embed_dims, strict=True)
         ),
-        "sr_ratios": tuple(_reduction(blocks) for blocks in stages),
+        "sr_ratios": tuple(  # 1 if no block reduces its keys
+            next((block.attn.sr_ratio for block in blocks if isinstance(block.attn, GlobalSubSampleAttn)), 1)
+            for blocks in stages
+        ),
         "norm_layer": parts.layer_norm_text(model, fixed),
     }
     if not windows:
         return Conversion(backbones.PyramidVisionTransformer, arguments, "peg")
     return Conversion(backbones.TwinsSvt, {**arguments, "window_size": windows.pop()}, "peg")
-
-
-def _reduction(blocks: Any) -> int:
-    """Return the factor by which a stage reduces its keys; 1 if no block does."""
-    return next((block.attn.sr_ratio for block in blocks if isinstance(block.attn, GlobalSubSampleAttn)), 1)

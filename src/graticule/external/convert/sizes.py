@@ -82,18 +82,12 @@ def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: i
             setattr(config, name, value)
 
 
-def rebuild(model: Any, config: Any) -> Any:
-    """Return a model of the same class with another configuration, and the same optional parts."""
-    embeddings = getattr(model, "embeddings", None)
-    parts = {"add_pooling_layer": "pooler" in dir(model) and model.pooler is not None}
-    parts["use_mask_token"] = getattr(embeddings, "mask_token", None) is not None
-    known = type(model).__init__.__code__.co_varnames
-    return type(model)(config, **{name: value for name, value in parts.items() if name in known})
-
-
 def build_empty(model: nn.Module, config: Any) -> nn.Module:
     """Build a model of the class of `model`, with the same optional parts, whose parameters have no values."""
-    build = partial(rebuild, model)
+    has_mask_token = getattr(getattr(model, "embeddings", None), "mask_token", None) is not None
+    parts = {"add_pooling_layer": getattr(model, "pooler", None) is not None, "use_mask_token": has_mask_token}
+    known = type(model).__init__.__code__.co_varnames
+    build = partial(type(model), **{name: value for name, value in parts.items() if name in known})
     try:
         return _build(build, config)
     except Exception:  # it divides a list

@@ -225,7 +225,11 @@ def read_vit(model: Any) -> Conversion:
     if arguments["global_pool"] == "map":
         arguments["pool_num_heads"] = config.num_attention_heads
         arguments["pool_mlp_ratio"] = ratio_of(tensors["attn_pool.mlp.fc1.weight"].shape[0], dim)
-    arguments |= _read_head(model, tensors)
+    if "head.weight" in tensors and hasattr(getattr(model, "pooler", None), "dense"):
+        _check_config(model, pooler_act="tanh")
+        arguments["head_layer"] = "tanh"
+    elif "head.weight" in tensors and "head.bias" not in tensors:
+        arguments["head_layer"] = "linear_no_bias"
     if teacher:
         del arguments["global_pool"], arguments["class_token"], arguments["reg_tokens"]
     if qwen and "patch_embed.proj.bias" in tensors:
@@ -302,16 +306,6 @@ def act_text(model: Any) -> str:
     if name not in known:
         raise refuse(model, "config.hidden_act", name, f"must be one of {', '.join(known)}")
     return known[name]
-
-
-def _read_head(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the kind of a classifier or pooler as an argument of our ViT."""
-    if "head.weight" not in tensors:
-        return {}
-    if getattr(model, "pooler", None) is not None and hasattr(model.pooler, "dense"):
-        _check_config(model, pooler_act="tanh")
-        return {"head_layer": "tanh"}
-    return {} if "head.bias" in tensors else {"head_layer": "linear_no_bias"}
 
 
 def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix: int) -> str:
