@@ -146,18 +146,14 @@ def _rotation_of_llama4(module: str) -> RotationCode:
 
 def _rotation_of_gemma4(module: str) -> RotationCode:
     """Return the rotation of Gemma 4, which gets the places of patches again when it is applied."""
-    kind = part(module, "Gemma4VisionRotaryEmbedding")
+    kind, apply = part(module, "Gemma4VisionRotaryEmbedding"), part(module, "apply_multidimensional_rope")
     rope = kind(configuration(kind)).eval()
 
     def rotate(queries: Tensor, grid: Size) -> Tensor:
-        y, x = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
-        places = torch.stack([x, y], -1).reshape(1, -1, 2)
-        cos, sin = rope(queries, places)
-        return part(module, "apply_multidimensional_rope")(queries.transpose(1, 2), cos, sin, places).transpose(1, 2)
+        at = positions(grid, columns_first=True)[None]
+        return apply(queries.transpose(1, 2), *rope(queries, at), at).transpose(1, 2)
 
-    y, x = torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")
-    channels = rope(torch.zeros(1), torch.stack([x, y], -1).reshape(1, -1, 2))[0].shape[-1]
-    return RotationCode(rotate, channels)
+    return RotationCode(rotate, rope(torch.zeros(1), positions((2, 3))[None])[0].shape[-1])
 
 
 def _rotation_of_vjepa2(module: str) -> RotationCode:
@@ -191,6 +187,8 @@ def rotations_of_transformers() -> dict[str, Build]:
 
 # diffusers
 
+Rotate = Callable[[str, Tensor, Any], Tensor]
+
 
 def places(grid: Size, axes: int = 3, offset: int = 0) -> Tensor:
     """Return the coordinates of patches on the second and third of `axes`, (N, axes)."""
@@ -204,156 +202,131 @@ def film(grid: Size) -> Tensor:
     return torch.zeros(1, 16, 1, 2 * grid[0], 2 * grid[1])
 
 
-def image(grid: Size) -> Tensor:
-    """Return latents of an image with patches of 2 x 2."""
-    return torch.zeros(1, 16, 2 * grid[0], 2 * grid[1])
+def image(grid: Size, patch: int = 2) -> Tensor:
+    """Return latents of an image."""
+    return torch.zeros(1, 16, patch * grid[0], patch * grid[1])
 
 
-_NEIGHBORS, _HALVES = -1, -2
-_AXES, _WAN = (16, 56, 56), (128, (1, 2, 2), 1024)
-_FLUX: tuple[Any, ...] = ((10_000, [*_AXES]), places, 128, _NEIGHBORS)
-_FILM: tuple[Any, ...] = ((2, 1, [*_AXES], 256.0), film, 128, _NEIGHBORS)
-#: MODULE.CLASS -> its arguments, its input of a grid, channels of a head, and the layout of pairs in its attention.
-_TABLES: dict[str, tuple[tuple[Any, ...], Callable[[Size], Any], int, int]] = {
+def _by_waves(module: str, queries: Tensor, tables: Any, layout: int = -1) -> Tensor:
+    """Apply cosines and sines to some or all channels: -1 for pairs of neighbors, -2 for halves."""
+    cos, sin = (table.reshape(-1, table.shape[-1]).to(queries.dtype) for table in tables)
+    turned, others = queries.split([cos.shape[-1], queries.shape[-1] - cos.shape[-1]], -1)
+    apply = part("diffusers.models.embeddings", "apply_rotary_emb")
+    turned = apply(turned, (cos, sin), use_real=True, use_real_unbind_dim=layout).type_as(queries)
+    return torch.cat([turned, others], -1)
+
+
+_halves = partial(_by_waves, layout=-2)
+
+
+def _by_phases(module: str, queries: Tensor, phases: Any) -> Tensor:
+    """Multiply pairs of neighbors by complex numbers, with the function of the module if there is one."""
+    names = [name for name in dir(importlib.import_module(module)) if re.match("_?apply_rotary_emb_", name)]
+    if names:
+        x = queries.transpose(1, 2).float()
+        return part(module, names[0])(x, phases[0], use_real=False).transpose(1, 2).type_as(queries)
+    numbers = torch.view_as_complex(queries.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(numbers * phases).flatten(-2).type_as(queries)
+
+
+def _by_matrices(module: str, queries: Tensor, matrices: Any) -> Tensor:
+    """Multiply pairs of neighbors by matrices, (..., d / 2, 2, 2)."""
+    matrices = matrices.reshape(-1, queries.shape[-1] // 2, 2, 2).float()
+    return (matrices * queries.unflatten(-1, (-1, 1, 2)).float()).sum(-1).flatten(-2).type_as(queries)
+
+
+def _by_angles(module: str, queries: Tensor, angles: Any) -> Tensor:
+    """Rotate halves by angles, as the attention of ERNIE-Image does."""
+    x = queries.transpose(1, 2)
+    first, second = x.chunk(2, -1)
+    turned = torch.cat([-second, first], -1)
+    return (x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)).transpose(1, 2)
+
+
+def _axes(grid: Size) -> tuple[Tensor, ...]:
+    return torch.arange(1), torch.arange(grid[0]), torch.arange(grid[1])
+
+
+def _shapes(grid: Size) -> tuple[Any, ...]:
+    return (1, *grid), torch.device("cpu"), 4
+
+
+_AXES = [16, 56, 56]
+_FLUX: tuple[Any, ...] = ((10_000, _AXES), places, 128, _by_waves)
+_WAN: tuple[Any, ...] = ((128, (1, 2, 2), 1024), film, 128, _by_waves)
+_HUNYUAN: tuple[Any, ...] = ((2, 1, _AXES, 256.0), film, 128, _by_waves)
+#: MODULE.CLASS -> its arguments, its input (or inputs) for a grid, channels of a head, and how its output is applied.
+_DIFFUSERS: dict[str, tuple[tuple[Any, ...], Callable[[Size], Any], int, Rotate]] = {
     "flux.FluxPosEmbed": _FLUX,
-    "flux2.Flux2PosEmbed": ((2000, [32] * 4), partial(places, axes=4), 128, _NEIGHBORS),
     "krea2.Krea2RotaryPosEmbed": _FLUX,
     "longcat_image.LongCatImagePosEmbed": _FLUX,
     "ovis_image.OvisImagePosEmbed": _FLUX,
     "bria.BriaPosEmbed": _FLUX,
-    "wan.WanRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
-    "wan_animate.WanRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
-    "skyreels_v2.SkyReelsV2RotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
-    "chronoedit.ChronoEditRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
-    "sana_video.WanRotaryPosEmbed": (_WAN, film, 128, _NEIGHBORS),
-    "cogview4.CogView4RotaryPosEmbed": ((64, 2, (256, 256)), image, 64, _HALVES),
-    "glm_image.GlmImageRotaryPosEmbed": ((64, 2), image, 64, _HALVES),
-    "hunyuan_video.HunyuanVideoRotaryPosEmbed": _FILM,
-    "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _FILM,
-    "motif_video.MotifVideoRotaryPosEmbed": ((2, 1, [*_AXES]), film, 128, _NEIGHBORS),
-    "hunyuanimage.HunyuanImageRotaryPosEmbed": (
-        ((1, 1), (64, 64), 256.0),
-        lambda grid: torch.zeros(1, 16, *grid),
-        128,
-        _NEIGHBORS,
-    ),
-    "cosmos.CosmosRotaryPosEmbed": ((128,), film, 128, _HALVES),
-    "minimax_h3.MiniMaxH3RotaryPosEmbed": ((16,), places, 128, _HALVES),
+    "flux2.Flux2PosEmbed": ((2000, [32] * 4), partial(places, axes=4), 128, _by_waves),
+    "wan.WanRotaryPosEmbed": _WAN,
+    "wan_animate.WanRotaryPosEmbed": _WAN,
+    "skyreels_v2.SkyReelsV2RotaryPosEmbed": _WAN,
+    "chronoedit.ChronoEditRotaryPosEmbed": _WAN,
+    "sana_video.WanRotaryPosEmbed": _WAN,
+    "hunyuan_video.HunyuanVideoRotaryPosEmbed": _HUNYUAN,
+    "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _HUNYUAN,
+    "motif_video.MotifVideoRotaryPosEmbed": ((2, 1, _AXES), film, 128, _by_waves),
+    "hunyuanimage.HunyuanImageRotaryPosEmbed": (((1, 1), (64, 64), 256.0), partial(image, patch=1), 128, _by_waves),
+    "cogview4.CogView4RotaryPosEmbed": ((64, 2, (256, 256)), image, 64, _halves),
+    "glm_image.GlmImageRotaryPosEmbed": ((64, 2), image, 64, _halves),
+    "cosmos.CosmosRotaryPosEmbed": ((128,), film, 128, _halves),
+    "minimax_h3.MiniMaxH3RotaryPosEmbed": ((16,), places, 128, _halves),
     "ideogram4.Ideogram4MRoPE": (
         (128, 5_000_000, (24, 20, 20)),
         lambda grid: places(grid, offset=65_536)[None],
         128,
-        _HALVES,
+        _halves,
     ),
-}
-
-
-def _rotation_by_tables(module: str, name: str) -> RotationCode:
-    """Return the rotation of a class whose output are cosines and sines, of some or all channels."""
-    arguments, inputs, channels, layout = _TABLES[name]
-    rope, apply = (
-        part(module, name.partition(".")[2])(*arguments),
-        part("diffusers.models.embeddings", "apply_rotary_emb"),
-    )
-
-    def rotate(queries: Tensor, grid: Size) -> Tensor:
-        tables = rope(inputs(grid))
-        cos, sin = (table.reshape(-1, table.shape[-1]).to(queries.dtype) for table in tables)
-        turned, others = queries.split([cos.shape[-1], channels - cos.shape[-1]], -1)
-        turned = apply(turned, (cos, sin), use_real=True, use_real_unbind_dim=layout).type_as(queries)
-        return torch.cat([turned, others], -1)
-
-    return RotationCode(rotate, channels)
-
-
-def _rotation_of_qwen(module: str, name: str, scale: bool = True, apply: str = "apply_rotary_emb_qwen") -> RotationCode:
-    rope, multiply = part(module, name)(10_000, [*_AXES], scale_rope=scale), part(module, apply)
-
-    def rotate(queries: Tensor, grid: Size) -> Tensor:
-        phases, _ = rope((1, *grid), device=queries.device, max_txt_seq_len=4)
-        return multiply(queries.transpose(1, 2).float(), phases, use_real=False).transpose(1, 2).type_as(queries)
-
-    return RotationCode(rotate, 128)
-
-
-def _rotation_of_z_image(module: str) -> RotationCode:
-    rope = part(module, "RopeEmbedder")(256.0, [32, 48, 48], [1536, 512, 512])
-
-    def rotate(queries: Tensor, grid: Size) -> Tensor:
-        numbers = torch.view_as_complex(queries.float().unflatten(-1, (-1, 2)).contiguous())
-        return torch.view_as_real(numbers * rope(places(grid).long())).flatten(-2).type_as(queries)
-
-    return RotationCode(rotate, 128)
-
-
-def _rotation_of_kandinsky(module: str, name: str) -> RotationCode:
-    rope = part(module, name)((16, 24, 24))
-
-    def rotate(queries: Tensor, grid: Size) -> Tensor:
-        axes = torch.arange(1), torch.arange(grid[0]), torch.arange(grid[1])
-        matrices = rope((1, 1, *grid), axes) if name == "Kandinsky5RoPE3D" else rope(axes)
-        matrices = matrices.reshape(-1, matrices.shape[-3], 2, 2).float()  # (N, d / 2, 2, 2)
-        pairs = queries.unflatten(-1, (-1, 1, 2)).float()
-        return (matrices * pairs).sum(-1).flatten(-2).type_as(queries)
-
-    return RotationCode(rotate, 64)
-
-
-def _rotation_of_ernie(module: str) -> RotationCode:
-    rope = part(module, "ErnieImageEmbedND3")(128, 256, (32, 48, 48))
-
-    def rotate(queries: Tensor, grid: Size) -> Tensor:
-        angles, x = rope(places(grid)[None]), queries.transpose(1, 2)
-        first, second = x.chunk(2, -1)
-        turned = torch.cat([-second, first], -1)
-        return (x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)).transpose(1, 2)
-
-    return RotationCode(rotate, 128)
-
-
-def _rotation_of_ltx(module: str) -> RotationCode:
-    rope = part(module, "LTXVideoRotaryPosEmbed")(64)
-    apply = part("diffusers.models.embeddings", "apply_rotary_emb")
-
-    def rotate(queries: Tensor, grid: Size) -> Tensor:
-        tables = rope(torch.zeros(1, 1, 1), 1, *grid, rope_interpolation_scale=(8 / 25, 32, 32))
-        cos, sin = (table[0].to(queries.dtype) for table in tables)
-        return apply(queries, (cos, sin), use_real=True, use_real_unbind_dim=_NEIGHBORS).type_as(queries)
-
-    return RotationCode(rotate, 64)
-
-
-_KANDINSKY = ("kandinsky.Kandinsky5RoPE3D", "kandinsky6.Kandinsky6RoPE3D", "kandinsky6_sr.Kandinsky6SRRoPE3D")
-#: MODULE.CLASS -> the function that builds its rotation from its module, where `_TABLES` has none.
-_OTHERS_OF_DIFFUSERS: dict[str, Callable[[str], RotationCode]] = {
-    "qwenimage.QwenEmbedRope": partial(_rotation_of_qwen, name="QwenEmbedRope"),
-    "nucleusmoe_image.NucleusMoEEmbedRope": partial(
-        _rotation_of_qwen, name="NucleusMoEEmbedRope", apply="_apply_rotary_emb_nucleus"
+    "ltx.LTXVideoRotaryPosEmbed": (
+        (64,),
+        lambda grid: (torch.zeros(1, 1, 1), 1, *grid, (8 / 25, 32, 32)),
+        64,
+        _by_waves,
     ),
-    "z_image.RopeEmbedder": _rotation_of_z_image,
-    "ernie_image.ErnieImageEmbedND3": _rotation_of_ernie,
-    "ltx.LTXVideoRotaryPosEmbed": _rotation_of_ltx,
-    **{name: partial(_rotation_of_kandinsky, name=name.partition(".")[2]) for name in _KANDINSKY},
+    "qwenimage.QwenEmbedRope": ((10_000, _AXES, True), _shapes, 128, _by_phases),
+    "nucleusmoe_image.NucleusMoEEmbedRope": ((10_000, _AXES, True), _shapes, 128, _by_phases),
+    "z_image.RopeEmbedder": (
+        (256.0, [32, 48, 48], [1536, 512, 512]),
+        lambda grid: places(grid).long(),
+        128,
+        _by_phases,
+    ),
+    "kandinsky.Kandinsky5RoPE3D": (((16, 24, 24),), lambda grid: ((1, 1, *grid), _axes(grid)), 64, _by_matrices),
+    "kandinsky6.Kandinsky6RoPE3D": (((16, 24, 24),), lambda grid: (_axes(grid),), 64, _by_matrices),
+    "kandinsky6_sr.Kandinsky6SRRoPE3D": (((16, 24, 24),), lambda grid: (_axes(grid),), 64, _by_matrices),
+    "ernie_image.ErnieImageEmbedND3": ((128, 256, (32, 48, 48)), lambda grid: places(grid)[None], 128, _by_angles),
 }
 #: Classes of diffusers that rotate, but not those of texts and of sound.
 _DIFFUSION = r"(?!\w*(?:Audio|Music|Text|1D))\w*(?:Rotary|Rope|RoPE|PosEmbed|EmbedND)\w*"
 
 
+def _rotation_of_diffusers(module: str, name: str, **options: Any) -> RotationCode:
+    if name not in _DIFFUSERS:
+        raise NoInterface(f"no function here calls its interface, in {module}")
+    arguments, inputs, channels, apply = _DIFFUSERS[name]
+    rope = part(module, name.partition(".")[2])(*arguments)
+    for option, value in options.items():
+        setattr(rope, option, value)
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        given = inputs(grid)
+        return apply(module, queries, rope(*given) if isinstance(given, tuple) else rope(given))
+
+    return RotationCode(rotate, channels)
+
+
 def rotations_of_diffusers() -> dict[str, Build]:
     """Return the rotations of all transformers of the installed diffusers, and none without it."""
-    builds: dict[str, Build] = {}
-    for path, module in classes("diffusers", _DIFFUSION).items():
-        name = path.partition(".")[2]
-        if ".transformers." not in module:
-            continue
-        if name in _TABLES:
-            builds[path] = partial(_rotation_by_tables, module, name)
-        else:
-            builds[path] = partial(_OTHERS_OF_DIFFUSERS.get(name, _unknown), module)
-        if name == "qwenimage.QwenEmbedRope":
-            builds[f"{path}(scale_rope=False)"] = partial(_rotation_of_qwen, module, "QwenEmbedRope", scale=False)
+    modules = {name: module for name, module in classes("diffusers", _DIFFUSION).items() if ".transformers." in module}
+    builds: dict[str, Build] = {
+        name: partial(_rotation_of_diffusers, module, name.partition(".")[2]) for name, module in modules.items()
+    }
+    qwen = "diffusers.qwenimage.QwenEmbedRope"
+    if qwen in modules:
+        builds[f"{qwen}(scale_rope=False)"] = partial(builds[qwen], scale_rope=False)
     return builds
-
-
-def _unknown(module: str) -> RotationCode:
-    raise NoInterface(f"no function here calls its interface, in {module}")
