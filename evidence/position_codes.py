@@ -30,8 +30,8 @@ class NoInterface(Exception):
     """A class has an interface that no function here calls; the message says which."""
 
 
-def classes(library: str, pattern: str) -> dict[str, str]:
-    """Return LIBRARY.FOLDER.CLASS -> MODULE of the classes of a library that have a name of a pattern."""
+def classes(library: str, pattern: str, method: str = "") -> dict[str, str]:
+    """Return LIBRARY.FOLDER.CLASS -> MODULE of the classes of a library with a name of a pattern and a method."""
     spec = find_spec(library)
     if spec is None or spec.origin is None:
         return {}
@@ -39,8 +39,9 @@ def classes(library: str, pattern: str) -> dict[str, str]:
     names = {}
     for file in sorted(root.glob("models/**/*.py")):
         module = ".".join([library, *file.relative_to(root).with_suffix("").parts])
-        for name in re.findall(rf"^class ({pattern})[(:]", file.read_text(encoding="utf-8"), re.MULTILINE):
-            if ".modular_" not in module:
+        text = file.read_text(encoding="utf-8")
+        for name, body in re.findall(rf"^class ({pattern})[(:]([^\0]*?)(?=^\S|\Z)", text, re.MULTILINE):
+            if ".modular_" not in module and method in body:
                 folder = re.sub(r"transformers\.transformer_|\.modeling_\w+$", "", module.partition(".models.")[2])
                 names[f"{library}.{folder}.{name}"] = module
     return names
@@ -183,6 +184,36 @@ def rotations_of_transformers() -> dict[str, Build]:
         else partial(_rotation_of_transformers, module, name.rpartition(".")[2])
         for name, module in classes("transformers", f"{_VISION}|VJEPA2RopeAttention").items()
     }
+
+
+# timm
+
+
+def _rotation_of_timm(name: str, **options: Any) -> RotationCode:
+    """Return the rotation of a class of timm, of one layer and head."""
+    layers, channels = importlib.import_module("timm.layers"), 32
+    rope = getattr(layers, name)(channels, **options)
+    mixed = "num_heads" in options
+
+    def rotate(queries: Tensor, grid: Size) -> Tensor:
+        table = rope.get_embed(list(grid))
+        table = torch.cat(table, -1) if isinstance(table, tuple) else table
+        table = (table[0] if mixed else table).to(queries.dtype)
+        return layers.apply_rot_embed_cat(queries, table, half=getattr(rope, "rotate_half", "MRope" in name))
+
+    return RotationCode(rotate, channels)
+
+
+def rotations_of_timm() -> dict[str, Build]:
+    """Return the rotations of the installed timm."""
+    options: dict[str, dict[str, Any]] = {
+        "RotaryEmbedding": {"in_pixels": False},
+        "RotaryEmbeddingCat": {"in_pixels": False},
+        "RotaryEmbeddingDinoV3": {},
+        "RotaryEmbeddingMRope": {"mrope_section": (4, 6, 6)},
+        "RotaryEmbeddingMixed": {"depth": 1, "num_heads": 1},
+    }
+    return {f"timm.{name}": partial(_rotation_of_timm, name, **given) for name, given in options.items()}
 
 
 # diffusers
@@ -328,5 +359,6 @@ def rotations_of_diffusers() -> dict[str, Build]:
     }
     qwen = "diffusers.qwenimage.QwenEmbedRope"
     if qwen in modules:
-        builds[f"{qwen}(scale_rope=False)"] = partial(builds[qwen], scale_rope=False)
+        build = partial(_rotation_of_diffusers, modules[qwen], "qwenimage.QwenEmbedRope", scale_rope=False)
+        builds[f"{qwen}(scale_rope=False)"] = build
     return builds

@@ -10,7 +10,6 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -98,18 +97,18 @@ class RotationCode(PairCode):
         units = units.expand(-1, self.heads, self.prefix + math.prod(grid), -1)
         return self.rotated(units, grid).permute(1, 2, 3, 0)
 
-    @property
-    def long_grid(self) -> Size:
-        """A grid whose columns bfloat16 cannot count, or the last one if it is refused, as by tables of other sizes."""
-        with suppress(Failed):
-            self.at(LONG)
-            return LONG
-        return self.grids[-1]
+    def values(self, dtype: torch.dtype = torch.float32) -> dict[Size, Tensor]:
+        """Return rotated queries of 1 and -1 on a long grid, or on the last one if that is refused."""
 
-    def values(self) -> dict[Size, Tensor]:
-        """Return the matrices of a long grid in float32."""
-        grid = self.long_grid
-        return {grid: self.at(grid, torch.float32)}
+        def at(grid: Size) -> dict[Size, Tensor]:
+            shape = 2, self.heads, self.prefix + math.prod(grid), self.channels
+            signs = 2 * torch.randint(2, shape, generator=torch.Generator().manual_seed(0)) - 1
+            return {grid: self.rotated(signs.to(dtype), grid)}
+
+        try:
+            return at(LONG)
+        except Failed:  # tables of other sizes
+            return at(self.grids[-1])
 
     def attention(self, grid: Size, plain: bool = False) -> Relative:
         """Return the attention of one query and one key at all patches."""
@@ -244,13 +243,13 @@ def prefix(code: PairCode) -> str:
 
 def dtype(code: RotationCode) -> str:
     """Queries keep their dtype, and bfloat16 rounds queries alone, not their coordinates."""
-    exact = code.at(grid := code.long_grid)
+    [(grid, exact)] = code.values(torch.float64).items()
     for precision, largest in ((torch.float32, max(grid)), (torch.bfloat16, 1)):
-        matrices = code.at(grid, precision)
-        if matrices.dtype != precision:
-            raise Failed(f"queries of {precision} must stay {precision}, got {matrices.dtype}")
+        rotated = code.values(precision)[grid]
+        if rotated.dtype != precision:
+            raise Failed(f"queries of {precision} must stay {precision}, got {rotated.dtype}")
         law = f"{precision} must be near float64 on {by(grid)} patches"
-        check_same(matrices, exact, law, rounding(precision, largest, terms=4))
+        check_same(rotated.double(), exact, law, rounding(precision, largest, terms=4))
     return f"float32 and bfloat16 on {by(grid)} patches"
 
 

@@ -1,0 +1,260 @@
+"""Tables, sinusoids and biases of timm, transformers and diffusers as position code: name -> how it is built."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from evidence.position_codes import (
+    Build,
+    NoInterface,
+    Size,
+    classes,
+    configuration,
+    part,
+    rotations_of_diffusers,
+    rotations_of_timm,
+    rotations_of_transformers,
+)
+from graticule.testing.pairs import GRIDS, BiasCode
+from graticule.testing.tables import PositionCode, TableCode
+
+#: Side of a patch, and the values of small configurations.
+PATCH = 4
+SMALL: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "patch_size": PATCH,
+    "num_hidden_layers": 1,
+    "use_absolute_position_embeddings": True,
+    "tubelet_size": [1, PATCH, PATCH],
+    "num_frames": 1,
+}
+WIDE: Size = (3, 12)
+
+
+def _table_of_transformers(module: str, name: str, grid: Size = (4, 4)) -> TableCode:
+    """Return `interpolate_pos_encoding(tokens, height, width)` of a small model with a random table of a grid."""
+    kind = part(module, name)
+    arguments = list(inspect.signature(kind.interpolate_pos_encoding).parameters)[1:]
+    if len(arguments) != 3:
+        raise NoInterface(f"`interpolate_pos_encoding` has the arguments {', '.join(arguments)}")
+    sides = grid[0] * PATCH, grid[1] * PATCH
+    model = kind(configuration(kind, **SMALL, image_size=sides[0] if sides[0] == sides[1] else sides)).eval()
+    tables = {key: value for key, value in model.named_parameters() if "position" in key}
+    before = {key: value.numel() // value.shape[-1] - grid[0] * grid[1] for key, value in tables.items()}
+    key = next((key for key in tables if 0 <= before[key] <= 8), None)
+    if key is None:
+        raise NoInterface(f"it has no table of {grid[0]} x {grid[1]} patches")
+    table, prefix = nn.init.normal_(tables[key]), before[key]
+
+    def compute(size: Size) -> Tensor:
+        tokens = torch.zeros(1, prefix + size[0] * size[1], table.shape[-1])
+        return model.interpolate_pos_encoding(tokens, size[0] * PATCH, size[1] * PATCH)
+
+    return TableCode(compute, table, grid, prefix)
+
+
+def _table(compute: Callable[[Tensor, Size], Tensor], native: Size = (4, 4), prefix: int = 0) -> TableCode:
+    table = torch.randn(prefix + native[0] * native[1], 8)
+    return TableCode(lambda grid: compute(table, grid), table, native, prefix)
+
+
+def _nearest(table: Tensor, grid: Size) -> Tensor:
+    """Take rows of a table of 27 x 27 as MiniCPM-V does."""
+    return table[part("transformers.vision_utils", "get_vision_nearest_position_ids")(torch.tensor([grid]), 27)]
+
+
+def _weighted(table: Tensor, grid: Size, mode: str) -> Tensor:
+    """Resample a table of 4 x 4 as GLM and Qwen-VL do."""
+    weigh = part("transformers.vision_utils", "get_vision_interpolation_indices_and_weights")
+    indices, weights = weigh(torch.tensor([[1, *grid]]), 4, mode)
+    return (table[indices] * weights[..., None].to(table.dtype)).sum(-2)
+
+
+def _by_mask(model: str, table_side: int = 27) -> TableCode:
+    """Return the embeddings of Idefics and SmolVLM, which take rows of the table by fractions of the mask's sides."""
+    module = f"transformers.models.{model.lower()}.modeling_{model.lower()}"
+    kind = part(module, f"{model}VisionEmbeddings")
+    side = PATCH * table_side
+    embed = kind(configuration(kind, hidden_size=8, image_size=side, patch_size=PATCH, num_attention_heads=1)).eval()
+    with torch.no_grad():
+        embed.patch_embedding.weight.zero_(), embed.patch_embedding.bias.zero_()
+
+    def compute(grid: Size) -> Tensor:
+        return embed(torch.zeros(1, 3, *(PATCH * n for n in grid)), torch.ones(1, *grid, dtype=torch.bool))
+
+    return TableCode(compute, nn.init.normal_(embed.position_embedding.weight), (table_side, table_side))
+
+
+def _of_timm(model: str) -> TableCode:
+    """Return the table of a model of timm, which its tokens get, or which it has after `set_input_size`."""
+    create = partial(part("timm", "create_model"), model, img_size=64)
+    try:
+        built = create(dynamic_img_size=True).eval()
+    except TypeError as error:
+        built = create().eval()
+        if not hasattr(built, "set_input_size"):
+            raise NoInterface("it takes images of one size") from error
+    table = nn.init.normal_(built.pos_embed)
+    prefix = table.shape[1] - 16
+    for name in {"cls_token", "dist_token", "reg_token"} & {name for name, _ in built.named_parameters()}:
+        nn.init.zeros_(built.get_parameter(name))
+
+    def compute(grid: Size) -> Tensor:
+        if not getattr(built, "dynamic_img_size", False):
+            other = copy.deepcopy(built)
+            other.set_input_size(tuple(side * 4 * built.patch_embed.grid_size[0] for side in grid))
+            return other.pos_embed
+        tokens = built._pos_embed(torch.zeros(1, *grid, table.shape[-1]))
+        tokens = tokens[0] if isinstance(tokens, tuple) else tokens
+        return tokens[:, tokens.shape[1] - prefix - grid[0] * grid[1] :]
+
+    return TableCode(compute, table, (4, 4), prefix)
+
+
+class _Scores(TorchFunctionMode):
+    """Keeps the scores of attention, or the bias that is added to them."""
+
+    values: Tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.softmax, Tensor.softmax, torch.softmax):
+            self.values = args[0]
+        if func is F.scaled_dot_product_attention:
+            self.values = (kwargs or {})["attn_mask"]
+        return func(*args, **(kwargs or {}))
+
+
+DIM = 16
+_CONFIG = SimpleNamespace(attention_probs_dropout_prob=0.0, qkv_bias=True, num_attention_heads=2)
+#: Arguments of a class for a window.
+_ARGUMENTS: dict[str, Callable[[Size], tuple[Any, ...]]] = {
+    "grid": lambda grid: (grid, 2),
+    "heads": lambda grid: (2, grid),
+    "timm": lambda grid: (DIM, 2, None, grid),
+    "resolution": lambda grid: (DIM, 8, 2, 4, grid),
+    "side": lambda grid: (DIM, 8, 2, 4, grid[0]),
+    "v2": lambda grid: (DIM, grid, 2),
+    "cr": lambda grid: (DIM, 2, grid),
+    "config": lambda grid: (_CONFIG, DIM, 2, grid),
+    "window": lambda grid: (_CONFIG, grid),
+    "alone": lambda grid: (_CONFIG,),
+}
+#: Class -> its module, its arguments, and what it gets: tokens, an image, its window, or nothing.
+_BIASES = """
+RelPosBias timm.layers.pos_embed_rel grid nothing
+RelPosMlp timm.layers.pos_embed_rel grid nothing
+RelPosBiasTf timm.layers.pos_embed_rel grid nothing
+RelativePositionBias timm.models.beit grid nothing
+WindowAttention timm.models.swin_transformer timm tokens
+WindowAttention timm.models.swin_transformer_v2 v2 tokens
+WindowMultiHeadAttention timm.models.swin_transformer_v2_cr cr tokens
+Attention timm.models.levit resolution tokens
+Attention timm.models.efficientformer resolution tokens
+Attention2d timm.models.efficientformer_v2 resolution image
+Attention timm.models.tiny_vit resolution tokens
+SwinRelativePositionBias transformers.models.swin.modeling_swin heads nothing
+Swinv2SelfAttention transformers.models.swinv2.modeling_swinv2 config tokens
+Swin2SRSelfAttention transformers.models.swin2sr.modeling_swin2sr config tokens
+DonutSwinSelfAttention transformers.models.donut.modeling_donut_swin config tokens
+MaskFormerSwinSelfAttention transformers.models.maskformer.modeling_maskformer_swin config tokens
+LevitAttention transformers.models.levit.modeling_levit side tokens
+BeitRelativePositionBias transformers.models.beit.modeling_beit alone window
+Data2VecVisionRelativePositionBias transformers.models.data2vec.modeling_data2vec_vision window window
+"""
+
+
+def _bias(name: str, module: str, arguments: str, given: str) -> BiasCode:
+    """Return the bias of a window: the scores of attention between tokens of zeros, or an output that is the bias."""
+    layers: dict[Size, Any] = {}
+    prefix = int("eit.modeling" in module or "beit" in module or "data2vec" in module)
+
+    def compute(grid: Size) -> Tensor:
+        if grid not in layers:
+            torch.manual_seed(0)  # the same network for each grid
+            _CONFIG.image_size, _CONFIG.patch_size = grid, 1
+            layers[grid] = part(module, name)(*_ARGUMENTS[arguments](grid))
+            layers[grid].train(False)
+            for key, value in layers[grid].named_parameters():
+                if "table" in key or "attention_biases" in key:
+                    nn.init.normal_(value)
+        if given in ("nothing", "window"):
+            layer = getattr(layers[grid], "get_bias", layers[grid])
+            return layer(grid) if given == "window" else layer()
+        with _Scores() as scores:
+            layers[grid](torch.zeros(1, DIM, *grid) if given == "image" else torch.zeros(1, math.prod(grid), DIM))
+        return scores.values
+
+    return BiasCode(compute, prefix, grids=((6, 6), (12, 12)) if arguments == "side" else GRIDS)
+
+
+def _sinusoid(module: str, name: str) -> BiasCode:
+    """Return the similarity of the positions of patches, which sinusoids give to displacements alone."""
+    kind = part(module, name)
+    arguments, names = (list(inspect.signature(function).parameters) for function in (kind, kind.forward))
+    if "config" in arguments:
+        embed = kind(configuration(kind))
+    else:
+        embed = kind(**({"normalize": True} if "normalize" in arguments else {}))
+
+    def compute(grid: Size) -> Tensor:
+        if "width" in names:
+            rows = embed(grid[1], grid[0], torch.device("cpu"), torch.float32)[0]
+        elif "shape" in names:
+            rows = embed((1, 8, *grid), "cpu", torch.float32)[0].flatten(1).mT
+        else:
+            rows = embed(torch.zeros(1, 8, *grid), torch.ones(1, *grid, dtype=torch.bool))[0].flatten(1).mT
+        return rows.double() @ rows.double().mT
+
+    return BiasCode(compute)
+
+
+#: Models of timm whose tables are checked.
+_TIMM = (
+    "vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 vit_small_patch14_reg4_dinov2 eva02_tiny_patch14_224 "
+    "vitamin_small_224 cait_xxs24_224 samvit_base_patch16_224 hiera_tiny_224 volo_d1_224 naflexvit_base_patch16_gap"
+)
+
+
+def codes() -> dict[str, tuple[str, Build]]:
+    """Return LIBRARY.FOLDER.CLASS -> kind of position code and the function that builds it."""
+    entries: dict[str, tuple[str, Build]] = {}
+    for rotations in (rotations_of_transformers(), rotations_of_diffusers(), rotations_of_timm()):
+        entries |= {name: ("rotation", build) for name, build in rotations.items()}
+    for name, module in classes("transformers", r"\w+", "def interpolate_pos_encoding").items():
+        for grid in ((4, 4), WIDE):
+            at = f"{name} {grid[0]} x {grid[1]}"
+            entries[at] = "table", partial(_table_of_transformers, module, name.rpartition(".")[2], grid)
+    vision = "transformers.vision_utils."
+    entries[f"{vision}get_vision_nearest_position_ids"] = "table", partial(_table, _nearest, (27, 27))
+    for mode in ("bilinear", "bicubic"):
+        key = f"{vision}get_vision_interpolation_indices_and_weights {mode}"
+        entries[key] = "table", partial(_table, partial(_weighted, mode=mode))
+    for model in ("Idefics2", "Idefics3", "SmolVLM"):
+        entries[f"transformers.{model.lower()}.{model}VisionEmbeddings"] = "table", partial(_by_mask, model)
+    entries |= {f"timm.{model}": ("table", partial(_of_timm, model)) for model in _TIMM.split()}
+    for name, module in classes("transformers", r"\w+(?:SinePositionEmbedding|PositionEmbeddingSine)").items():
+        entries[name] = "sinusoid", partial(_sinusoid, module, name.rpartition(".")[2])
+    for name, module, arguments, given in (line.split() for line in _BIASES.strip().splitlines()):
+        folder = re.sub(r"\.(models|layers|modeling_\w+)(?=\.|$)", "", module)
+        entries[f"{folder}.{name}"] = "bias", partial(_bias, name, module, arguments, given)
+    return entries
+
+
+def build(name: str) -> PositionCode:
+    """Build position code by its name in `codes()`, with random tables that are the same each time."""
+    torch.manual_seed(0)
+    return codes()[name][1]()

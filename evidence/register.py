@@ -1,0 +1,151 @@
+"""Hold the position code of the installed timm, transformers and diffusers to its laws, and name its encoding.
+
+`python -m evidence.register` checks all classes, two at a time, writes docs/data/register.json and the tables of
+docs/conformance.md, and prints what changed. A class is stored when it is done: a register that was interrupted
+resumes, with the same versions. `python -m evidence.register NAME ...` prints the findings of classes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import graticule
+from evidence.position_tables import build, codes
+from graticule.lab.studies.tables import between, markdown
+from graticule.lab.terminal import bar
+from graticule.system.files import write_text
+from graticule.testing.tables import inspect_code
+
+PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
+DATA = PAGE.parent / "data" / "register.json"
+LIBRARIES = ("timm", "transformers", "diffusers")
+Row = dict[str, Any]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of PyTorch and of the libraries that are installed."""
+    names = {}
+    for library in ("torch", *LIBRARIES):
+        with suppress(PackageNotFoundError):
+            names[library] = version(library)
+    return names
+
+
+def row(name: str) -> Row:
+    """Check a class, and return its kind, its encoding, the laws that it passes and fails, or why it is not built."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    checked: Row = {"name": name, "kind": codes()[name][0], "reproducer": f"evidence.position_tables.build({name!r})"}
+    try:
+        with torch.no_grad():
+            code = build(name)
+            findings = inspect_code(code)
+    except Exception as error:  # any error of another library
+        return {**checked, "reason": f"{type(error).__name__}: {error}".partition("\n")[0][:160]}
+    checked["passed"] = [finding.check for finding in findings if finding.outcome == "passed"]
+    checked["failed"] = {finding.check: finding.detail for finding in findings if finding.outcome == "failed"}
+    with suppress(ValueError, AttributeError), torch.no_grad():
+        identity = getattr(graticule, "identify")(code)  # noqa: B009
+        checked["spec"] = identity.encoding
+        checked |= {"grid": identity.grid} if identity.encoding else {"nearest": identity.nearest}
+        checked |= {"difference": f"{identity.difference:.0e}", "notes": list(identity.notes)}
+    return checked
+
+
+def record(processes: int) -> list[Row]:
+    """Return a row for each class; those that an interrupted register of the same versions has are taken from it."""
+    part, head = DATA.with_suffix(".part.jsonl"), json.dumps(versions())
+    lines = part.read_text(encoding="utf-8").splitlines() if part.is_file() else []
+    rows: dict[str, Row] = {}
+    if lines[:1] == [head]:
+        rows = {entry["name"]: entry for entry in map(json.loads, lines[1:])}
+    else:
+        write_text(part, f"{head}\n")
+    missing, context = [name for name in codes() if name not in rows], multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context) as pool, part.open("a", encoding="utf-8") as stored:
+        for entry in bar(pool.map(row, missing), total=len(missing), desc="position code", unit="class"):
+            print(json.dumps(entry), file=stored, flush=True)
+            rows[entry["name"]] = entry
+    return [rows[name] for name in sorted(rows)]
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a line for each class that is new or gone, law that a class fails or passes anew, and other encoding."""
+    old, new = ({entry["name"]: entry for entry in register.get("rows", [])} for register in (before, after))
+    lines = [f"{name}: new" for name in new.keys() - old.keys()] + [f"{name}: gone" for name in old.keys() - new.keys()]
+    for name in old.keys() & new.keys():
+        first, second = old[name], new[name]
+        failed, failing = set(first.get("failed", ())), set(second.get("failed", ()))
+        lines += [f"{name}: now fails {law}" for law in failing - failed]
+        lines += [f"{name}: no longer fails {law}" for law in failed - failing]
+        for key in ("spec", "reason"):
+            if first.get(key) != second.get(key):
+                lines.append(f"{name}: {key} was {first.get(key)}, now {second.get(key)}")
+    return sorted(lines)
+
+
+def tables(register: Mapping[str, Any]) -> dict[str, str]:
+    """Return the generated parts of the page: counts, classes that fail, and those that are not checked."""
+    rows = register["rows"]
+    checked = [entry for entry in rows if "failed" in entry]
+    groups = sorted({(entry["name"].partition(".")[0], entry["kind"]) for entry in rows})
+    lines = []
+    for group in groups:
+        part = [entry for entry in rows if (entry["name"].partition(".")[0], entry["kind"]) == group]
+        done = [entry for entry in part if "failed" in entry]
+        numbers = len(done), sum(not entry["failed"] for entry in done), sum(bool(entry.get("spec")) for entry in done)
+        lines.append([*group, *map(str, numbers), str(len(part) - len(done))])
+    text = ", ".join(f"{name} {number}" for name, number in register["versions"].items())
+    counts = markdown([["library", "kind", "checked", "pass all laws", "named", "not checked"], *lines])
+    failures: dict[tuple[str, ...], list[str]] = {}
+    for entry in checked:
+        if entry["failed"]:
+            first = next(iter(entry["failed"].values()))
+            failures.setdefault((", ".join(entry["failed"]), first), []).append(f"`{entry['name']}`")
+    grouped: dict[str, tuple[list[str], str]] = {}
+    for (laws, detail), names in failures.items():
+        grouped.setdefault(laws, ([], detail))[0].extend(names)
+    failing = [[laws, ", ".join(names), detail] for laws, (names, detail) in grouped.items()]
+    reasons = Counter(entry["reason"] for entry in rows if "reason" in entry)
+    return {
+        "register": f"{register['date']}, with {text}:\n\n{counts}",
+        "failures": markdown([["fails", "class", "such as"], *failing]),
+        "not checked": "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()),
+    }
+
+
+def main() -> None:
+    """Check classes, or all of them, and write the register and its page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="classes to check alone; nothing is written")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    if options.names:
+        return print(json.dumps([row(name) for name in options.names], indent=1))
+    before = json.loads(DATA.read_text(encoding="utf-8")) if DATA.is_file() else {}
+    date = datetime.now(tz=UTC).date().isoformat()
+    register = {"date": date, "versions": versions(), "rows": record(options.processes)}
+    write_text(DATA, json.dumps(register, indent=0, ensure_ascii=False) + "\n")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, new in tables(register).items():
+        text = between(text, name, new)
+    write_text(PAGE, text)
+    DATA.with_suffix(".part.jsonl").unlink()
+    print("\n".join(changes(before, register)) or "nothing changed")
+
+
+if __name__ == "__main__":
+    main()
