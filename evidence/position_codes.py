@@ -7,6 +7,8 @@ diffusers, an optional package, is imported when a code of it is built.
 
 from __future__ import annotations
 
+import ast
+import csv
 import importlib
 import inspect
 import re
@@ -32,11 +34,10 @@ class NoInterface(Exception):
 
 def classes(library: str, pattern: str, method: str = "") -> dict[str, str]:
     """Return LIBRARY.FOLDER.CLASS -> MODULE of the classes of a library with a name of a pattern and a method."""
-    spec = find_spec(library)
+    spec, names = find_spec(library), {}
     if spec is None or spec.origin is None:
         return {}
     root = Path(spec.origin).parent
-    names = {}
     for file in sorted(root.glob("models/**/*.py")):
         module = ".".join([library, *file.relative_to(root).with_suffix("").parts])
         text = file.read_text(encoding="utf-8")
@@ -58,14 +59,8 @@ def part(module: str, name: str) -> Any:
 _VISION = r"\w*(?:Vision(?!Text)|ViT|MLCD|Sapiens2|EomtDinov3)\w*(?:Rotary|Rope)\w*Embedding"
 #: Functions of a module of transformers that apply cosines and sines, the first that it has.
 _APPLY = (
-    "apply_rotary_pos_emb_vision",
-    "apply_multidimensional_rope",
-    "apply_rotary_pos_emb",
-    "apply_rotary_pos_emb_2d",
-    "apply_rotary_pos_emb_2d_self_attn",
-    "vision_apply_rotary_emb",
-    "apply_vision_rotary_emb",
-    "apply_rope",
+    "apply_rotary_pos_emb_vision apply_rotary_pos_emb apply_rotary_pos_emb_2d apply_rotary_pos_emb_2d_self_attn "
+    "vision_apply_rotary_emb apply_vision_rotary_emb apply_rope"
 )
 #: Options of configurations, so that the channels of a head are not more than needed.
 _CONFIG = {"memory_attention_hidden_size": 64}
@@ -88,7 +83,7 @@ def _rotation_of_transformers(module: str, name: str) -> RotationCode:
     kind, home = part(module, name), importlib.import_module(module)
     config = configuration(kind, **_CONFIG)
     rope, source = kind(config).eval(), Path(str(home.__file__)).read_text(encoding="utf-8")
-    apply = next((getattr(home, function) for function in _APPLY if hasattr(home, function)), None)
+    apply = next((getattr(home, function) for function in _APPLY.split() if hasattr(home, function)), None)
     if apply is None:
         raise NoInterface("its module has no function that applies cosines and sines")
     inputs = list(inspect.signature(rope.forward).parameters)
@@ -169,51 +164,51 @@ def _rotation_of_vjepa2(module: str) -> RotationCode:
     return RotationCode(rotate, 32)
 
 
-_OTHERS_OF_TRANSFORMERS: dict[str, Callable[[str], RotationCode]] = {
-    "transformers.gemma4.Gemma4VisionRotaryEmbedding": _rotation_of_gemma4,
-    "transformers.llama4.Llama4VisionRotaryEmbedding": _rotation_of_llama4,
-    "transformers.vjepa2.VJEPA2RopeAttention": _rotation_of_vjepa2,
+_OTHERS: dict[str, Callable[[str], RotationCode]] = {
+    "Gemma4VisionRotaryEmbedding": _rotation_of_gemma4,
+    "Llama4VisionRotaryEmbedding": _rotation_of_llama4,
+    "VJEPA2RopeAttention": _rotation_of_vjepa2,
 }
 
 
 def rotations_of_transformers() -> dict[str, Build]:
     """Return the rotations of all vision encoders of the installed transformers."""
-    return {
-        name: partial(_OTHERS_OF_TRANSFORMERS[name], module)
-        if name in _OTHERS_OF_TRANSFORMERS
-        else partial(_rotation_of_transformers, module, name.rpartition(".")[2])
-        for name, module in classes("transformers", f"{_VISION}|VJEPA2RopeAttention").items()
-    }
+    builds: dict[str, Build] = {}
+    for name, module in classes("transformers", f"{_VISION}|{'|'.join(_OTHERS)}").items():
+        kind = name.rpartition(".")[2]
+        builds[name] = partial(_OTHERS.get(kind, partial(_rotation_of_transformers, name=kind)), module)
+    return builds
 
 
 # timm
 
 
-def _rotation_of_timm(name: str, **options: Any) -> RotationCode:
+_TIMM: dict[str, dict[str, Any]] = {
+    "RotaryEmbedding": {"in_pixels": False},
+    "RotaryEmbeddingCat": {"in_pixels": False},
+    "RotaryEmbeddingDinoV3": {},
+    "RotaryEmbeddingMRope": {"mrope_section": (4, 6, 6)},
+    "RotaryEmbeddingMixed": {"depth": 1, "num_heads": 1},
+}
+
+
+def _rotation_of_timm(name: str) -> RotationCode:
     """Return the rotation of a class of timm, of one layer and head."""
     layers, channels = importlib.import_module("timm.layers"), 32
-    rope = getattr(layers, name)(channels, **options)
-    mixed = "num_heads" in options
+    rope = getattr(layers, name)(channels, **_TIMM[name])
 
     def rotate(queries: Tensor, grid: Size) -> Tensor:
         table = rope.get_embed(list(grid))
-        table = torch.cat(table, -1) if isinstance(table, tuple) else table
-        table = (table[0] if mixed else table).to(queries.dtype)
-        return layers.apply_rot_embed_cat(queries, table, half=getattr(rope, "rotate_half", "MRope" in name))
+        table = torch.cat(table, -1) if isinstance(table, tuple) else table.reshape(-1, 2 * channels)
+        half = getattr(rope, "rotate_half", "MRope" in name)
+        return layers.apply_rot_embed_cat(queries, table.to(queries.dtype), half=half)
 
     return RotationCode(rotate, channels)
 
 
 def rotations_of_timm() -> dict[str, Build]:
     """Return the rotations of the installed timm."""
-    options: dict[str, dict[str, Any]] = {
-        "RotaryEmbedding": {"in_pixels": False},
-        "RotaryEmbeddingCat": {"in_pixels": False},
-        "RotaryEmbeddingDinoV3": {},
-        "RotaryEmbeddingMRope": {"mrope_section": (4, 6, 6)},
-        "RotaryEmbeddingMixed": {"depth": 1, "num_heads": 1},
-    }
-    return {f"timm.{name}": partial(_rotation_of_timm, name, **given) for name, given in options.items()}
+    return {f"timm.{name}": partial(_rotation_of_timm, name) for name in _TIMM}
 
 
 # diffusers
@@ -228,14 +223,25 @@ def places(grid: Size, axes: int = 3, offset: int = 0) -> Tensor:
     return coordinates.flatten(0, 1) + offset
 
 
-def film(grid: Size) -> Tensor:
-    """Return latents of a film of one frame with patches of 2 x 2."""
-    return torch.zeros(1, 16, 1, 2 * grid[0], 2 * grid[1])
+def _axes(grid: Size) -> tuple[Tensor, ...]:
+    return torch.arange(1), torch.arange(grid[0]), torch.arange(grid[1])
 
 
-def image(grid: Size, patch: int = 2) -> Tensor:
-    """Return latents of an image."""
-    return torch.zeros(1, 16, patch * grid[0], patch * grid[1])
+#: Name -> the input, or inputs, of a rotation for a grid.
+_INPUTS: dict[str, Callable[[Size], Any]] = {
+    "places": places,
+    "places on four axes": partial(places, axes=4),
+    "whole places": lambda grid: places(grid).long(),
+    "batch of places": lambda grid: places(grid)[None],
+    "distant places": lambda grid: places(grid, offset=65_536)[None],
+    "pixels": lambda grid: torch.zeros(1, 16, *grid),
+    "image": lambda grid: torch.zeros(1, 16, 2 * grid[0], 2 * grid[1]),
+    "film": lambda grid: torch.zeros(1, 16, 1, 2 * grid[0], 2 * grid[1]),
+    "seconds": lambda grid: (torch.zeros(1, 1, 1), 1, *grid, (8 / 25, 32, 32)),
+    "shape": lambda grid: ((1, *grid), torch.device("cpu"), 4),
+    "axes": lambda grid: (_axes(grid),),
+    "shape and axes": lambda grid: ((1, 1, *grid), _axes(grid)),
+}
 
 
 def _by_waves(module: str, queries: Tensor, tables: Any, layout: int = -1) -> Tensor:
@@ -245,9 +251,6 @@ def _by_waves(module: str, queries: Tensor, tables: Any, layout: int = -1) -> Te
     apply = part("diffusers.models.embeddings", "apply_rotary_emb")
     turned = apply(turned, (cos, sin), use_real=True, use_real_unbind_dim=layout).type_as(queries)
     return torch.cat([turned, others], -1)
-
-
-_halves = partial(_by_waves, layout=-2)
 
 
 def _by_phases(module: str, queries: Tensor, phases: Any) -> Tensor:
@@ -274,64 +277,17 @@ def _by_angles(module: str, queries: Tensor, angles: Any) -> Tensor:
     return (x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)).transpose(1, 2)
 
 
-def _axes(grid: Size) -> tuple[Tensor, ...]:
-    return torch.arange(1), torch.arange(grid[0]), torch.arange(grid[1])
-
-
-def _shapes(grid: Size) -> tuple[Any, ...]:
-    return (1, *grid), torch.device("cpu"), 4
-
-
-_AXES = [16, 56, 56]
-_FLUX: tuple[Any, ...] = ((10_000, _AXES), places, 128, _by_waves)
-_WAN: tuple[Any, ...] = ((128, (1, 2, 2), 1024), film, 128, _by_waves)
-_HUNYUAN: tuple[Any, ...] = ((2, 1, _AXES, 256.0), film, 128, _by_waves)
-#: MODULE.CLASS -> its arguments, its input (or inputs) for a grid, channels of a head, and how its output is applied.
-_DIFFUSERS: dict[str, tuple[tuple[Any, ...], Callable[[Size], Any], int, Rotate]] = {
-    "flux.FluxPosEmbed": _FLUX,
-    "krea2.Krea2RotaryPosEmbed": _FLUX,
-    "longcat_image.LongCatImagePosEmbed": _FLUX,
-    "ovis_image.OvisImagePosEmbed": _FLUX,
-    "bria.BriaPosEmbed": _FLUX,
-    "flux2.Flux2PosEmbed": ((2000, [32] * 4), partial(places, axes=4), 128, _by_waves),
-    "wan.WanRotaryPosEmbed": _WAN,
-    "wan_animate.WanRotaryPosEmbed": _WAN,
-    "skyreels_v2.SkyReelsV2RotaryPosEmbed": _WAN,
-    "chronoedit.ChronoEditRotaryPosEmbed": _WAN,
-    "sana_video.WanRotaryPosEmbed": _WAN,
-    "hunyuan_video.HunyuanVideoRotaryPosEmbed": _HUNYUAN,
-    "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _HUNYUAN,
-    "motif_video.MotifVideoRotaryPosEmbed": ((2, 1, _AXES), film, 128, _by_waves),
-    "hunyuanimage.HunyuanImageRotaryPosEmbed": (((1, 1), (64, 64), 256.0), partial(image, patch=1), 128, _by_waves),
-    "cogview4.CogView4RotaryPosEmbed": ((64, 2, (256, 256)), image, 64, _halves),
-    "glm_image.GlmImageRotaryPosEmbed": ((64, 2), image, 64, _halves),
-    "cosmos.CosmosRotaryPosEmbed": ((128,), film, 128, _halves),
-    "minimax_h3.MiniMaxH3RotaryPosEmbed": ((16,), places, 128, _halves),
-    "ideogram4.Ideogram4MRoPE": (
-        (128, 5_000_000, (24, 20, 20)),
-        lambda grid: places(grid, offset=65_536)[None],
-        128,
-        _halves,
-    ),
-    "ltx.LTXVideoRotaryPosEmbed": (
-        (64,),
-        lambda grid: (torch.zeros(1, 1, 1), 1, *grid, (8 / 25, 32, 32)),
-        64,
-        _by_waves,
-    ),
-    "qwenimage.QwenEmbedRope": ((10_000, _AXES, True), _shapes, 128, _by_phases),
-    "nucleusmoe_image.NucleusMoEEmbedRope": ((10_000, _AXES, True), _shapes, 128, _by_phases),
-    "z_image.RopeEmbedder": (
-        (256.0, [32, 48, 48], [1536, 512, 512]),
-        lambda grid: places(grid).long(),
-        128,
-        _by_phases,
-    ),
-    "kandinsky.Kandinsky5RoPE3D": (((16, 24, 24),), lambda grid: ((1, 1, *grid), _axes(grid)), 64, _by_matrices),
-    "kandinsky6.Kandinsky6RoPE3D": (((16, 24, 24),), lambda grid: (_axes(grid),), 64, _by_matrices),
-    "kandinsky6_sr.Kandinsky6SRRoPE3D": (((16, 24, 24),), lambda grid: (_axes(grid),), 64, _by_matrices),
-    "ernie_image.ErnieImageEmbedND3": ((128, 256, (32, 48, 48)), lambda grid: places(grid)[None], 128, _by_angles),
+#: Name -> the function that applies the output of a rotation.
+_APPLIED: dict[str, Rotate] = {
+    "waves": _by_waves,
+    "waves of halves": partial(_by_waves, layout=-2),
+    "phases": _by_phases,
+    "matrices": _by_matrices,
+    "angles": _by_angles,
 }
+with Path(__file__).with_name("rotations_of_diffusers.csv").open(encoding="utf-8") as _file:
+    #: MODULE.CLASS -> its arguments, its input, channels of a head, and how its output is applied.
+    _DIFFUSERS = {cells["class"]: cells for cells in csv.DictReader(_file)}
 #: Classes of diffusers that rotate, but not those of texts and of sound.
 _DIFFUSION = r"(?!\w*(?:Audio|Music|Text|1D))\w*(?:Rotary|Rope|RoPE|PosEmbed|EmbedND)\w*"
 
@@ -339,8 +295,9 @@ _DIFFUSION = r"(?!\w*(?:Audio|Music|Text|1D))\w*(?:Rotary|Rope|RoPE|PosEmbed|Emb
 def _rotation_of_diffusers(module: str, name: str, **options: Any) -> RotationCode:
     if name not in _DIFFUSERS:
         raise NoInterface(f"no function here calls its interface, in {module}")
-    arguments, inputs, channels, apply = _DIFFUSERS[name]
-    rope = part(module, name.partition(".")[2])(*arguments)
+    cells = _DIFFUSERS[name]
+    inputs, apply = _INPUTS[cells["input"]], _APPLIED[cells["applied"]]
+    rope = part(module, name.partition(".")[2])(*ast.literal_eval(f"({cells['arguments']})"))
     for option, value in options.items():
         setattr(rope, option, value)
 
@@ -348,7 +305,7 @@ def _rotation_of_diffusers(module: str, name: str, **options: Any) -> RotationCo
         given = inputs(grid)
         return apply(module, queries, rope(*given) if isinstance(given, tuple) else rope(given))
 
-    return RotationCode(rotate, channels)
+    return RotationCode(rotate, int(cells["channels"]))
 
 
 def rotations_of_diffusers() -> dict[str, Build]:
@@ -362,3 +319,8 @@ def rotations_of_diffusers() -> dict[str, Build]:
         build = partial(_rotation_of_diffusers, modules[qwen], "qwenimage.QwenEmbedRope", scale_rope=False)
         builds[f"{qwen}(scale_rope=False)"] = build
     return builds
+
+
+def rotations() -> dict[str, Build]:
+    """Return the rotations of the three libraries."""
+    return {**rotations_of_timm(), **rotations_of_transformers(), **rotations_of_diffusers()}

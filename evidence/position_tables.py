@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import csv
 import inspect
 import math
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,17 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from evidence.position_codes import (
-    Build,
-    NoInterface,
-    Size,
-    classes,
-    configuration,
-    part,
-    rotations_of_diffusers,
-    rotations_of_timm,
-    rotations_of_transformers,
-)
+from evidence.position_codes import Build, NoInterface, Size, classes, configuration, part, rotations
 from graticule.testing.pairs import GRIDS, BiasCode
 from graticule.testing.tables import PositionCode, TableCode
 
@@ -100,24 +91,14 @@ def _by_mask(model: str, table_side: int = 27) -> TableCode:
 
 
 def _of_timm(model: str) -> TableCode:
-    """Return the table of a model of timm, which its tokens get, or which it has after `set_input_size`."""
-    create = partial(part("timm", "create_model"), model, img_size=64)
-    try:
-        built = create(dynamic_img_size=True).eval()
-    except TypeError as error:
-        built = create().eval()
-        if not hasattr(built, "set_input_size"):
-            raise NoInterface("it takes images of one size") from error
+    """Return the table of a model of timm that takes images of any size, as its tokens get it."""
+    built = part("timm", "create_model")(model, img_size=64, dynamic_img_size=True).eval()
     table = nn.init.normal_(built.pos_embed)
     prefix = table.shape[1] - 16
     for name in {"cls_token", "dist_token", "reg_token"} & {name for name, _ in built.named_parameters()}:
         nn.init.zeros_(built.get_parameter(name))
 
     def compute(grid: Size) -> Tensor:
-        if not getattr(built, "dynamic_img_size", False):
-            other = copy.deepcopy(built)
-            other.set_input_size(tuple(side * 4 * built.patch_embed.grid_size[0] for side in grid))
-            return other.pos_embed
         tokens = built._pos_embed(torch.zeros(1, *grid, table.shape[-1]))
         tokens = tokens[0] if isinstance(tokens, tuple) else tokens
         return tokens[:, tokens.shape[1] - prefix - grid[0] * grid[1] :]
@@ -153,34 +134,13 @@ _ARGUMENTS: dict[str, Callable[[Size], tuple[Any, ...]]] = {
     "window": lambda grid: (_CONFIG, grid),
     "alone": lambda grid: (_CONFIG,),
 }
-#: Class -> its module, its arguments, and what it gets: tokens, an image, its window, or nothing.
-_BIASES = """
-RelPosBias timm.layers.pos_embed_rel grid nothing
-RelPosMlp timm.layers.pos_embed_rel grid nothing
-RelPosBiasTf timm.layers.pos_embed_rel grid nothing
-RelativePositionBias timm.models.beit grid nothing
-WindowAttention timm.models.swin_transformer timm tokens
-WindowAttention timm.models.swin_transformer_v2 v2 tokens
-WindowMultiHeadAttention timm.models.swin_transformer_v2_cr cr tokens
-Attention timm.models.levit resolution tokens
-Attention timm.models.efficientformer resolution tokens
-Attention2d timm.models.efficientformer_v2 resolution image
-Attention timm.models.tiny_vit resolution tokens
-SwinRelativePositionBias transformers.models.swin.modeling_swin heads nothing
-Swinv2SelfAttention transformers.models.swinv2.modeling_swinv2 config tokens
-Swin2SRSelfAttention transformers.models.swin2sr.modeling_swin2sr config tokens
-DonutSwinSelfAttention transformers.models.donut.modeling_donut_swin config tokens
-MaskFormerSwinSelfAttention transformers.models.maskformer.modeling_maskformer_swin config tokens
-LevitAttention transformers.models.levit.modeling_levit side tokens
-BeitRelativePositionBias transformers.models.beit.modeling_beit alone window
-Data2VecVisionRelativePositionBias transformers.models.data2vec.modeling_data2vec_vision window window
-"""
 
 
-def _bias(name: str, module: str, arguments: str, given: str) -> BiasCode:
+def _bias(cells: dict[str, str]) -> BiasCode:
     """Return the bias of a window: the scores of attention between tokens of zeros, or an output that is the bias."""
+    name, module, arguments, given = cells.values()
     layers: dict[Size, Any] = {}
-    prefix = int("eit.modeling" in module or "beit" in module or "data2vec" in module)
+    prefix = int("beit" in module or "data2vec" in module)
 
     def compute(grid: Size) -> Tensor:
         if grid not in layers:
@@ -231,9 +191,7 @@ _TIMM = (
 
 def codes() -> dict[str, tuple[str, Build]]:
     """Return LIBRARY.FOLDER.CLASS -> kind of position code and the function that builds it."""
-    entries: dict[str, tuple[str, Build]] = {}
-    for rotations in (rotations_of_transformers(), rotations_of_diffusers(), rotations_of_timm()):
-        entries |= {name: ("rotation", build) for name, build in rotations.items()}
+    entries: dict[str, tuple[str, Build]] = {name: ("rotation", build) for name, build in rotations().items()}
     for name, module in classes("transformers", r"\w+", "def interpolate_pos_encoding").items():
         for grid in ((4, 4), WIDE):
             at = f"{name} {grid[0]} x {grid[1]}"
@@ -248,9 +206,10 @@ def codes() -> dict[str, tuple[str, Build]]:
     entries |= {f"timm.{model}": ("table", partial(_of_timm, model)) for model in _TIMM.split()}
     for name, module in classes("transformers", r"\w+(?:SinePositionEmbedding|PositionEmbeddingSine)").items():
         entries[name] = "sinusoid", partial(_sinusoid, module, name.rpartition(".")[2])
-    for name, module, arguments, given in (line.split() for line in _BIASES.strip().splitlines()):
-        folder = re.sub(r"\.(models|layers|modeling_\w+)(?=\.|$)", "", module)
-        entries[f"{folder}.{name}"] = "bias", partial(_bias, name, module, arguments, given)
+    with Path(__file__).with_name("biases.csv").open(encoding="utf-8") as file:
+        for cells in csv.DictReader(file):
+            folder = re.sub(r"\.(models|layers|modeling_\w+)(?=\.|$)", "", cells["module"])
+            entries[f"{folder}.{cells['class']}"] = "bias", partial(_bias, cells)
     return entries
 
 
