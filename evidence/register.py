@@ -127,12 +127,12 @@ def tables(register: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Check classes, or all of them, and write the register and its page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="classes to check alone; nothing is written")
     parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.names:
         return print(json.dumps([row(name) for name in options.names], indent=1))
     before = json.loads(DATA.read_text(encoding="utf-8")) if DATA.is_file() else {}
