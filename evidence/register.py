@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -98,33 +97,29 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def tables(register: Mapping[str, Any]) -> dict[str, str]:
-    """Return the generated parts of the page: counts, classes that fail, and those that are not checked."""
-    rows = register["rows"]
-    checked = [entry for entry in rows if "failed" in entry]
-    groups = sorted({(entry["name"].partition(".")[0], entry["kind"]) for entry in rows})
-    lines = []
-    for group in groups:
-        part = [entry for entry in rows if (entry["name"].partition(".")[0], entry["kind"]) == group]
-        done = [entry for entry in part if "failed" in entry]
-        numbers = len(done), sum(not entry["failed"] for entry in done), sum(bool(entry.get("spec")) for entry in done)
-        lines.append([*group, *map(str, numbers), str(len(part) - len(done))])
+    """Return the generated parts of the page: counts, and the classes that fail a law."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    failures: dict[str, tuple[list[str], str]] = {}
+    for entry in register["rows"]:
+        library, _, name = entry["name"].partition(".")
+        groups.setdefault((library, entry["kind"]), []).append(entry)
+        if failed := entry.get("failed"):
+            failures.setdefault(", ".join(failed), ([], next(iter(failed.values()))))[0].append(f"`{name}`")
+    counts = [["library", "kind", "checked", "pass all laws", "named", "not checked"]]
+    for group, entries in sorted(groups.items()):
+        checked = [entry for entry in entries if "failed" in entry]
+        passed, named = sum(not entry["failed"] for entry in checked), sum(bool(entry.get("spec")) for entry in checked)
+        counts.append([*group, *map(str, (len(checked), passed, named, len(entries) - len(checked)))])
+    rows = [
+        ["fails", "class", "such as"],
+        *([laws, ", ".join(names), detail] for laws, (names, detail) in failures.items()),
+    ]
     text = ", ".join(f"{name} {number}" for name, number in register["versions"].items())
-    counts = markdown([["library", "kind", "checked", "pass all laws", "named", "not checked"], *lines])
-    failures: dict[tuple[str, ...], list[str]] = {}
-    for entry in checked:
-        if entry["failed"]:
-            first = next(iter(entry["failed"].values()))
-            failures.setdefault((", ".join(entry["failed"]), first), []).append(f"`{entry['name']}`")
-    grouped: dict[str, tuple[list[str], str]] = {}
-    for (laws, detail), names in failures.items():
-        grouped.setdefault(laws, ([], detail))[0].extend(names)
-    failing = [[laws, ", ".join(names), detail] for laws, (names, detail) in grouped.items()]
-    reasons = Counter(entry["reason"] for entry in rows if "reason" in entry)
-    return {
-        "register": f"{register['date']}, with {text}:\n\n{counts}",
-        "failures": markdown([["fails", "class", "such as"], *failing]),
-        "not checked": "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()),
-    }
+    first, second = (
+        markdown(part).replace("| ", "|").replace(" |", "|")
+        for part in (counts, [["fails", "class", "such as"], *rows])
+    )
+    return {"register": f"{register['date']}, with {text}:\n\n{first}", "failures": second}
 
 
 def main(arguments: list[str] | None = None) -> None:
