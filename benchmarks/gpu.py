@@ -441,7 +441,13 @@ def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
 
 
 #: Values that are in gpu.json alone.
-LEFT_OUT = ("tera_operations_per_second", "kernels_ms", "timm_kernels_ms", "kernels_ms_of_default", "tokens_per_second")
+LEFT_OUT = ("tera_operations_per_second", "kernels_ms", "timm_kernels_ms", "kernels_ms_of_default", "quartiles")
+
+
+def cell(row: Record, key: str) -> str:
+    """Return a value of a record for the page, a ratio with its quartiles."""
+    between = " ({}-{})".format(*map(show, row["quartiles"])) if key == "ratio" and key in row else ""
+    return show(row[key]) + between if key in row else ""
 
 
 def page(record: dict[str, Any]) -> str:
@@ -462,7 +468,7 @@ def page(record: dict[str, Any]) -> str:
             continue
         dates = sorted({record["dates"][part] for part in record["parts"] if part.partition(":")[0] == title})
         columns = [key for key in dict.fromkeys(key for row in records for key in row) if key not in LEFT_OUT]
-        rows = [tuple(show(row[key]) if key in row else "" for key in columns) for row in records]
+        rows = [tuple(cell(row, key) for key in columns) for row in records]
         named = tuple(key.replace("_", " ") for key in columns)
         lines += [
             "",
