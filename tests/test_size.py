@@ -9,7 +9,7 @@ TOP = Path(__file__).parents[1]
 REMEDY = "shorten it, or raise the number here, in a commit whose message says what pays for it"
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
-benchmarks: . 2830
+benchmarks: . 2840
 evidence: . 4060
 graticule: . 30, analysis 3450, backbones 4965, checkpoints 1650, dense 2120, encodings 5345, external 6590, hub 770,
   layers 1020, position 3485, registry 1120, surgery 2510, system 470, testing 3188
@@ -26,7 +26,7 @@ claims.md 2440, compare.md 1230, convert.md 1910, dense.md 1780, deploy.md 1240,
   gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/costs.md 2080, results/gym.md 1250,
   results/lape_place.md 1540, which.md 1760, why_lape.md 1370
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_000, 45, 290
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_000, 45, 290
 
 
 def limits(table: str) -> dict[str, int]:
