@@ -117,13 +117,9 @@ def rotations() -> Iterator[Row]:
 
 
 def diffusion(model: str, name: str) -> Any:
-    """Return a class or function of a transformer of diffusers."""
-    return part(f"diffusers.models.transformers.transformer_{model}", name)
-
-
-def pipeline(model: str, name: str) -> Any:
-    """Return the pipeline of a model of diffusers."""
-    return part(f"diffusers.pipelines.{model}.pipeline_{model}", name)
+    """Return a class or function of a transformer of diffusers, or a pipeline."""
+    folder = "pipelines.{0}.pipeline_{0}" if name.endswith("Pipeline") else "models.transformers.transformer_{0}"
+    return part(f"diffusers.{folder.format(model)}", name)
 
 
 def in_attention(model: str, processor: str, image: Tensor, text: Tensor, tables: Any) -> Tensor:
@@ -142,20 +138,17 @@ def in_attention(model: str, processor: str, image: Tensor, text: Tensor, tables
 def texts() -> Iterator[Row]:
     """Yield rotations of a text and an image in one sequence, and the positions of their tokens."""
     count, tokens, axes = 2, GRID[0] * GRID[1], [16, 56, 56]
-    ids = pipeline("flux", "FluxPipeline")._prepare_latent_image_ids(1, *GRID, "cpu", torch.float64)
-    flux, flux2 = torch.cat([torch.zeros(count, 3), ids]), pipeline("flux2", "Flux2Pipeline")
+    ids = diffusion("flux", "FluxPipeline")._prepare_latent_image_ids(1, *GRID, "cpu", torch.float64)
+    flux, flux2 = torch.cat([torch.zeros(count, 3), ids]), diffusion("flux2", "Flux2Pipeline")
     ids2 = [flux2._prepare_text_ids(torch.zeros(1, count, 1)), flux2._prepare_latent_ids(torch.zeros(1, 1, *GRID))]
     latent = torch.zeros(1, 16, 1, 2 * GRID[0], 2 * GRID[1])
     qwen = diffusion("qwenimage", "QwenEmbedRope")(10_000, axes, scale_rope=True)
     hunyuan = diffusion("hunyuan_video", "HunyuanVideoRotaryPosEmbed")(2, 1, axes, 256.0)(latent)
+    last = diffusion("flux2", "Flux2PosEmbed")(2_000, [32] * 4)(torch.cat(ids2, 1)[0])
     glm = diffusion("glm_image", "GlmImageRotaryPosEmbed")(64, 2)(latent[:, :, 0])
     tables = {
         "flux": ("FluxAttnProcessor", {}, diffusion("flux", "FluxPosEmbed")(10_000, axes)(flux)),
-        "flux2": (
-            "Flux2AttnProcessor",
-            {"text_at": "last"},
-            diffusion("flux2", "Flux2PosEmbed")(2_000, [32] * 4)(torch.cat(ids2, 1)[0]),
-        ),
+        "flux2": ("Flux2AttnProcessor", {"text_at": "last"}, last),
         "qwenimage": ("QwenDoubleStreamAttnProcessor2_0", {"text_at": "after"}, qwen((1, *GRID), latent.device, count)),
         "hunyuan_video": ("HunyuanVideoAttnProcessor2_0", {"text_first": False}, hunyuan),
         "glm_image": ("GlmImageAttnProcessor", {}, glm),
@@ -166,21 +159,30 @@ def texts() -> Iterator[Row]:
         rotated = in_attention(model, processor, patches, words, table)
         parameters = DIFFUSERS[model] | {"text": count} | more
         yield f"rope.{model}.text", "rotation", parameters, {"q": q}, rotated, f"diffusers, {processor}"
-    film, frames = {"grid": (2, 1, 2)}, torch.zeros(1, 16, 2, 2, 4)
-    wan, cosmos = diffusion("wan", "WanRotaryPosEmbed")(128, (1, 2, 2), 8), diffusion("cosmos", "CosmosRotaryPosEmbed")
+    film, frames, places = (2, 1, 2), torch.zeros(1, 16, 2, 2, 4), torch.cartesian_prod(*map(torch.arange, (2, 1, 2)))
+    ltx = diffusion("ltx", "LTXVideoRotaryPosEmbed")(64)
     for model, table, layout in (
-        ("wan", [tensor[0, :, 0] for tensor in wan(frames)], -1),
+        ("cosmos", diffusion("cosmos", "CosmosRotaryPosEmbed")(128)(frames), -2),
+        ("flux", diffusion("flux", "FluxPosEmbed")(10_000, axes)(places), -1),
         ("hunyuan_video", diffusion("hunyuan_video", "HunyuanVideoRotaryPosEmbed")(2, 1, axes, 256.0)(frames), -1),
-        ("cosmos", cosmos(128)(frames), -2),
+        ("ltx", ltx(frames, *film, rope_interpolation_scale=(8 / 25, 32, 32)), -1),
+        ("minimax_h3", diffusion("minimax_h3", "MiniMaxH3RotaryPosEmbed")(16)(places), -2),
+        ("qwenimage", qwen(film, latent.device, count)[0], -1),
+        ("wan", diffusion("wan", "WanRotaryPosEmbed")(128, (1, 2, 2), 8)(frames), -1),
+        ("z_image", diffusion("z_image", "RopeEmbedder")(256.0, [32, 48, 48], [8] * 3)(places), -1),
     ):
-        q, apply = draw(4, 128), part("diffusers.models.embeddings", "apply_rotary_emb")
-        rotated = apply(q[None, None], table, use_real=True, use_real_unbind_dim=layout)[0, 0]
-        yield f"rope.{model}.film", "rotation", DIFFUSERS[model] | film, {"q": q}, rotated, f"diffusers, {model}, film"
+        if not isinstance(table, tuple):
+            table = table.real.repeat_interleave(2, -1), table.imag.repeat_interleave(2, -1)
+        q, table = draw(4, 64 if model == "ltx" else 128), [each.reshape(4, -1) for each in table]
+        turned, still = q[None, None].tensor_split([table[0].shape[1]], -1)
+        turned = part("diffusers.models.embeddings", "apply_rotary_emb")(turned, table, use_real_unbind_dim=layout)
+        parameters, rotated = DIFFUSERS[model] | {"grid": film}, torch.cat([turned, still], -1)[0, 0]
+        yield f"rope.{model}.film", "rotation", parameters, {"q": q}, rotated, f"diffusers, {model}, film"
     z_image = diffusion("z_image", "ZImageTransformer2DModel")
     own, films, captions = z_image.__new__(z_image), [torch.zeros(4, 1, 8, 16)], [torch.zeros(32, 8)]  # no padding
     _, _, _, patches, words, *_ = z_image.patchify_and_embed(own, films, captions, 2, 1)
-    krea = pipeline("krea2", "Krea2Pipeline").prepare_position_ids(count, *GRID, latent.device)
-    ideogram = pipeline("ideogram4", "Ideogram4Pipeline")._prepare_ids([count], *GRID, count, latent.device)[0][0]
+    krea = diffusion("krea2", "Krea2Pipeline").prepare_position_ids(count, *GRID, latent.device)
+    ideogram = diffusion("ideogram4", "Ideogram4Pipeline")._prepare_ids([count], *GRID, count, latent.device)[0][0]
     before = {"grid": (1, 4, 8), "text": 32, "text_at": "before", "text_first": False}
     for model, more, positions in (
         ("flux", {}, flux),
@@ -191,7 +193,5 @@ def texts() -> Iterator[Row]:
     ):
         parameters, source = {"grid": (1, *GRID), "text": count} | more, f"diffusers, pipeline of {model}"
         yield f"positions.{model}", "token_positions", parameters, {}, positions.double(), source
-    from transformers.vision_utils import get_vision_position_ids
-
-    blocks, source = get_vision_position_ids(torch.tensor([[1, 4, 6]]), 2), "transformers, get_vision_position_ids"
-    yield "positions.blocks", "token_positions", {"grid": (4, 6), "merge": 2}, {}, blocks.double(), source
+    blocks = part("transformers.vision_utils", "get_vision_position_ids")(torch.tensor([[1, 4, 6]]), 2).double()
+    yield "positions.blocks", "token_positions", {"grid": (4, 6), "merge": 2}, {}, blocks, "transformers, vision_utils"

@@ -61,6 +61,7 @@ ROTARY = {
     "rope.step3p7": "rope(base=10_000.0, layout='half', order='xy')",
     "rope.vjepa2": "rope(preset='vjepa2')",
     "rope.flux": "rope(preset='flux')",
+    "rope.flux.film": "rope(preset='flux')",
     "rope.flux.text": "rope(preset='flux')",
     "rope.flux2": "rope(preset='flux2')",
     "rope.flux2.text": "rope(preset='flux2')",
@@ -71,7 +72,9 @@ ROTARY = {
     "rope.hunyuan_video.text": "rope(preset='hunyuan_video')",
     "rope.hunyuanimage": "rope(base=256.0)",
     "rope.z_image": "rope(preset='z_image')",
+    "rope.z_image.film": "rope(preset='z_image')",
     "rope.qwenimage": "rope(preset='qwen_image')",
+    "rope.qwenimage.film": "rope(preset='qwen_image')",
     "rope.qwenimage.text": "rope(preset='flux')",
     "rope.cosmos": "rope(preset='cosmos')",
     "rope.cosmos.film": "rope(preset='cosmos')",
@@ -79,13 +82,14 @@ ROTARY = {
     "rope.glm_image.text": "rope(preset='glm_image')",
     "rope.kandinsky": "rope(base=10_000.0, split=(8, 12, 12))",
     "rope.minimax_h3": "rope(base=10_000.0, split=(16, 16, 16), layout='half_rotated')",
+    "rope.minimax_h3.film": "rope(base=10_000.0, split=(16, 16, 16), layout='half_rotated')",
     "rope.ideogram4": "mrope(base=5_000_000.0, sections=(24, 20, 20), offset=65_536.0)",
     "rope.ltx": LTX,
     "mrope.chunked": "mrope(sections=(2, 3, 3), arrangement='chunked')",
     "mrope.interleaved": "mrope(sections=(4, 2, 2))",
 }
-#: What is a function of more than places, or on time apart from them.
-OTHERS = {"rope.cogview4", "rope.ernie_image"}
+#: What is no function of displacements, or has another unit of time than of rows and columns.
+OTHERS = {"rope.cogview4", "rope.ernie_image", "rope.ltx.film"}
 
 
 def test_the_formulas_of_the_verifier_give_every_vector():
