@@ -110,15 +110,10 @@ def tables(register: Mapping[str, Any]) -> dict[str, str]:
         checked = [entry for entry in entries if "failed" in entry]
         passed, named = sum(not entry["failed"] for entry in checked), sum(bool(entry.get("spec")) for entry in checked)
         counts.append([*group, *map(str, (len(checked), passed, named, len(entries) - len(checked)))])
-    rows = [
-        ["fails", "class", "such as"],
-        *([laws, ", ".join(names), detail] for laws, (names, detail) in failures.items()),
-    ]
+    rows = [[laws, ", ".join(names), detail] for laws, (names, detail) in failures.items()]
     text = ", ".join(f"{name} {number}" for name, number in register["versions"].items())
-    first, second = (
-        markdown(part).replace("| ", "|").replace(" |", "|")
-        for part in (counts, [["fails", "class", "such as"], *rows])
-    )
+    pages = (markdown(part) for part in (counts, [["fails", "class", "such as"], *rows]))
+    first, second = (page.replace("| ", "|").replace(" |", "|") for page in pages)
     return {"register": f"{register['date']}, with {text}:\n\n{first}", "failures": second}
 
 
