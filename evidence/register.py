@@ -99,20 +99,20 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def tables(register: Mapping[str, Any]) -> dict[str, str]:
     """Return the generated parts of the page: counts, and the classes that fail a law."""
     groups: dict[tuple[str, str], list[Row]] = {}
-    failures: dict[str, tuple[list[str], str]] = {}
+    failures: dict[str, list[str]] = {}
     for entry in register["rows"]:
         library, _, name = entry["name"].partition(".")
         groups.setdefault((library, entry["kind"]), []).append(entry)
         if failed := entry.get("failed"):
-            failures.setdefault(", ".join(failed), ([], next(iter(failed.values()))))[0].append(f"`{name}`")
+            failures.setdefault(", ".join(failed), []).append(f"`{name}`")
     counts = [["library", "kind", "checked", "pass all laws", "named", "not checked"]]
     for group, entries in sorted(groups.items()):
         checked = [entry for entry in entries if "failed" in entry]
         passed, named = sum(not entry["failed"] for entry in checked), sum(bool(entry.get("spec")) for entry in checked)
         counts.append([*group, *map(str, (len(checked), passed, named, len(entries) - len(checked)))])
-    rows = [[laws, ", ".join(names), detail] for laws, (names, detail) in failures.items()]
     text = ", ".join(f"{name} {number}" for name, number in register["versions"].items())
-    pages = (markdown(part) for part in (counts, [["fails", "class", "such as"], *rows]))
+    rows = [["fails", "class"], *([laws, ", ".join(names)] for laws, names in failures.items())]
+    pages = (markdown(part) for part in (counts, rows))
     first, second = (page.replace("| ", "|").replace(" |", "|") for page in pages)
     return {"register": f"{register['date']}, with {text}:\n\n{first}", "failures": second}
 
