@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_changes_are_new_classes_laws_and_encodings():
 def test_an_interrupted_register_resumes_and_a_second_one_has_changed_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(register, "codes", lambda: dict.fromkeys([SQUARE, SWIN, OTHER]))
     monkeypatch.setattr(register, "DATA", tmp_path / "register.json")
-    monkeypatch.setattr(register, "PAGE", shutil.copy(register.PAGE, tmp_path))
+    monkeypatch.setattr(register, "PAGE", Path(shutil.copy(register.PAGE, tmp_path)))
     stored = {"name": OTHER, "kind": "table", "reproducer": "x", "reason": "an error"}  # cannot be built anew
     lines = [json.dumps(register.versions()), json.dumps(stored)]
     (tmp_path / "register.part.jsonl").write_text("\n".join(lines) + "\n")
