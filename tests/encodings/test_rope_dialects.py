@@ -267,6 +267,7 @@ REFUSED = {
     "rope(reference=(3, 3))": "`reference` must be left out without `scaling`",
     "rope(scaling='ntk', ramp=(1, 2))": "`ramp` must be left out with scaling 'ntk'",
     "rope(scaling='yarn', ramp=(2, 1))": "`ramp` must be two increasing numbers of turns",
+    "rope(scaling='dy_yarn', reference=(4, 4, 4))": "`reference` must have 2 sides, as many as the grid has axes",
     "rope(resonance='turns')": "`resonance` must be 'wavelengths' without `scaling`",
     "rope(scaling='dy_yarn', ramp=(1, 2))": "`ramp` must be left out with scaling 'dy_yarn'",
     "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches' or .*'separate'",

@@ -99,7 +99,7 @@ def points(encoding: str, joining: str, shape: Shape) -> None:
     expected = [reordered(layer, tokens) for layer in on_grid]
     places = grid.coordinates().double()[order]
     for coordinates in (places, places.expand(2, -1, -1)):  # of all samples, and of each
-        positions = position(Points(coordinates, prefix=grid.prefix))
+        positions = position(Points(coordinates, grid.prefix, grid.extent))
         check_layers(positions, expected, grid.tokens, "points on a grid must have its position (`points`)")
 
 

@@ -224,12 +224,11 @@ class FixedRotary(PlaneRotary):
 
     def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
         wide, known = torch.promote_types(dtype, torch.float32), self.time
-        if self.scaling.scaling not in DYNAMIC:
-            return {"table": self._formula(self.grid, device).to(wide)}
-        self.time = torch.tensor(1 - self.progress, dtype=wide, device=device)
+        if self.scaling.scaling in DYNAMIC:
+            self.time = torch.tensor(1 - self.progress, dtype=wide, device=device)
         buffers = {"time": self.time, "table": self._formula(self.grid, device).to(wide)}
-        self.time = known  # these values are copied into the same memory
-        return buffers
+        self.time = known  # the new value is copied into the same memory
+        return {name: value for name, value in buffers.items() if value is not None}
 
     def forward(self, grid: Grid) -> Tensor:
         """Return sines, then cosines, for `grid`, (N, 2d) or (h, N, 2d)."""

@@ -144,18 +144,16 @@ class Scaling:
         """Return s on each axis, such as (y, x), as a tensor like `like`; None if all are known to be 1."""
         if self.scaling is None or self.reference is None:
             return None
-        axes, longer = zip(lengths, self.reference, strict=True), self.scaling != "interpolation"
-        known = not isinstance(lengths, Tensor)
-        if known and all(holds(side <= known if longer else side == known) for side, known in axes):
+        if (axes := len(lengths)) != len(self.reference):
+            raise ValueError(f"`reference` must have {axes} sides, as many as the grid has axes, got {self.reference}.")
+        pairs, longer = zip(lengths, self.reference, strict=True), self.scaling != "interpolation"
+        if not isinstance(lengths, Tensor) and all(holds(a <= b if longer else a == b) for a, b in pairs):
             return None
         s = as_tensor(lengths, like) / as_tensor(self.reference, like)
         return s.clamp(min=1) if longer else s
 
     def frequencies(self, vectors: Tensor, lengths: Lengths, series: Series, time: Tensor | None) -> Tensor:
         """Scale frequency vectors (..., n, axes), in radians per patch along each axis, for axes of these lengths."""
-        axes = vectors.shape[-1]
-        if self.reference is not None and len(self.reference) != axes:
-            raise ValueError(f"`reference` must have {axes} sides, as many as the grid has axes, got {self.reference}.")
         s = self.ratios(lengths, vectors)
         if s is not None and self.scaling is not None:
             t = s.new_ones(()) if time is None else time.to(s.dtype)
