@@ -42,16 +42,18 @@ class Candidate(NamedTuple):
     values: tuple[Tensor, ...] | None = None
 
 
-def pairs(partner: Tensor, axes: int) -> Iterator[tuple[Options, Tensor]]:
+def pairs(partner: Tensor) -> Iterator[tuple[Options, Tensor]]:
     """Yield the layouts with these partners of channels, (d,), as options, and the channels of pairs, (d / 2, 2).
 
     A channel that is not rotated is its own partner.
     """
     index, gap = torch.arange(len(partner)), int((partner - torch.arange(len(partner))).max())
     layouts: list[tuple[Options, Tensor]] = [({}, index.view(-1, 2)), ({"layout": "half"}, index.view(2, -1).T)]
-    if axes > 1 and len(partner) % (2 * axes) == 0:
-        layouts.append(({"layout": "half_per_axis"}, index.view(axes, 2, -1).mT.flatten(0, 1)))
-    for first, unrotated in ((0, {}), (len(partner) - 2 * gap, {"unrotated": "first"})):
+    if len(partner) % 4 == 0:
+        layouts.append(({"layout": "half_per_axis"}, index.view(2, 2, -1).mT.flatten(0, 1)))
+    for first, unrotated in (
+        ((0, {}), (len(partner) - 2 * gap, {"unrotated": "first"})) if 2 * gap < len(partner) else ()
+    ):
         before, part, after = index.split([first, 2 * gap, len(partner) - 2 * gap - first])
         channels = torch.cat([before.view(-1, 2), part.view(2, -1).T, after.view(-1, 2)])
         layouts.append(({"layout": "half_rotated"} | unrotated, channels))
@@ -150,7 +152,7 @@ def _encodings(layout: Options, vectors: Tensor, options: Options) -> Iterator[C
     if bool((moves.sum(-1) <= 1).all()) and bool(((vectors - vectors[0]).abs() <= NEAR * sizes).all()):
         places = [axis.nonzero().flatten().tolist() for axis in moves[0].unbind(-1)]
         yield from _in_blocks(layout, vectors[0], places, options)
-        if layout == {"layout": "half"} and len(places) == 2:
+        if layout == {"layout": "half"}:
             yield from _in_sections(sizes[0, :, 0], places, options)
     elif layout == {"layout": "half"}:
         still = int((sizes[0] <= TINY).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,6 @@ from graticule.encodings.sinusoidal import Order
 from graticule.external.rotary import rotation_of
 from graticule.position.grid import Grid
 from graticule.position.places import by
-from graticule.position.position import Position
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.testing.dialects import Candidate, candidates, nice, pairs, read_angles
@@ -37,7 +37,7 @@ class Identity:
 
     encoding: its spec for `build_position`; None if no encoding is equal.
     grid: the grid that it, or the nearest one, is for, such as 'Grid(1, H, W)' for an image as a film of one frame.
-    difference: the largest difference from the code in float64.
+    difference: the largest difference from the code in float64; of a rotation, for normal random queries.
     grids: the grids on which they were compared.
     nearest: the spec of the nearest encoding, if none is equal.
     presets: the presets with the same values.
@@ -67,21 +67,18 @@ def identify(code: PositionCode | nn.Module | Callable[..., Tensor], channels: i
         ValueError: if the code fails on a small grid, or returns another shape, or values that are not finite.
     """
     try:
-        known, notes = _code_of(code, channels), []
-        if isinstance(known, TableCode):
-            grids, tries = (known.native, *known.other_grids), [*_of_table(known)]
-        elif isinstance(known, BiasCode):
-            grids, tries = known.grids, [*_of_bias(known)]
-        else:
-            grids, notes = CERTIFIED if known.grids == GRIDS else known.grids, _faults(known)
-            tries = [] if notes else [*_of_rotation(known, notes)]
-        identity = _search(known, grids, tries, notes)
-        if identity.encoding is None and not isinstance(known, RotationCode):
-            alone = _search(known, grids[:1], tries, [f"at other grids than {by(grids[0])} it has other values"])
-            identity = alone if alone.encoding else identity
+        known = _code_of(code, channels)
+        if isinstance(known, RotationCode):
+            notes = _faults(known)
+            grids = CERTIFIED if known.grids == GRIDS else known.grids
+            return _search(known, grids, () if notes else _of_rotation(known, notes), notes)
+        tries = [*(_of_table if isinstance(known, TableCode) else _of_bias)(known)]
+        grids = (known.native, *known.other_grids) if isinstance(known, TableCode) else known.grids
+        identity = _search(known, grids, tries, [])
+        alone = _search(known, grids[:1], tries, [f"at other grids than {by(grids[0])} it has other values"])
+        return alone if identity.encoding is None and alone.encoding is not None else identity
     except Failed as error:
         raise ValueError(f"`code` must give finite positions of the right shape: {error}.") from error
-    return identity
 
 
 def _code_of(code: Any, channels: int) -> Any:
@@ -102,27 +99,22 @@ def _code_of(code: Any, channels: int) -> Any:
     return BiasCode(code) if is_bias else TableCode(code, values, GRIDS[0])
 
 
-def _code_in(model: Any) -> RotationCode:
-    """Return the rotation in the first layer of a model of this library, timm, diffusers or transformers."""
-    position = getattr(model, "position", None)
-    rope: Any = next((module for module in model.modules() if hasattr(module, "get_embed")), None)
-    half = any(getattr(module, "rotate_half", False) for module in model.modules())
-    if not isinstance(position, Position) and rope is None:
+def _code_in(model: nn.Module) -> RotationCode:
+    """Return the rotation in the first layer of a model of timm, diffusers or transformers."""
+    rope: Any = copy.deepcopy(next((module for module in model.modules() if hasattr(module, "get_embed")), None))
+    if rope is None:
         return RotationCode(*rotation_of(model))
+    half = any(getattr(module, "rotate_half", False) for module in model.modules())
 
-    def rotation(grid: tuple[int, int]) -> Any:
-        if isinstance(position, Position):
-            return position(Grid(*grid, prefix=model.num_prefix_tokens))[0].rotary
+    def rotation(grid: tuple[int, int]) -> PairRotation:
         if hasattr(rope, "update_feat_shape"):  # it has the rotation of one grid
             rope.update_feat_shape(list(grid))
         table = rope.get_embed(list(grid)).detach()
         return PairRotation(table[0] if table.ndim > 3 else table, half)
 
-    if not isinstance(known := rotation(GRIDS[0]), PairRotation):
-        raise ValueError(f"`code` must rotate pairs of channels, got {type(model).__name__}, which does not.")
-    *heads, tokens, width = known.table.shape
-    count, prefix = heads[0] if heads else 1, tokens - math.prod(GRIDS[0])
-    return RotationCode(lambda queries, grid: rotation(grid)(queries, queries)[0], width // 2, count, prefix)
+    shape = rotation(GRIDS[0]).table.shape
+    heads = shape[0] if len(shape) > 2 else 1
+    return RotationCode(lambda queries, grid: rotation(grid)(queries, queries)[0], shape[-1] // 2, heads)
 
 
 def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str]) -> Identity:
@@ -142,8 +134,6 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
         presets += [str(preset.spec)] * same
         if off < nearest and not equal:
             best, nearest, equal = preset, off, same
-    if nearest < math.inf and isinstance(code, RotationCode):  # of entries of matrices, not of random queries
-        nearest, _ = _compare(code, best, {grid: code.at(grid) for grid in grids}, RotationCode.at)
     if best.values is not None:
         notes = [*notes, "its parameters are learned: the encoding has the same values with those of the code"]
     names = (str(best.spec), None) if equal else (None, str(best.spec) if nearest < math.inf else None)
@@ -159,14 +149,12 @@ def _values(code: Any, grid: Any, dtype: torch.dtype = torch.float64) -> Tensor:
     return code.rotated(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), grid).double()
 
 
-def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor], read: Any = _values) -> tuple[float, bool]:
+def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor]) -> tuple[float, bool]:
     """Return the largest difference of an encoding from values of code by grid, and whether all are of rounding."""
     worst, equal, position = 0.0, True, None
     for grid, known in values.items():
-        letters = {1: "N", 2: "H, W", 3: "T, H, W"}[len(grid)]
-        sides = {"1": 1, "H * W": math.prod(grid), **dict(zip(letters.split(", "), grid, strict=True))}
-        shape = candidate.shape if "*" in candidate.shape else candidate.shape.replace("H, W", letters)
-        place = Grid(*(sides[name] for name in shape.split(", ")), prefix=code.prefix)
+        sides = {"1": 1, "H": grid[0], "W": grid[1], "H * W": math.prod(grid)}
+        place = Grid(*(sides[side] for side in candidate.shape.split(", ")), prefix=code.prefix)
         try:
             if position is None:
                 position = _build(code, candidate, place, known)
@@ -174,7 +162,7 @@ def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor], read: A
         except ValueError:  # its options are not those of such a head or grid
             return math.inf, False
         if isinstance(code, RotationCode):
-            other = read(replace(code, rotate=lambda x, _, rotary=layer.rotary: rotary(x, x)[0]), grid)  # type: ignore[misc]
+            other = _values(replace(code, rotate=lambda x, _, rotary=layer.rotary: rotary(x, x)[0]), grid)  # type: ignore[misc]
             reach = float(position.encoding.angles(place).detach().abs().max())
         else:
             other, reach = layer.bias if isinstance(code, BiasCode) else layer.added_to_stream, max(grid)
@@ -200,13 +188,10 @@ def _build(code: Any, candidate: Candidate, place: Grid, known: Tensor) -> Any:
 def _faults(code: RotationCode) -> list[str]:
     """Return the reasons that code rotates no pairs of channels."""
     grid, notes = code.grids[0], []
-    matrices, double = (
-        code.at(grid),
-        2 * torch.ones(1, code.heads, code.prefix + math.prod(grid), code.channels).double(),
-    )
+    matrices, twos = code.at(grid), torch.full((1, code.heads, code.prefix + math.prod(grid), code.channels), 2.0)
     if (change := float((matrices.norm(dim=-2) - 1).abs().max())) > 1e-3:
         notes.append(f"no rotation: it changes lengths of queries by up to {100 * change:.2g} %")
-    if float((matrices.sum(-1) - code.rotated(double, grid)[0] / 2).abs().max()) > 1e-3:
+    if float((matrices.sum(-1) - code.rotated(twos.double(), grid)[0] / 2).abs().max()) > 1e-3:
         notes.append("no rotation: it depends on the input, other than linearly in the queries")
     if not notes and int((matrices.abs().amax((0, 1)) > 1e-12).sum(-1).max()) > 2:
         notes.append("it does not rotate pairs of channels")
@@ -221,8 +206,7 @@ def _of_rotation(code: RotationCode, notes: list[str]) -> Iterator[Candidate]:
     smaller = (*code.grids, *code.grids)[:3] if code.grids != GRIDS else GRIDS[:3]
     for read in (READ, smaller) if code.grids == GRIDS else (smaller,):
         with suppress(Failed):  # it has no positions for large grids
-            kinds = pairs(partner, len(read[0]))
-            layouts = [(options, [read_angles(code, grid, pair) for grid in read]) for options, pair in kinds]
+            layouts = [(options, [read_angles(code, at, pair) for at in read]) for options, pair in pairs(partner)]
             break
     if layouts and (bend := layouts[0][1][-1].bend) > 1e-2:
         notes.append(f"its positions are not evenly spaced, as if quantized: angles are up to {bend:.2g} rad off")
@@ -248,12 +232,9 @@ def _of_bias(code: BiasCode) -> Iterator[Candidate]:
             yield Candidate(Spec("alibi", {"distance": distance, "slopes": tuple(map(nice, slopes))}))
     yield Candidate(Spec("sandwich"))
     corners = [code.prefix + at for at in (0, grid[-1] - 1, last + 1 - grid[-1], last)]  # have all displacements
-    buckets = [{"buckets": count, "max_distance": far} for count, far in ((32, 128), (32, 64), (64, 128))]
-    for spec in (
-        *(Spec("bucketed_bias", options) for options in buckets),
-        Spec("mirrored_bias"),
-        Spec("relative_bias"),
-    ):
+    sizes = [{"buckets": count, "max_distance": far} for count, far in ((32, 128), (32, 64), (64, 128))]
+    learned = [*(Spec("bucketed_bias", size) for size in sizes), Spec("mirrored_bias"), Spec("relative_bias")]
+    for spec in learned:
         position = _build(code, Candidate(spec), place, bias[:1])
         tables, columns = [*position.parameters()], []
         with torch.no_grad():
@@ -274,7 +255,7 @@ def _of_table(code: TableCode) -> Iterator[Candidate]:
     factor = float(rows[-1].norm()) / math.sqrt(dim / 2)
     spread = {"spread": nice(float((rows - rows.mean(0)).square().mean().sqrt()))} if abs(factor - 1) > 1e-3 else {}
     for row, count, form in ((rows[1], dim // 4, "H, W"), (tokens[1], dim // 2, ""), (rows[1], dim // 2, "H * W")):
-        slowest = min(float(row[row.abs() > 1e-7].abs().min()) / factor, 1.0)
+        slowest = min((value / factor for value in row.abs().tolist() if 1e-7 < value <= factor), default=1.0)
         for tolerance in (1e-3, 1e-5):
             waves = {"temperature": nice(math.asin(slowest) ** (-count / max(count - 1, 1)), tolerance)} | spread
             orders = [{"order": order} for order in get_args(Order)] if form else []
