@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +189,7 @@ _TIMM = (
 )
 
 
+@cache
 def codes() -> dict[str, tuple[str, Build]]:
     """Return LIBRARY.FOLDER.CLASS -> kind of position code and the function that builds it."""
     entries: dict[str, tuple[str, Build]] = {name: ("rotation", build) for name, build in rotations().items()}
