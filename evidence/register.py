@@ -104,7 +104,8 @@ def tables(register: Mapping[str, Any]) -> dict[str, str]:
         library, _, name = entry["name"].partition(".")
         groups.setdefault((library, entry["kind"]), []).append(entry)
         if failed := entry.get("failed"):
-            failures.setdefault(", ".join(failed), []).append(f"`{name}`")
+            name, _, table = name.partition(" ")
+            failures.setdefault(", ".join(failed) + (f" of {table}" if table else ""), []).append(f"`{name}`")
     counts = [["library", "kind", "checked", "pass all laws", "named", "not checked"]]
     for group, entries in sorted(groups.items()):
         checked = [entry for entry in entries if "failed" in entry]

@@ -35,4 +35,4 @@ def test_an_interrupted_register_resumes_and_a_second_one_has_changed_nothing(tm
     rows = {row["name"]: row for row in json.loads((tmp_path / "register.json").read_text())["rows"]}
     assert rows[SWIN]["failed"] == {} and "autocast" in rows[SWIN]["passed"]
     assert "native" in rows[SQUARE]["failed"] and rows[OTHER]["reason"] == "an error"
-    assert "|native, separation|`vit.ViTEmbeddings 3 x 12`|" in (tmp_path / "conformance.md").read_text()
+    assert "|native, separation of 3 x 12|`vit.ViTEmbeddings`|" in (tmp_path / "conformance.md").read_text()
