@@ -199,7 +199,7 @@ CLASSES = {
 
 @pytest.mark.slow
 def test_rotations_of_other_libraries_are_named():
-    """CogView 4 rounds positions, and ERNIE-Image does not rotate; LTX is no dialect that an image shows."""
+    """CogView 4 rounds positions, ERNIE-Image does not rotate, and LTX turns pairs by several turns per patch."""
     expected = {word: encoding for encoding, words in CLASSES.items() for word in words.split()}
     wrong, named = [], 0
     for name, build in {**rotations_of_diffusers(), **rotations_of_transformers()}.items():
