@@ -2,15 +2,16 @@
 
 import copy
 import importlib
-from unittest import mock
+import inspect
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import graticule
 from graticule.encodings.build import build_position
-from graticule.external.rotary import rotation_of
+from graticule.external.rotary import _arguments, rotation_of
 from graticule.position.grid import Grid
 from rotary_models import DIFFUSERS, GRIDS, QWEN2, TRANSFORMERS, build, dialect, rotation, run
 
@@ -50,6 +51,49 @@ def test_own_dialect_gives_the_same_outputs_also_scaled_at_the_reference(name, d
     assert torch.equal(run(graticule.set_rotary(model, None), GRIDS[2]), expected[2])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_arguments_have_the_names_of_the_model(name):
+    own, new = rotation(build(name)), rotation(graticule.set_rotary(build(name), dialect(name)))
+    names = [*inspect.signature(own.forward).parameters]
+    values = dict(zip(names, _arguments(own, (3, 4), torch.float32), strict=True))
+    assert all(map(torch.equal, new(**dict(reversed(values.items()))), own(**values)))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'idx'"):
+        new(**values, idx=None)
+
+
+def test_every_rotation_of_a_model_is_replaced_and_restored():
+    model = nn.ModuleList([build(QWEN2), build("PixtralVisionModel")])
+    graticule.set_rotary(model[0], "rope_mixed")
+    for encoding, kinds in (
+        ("rope(preset='pixtral')", {"ReplacedRotation"}),
+        (None, {type(rotation(m)).__name__ for m in map(build, (QWEN2, "PixtralVisionModel"))}),
+    ):
+        graticule.set_rotary(model, encoding)
+        assert {type(rotation(part)).__name__ for part in model} == kinds
+
+
+def test_a_rotation_with_another_forward_is_refused():
+    model = build("PixtralVisionModel")
+    rotation(model).forward = rotation(model).forward  # as hooks of accelerate and diffusers do
+    with pytest.raises(ValueError, match="`model` must not have another forward in PixtralVisionRotaryEmbedding"):
+        graticule.set_rotary(model, "rope(preset='pixtral')")
+
+
+def test_rotations_of_grids_follow_casts_progress_and_inference_mode():
+    model = graticule.set_rotary(build("DINOv3ViTModel"), "rope(preset='dinov3')")
+    with torch.inference_mode():
+        first = rotation(model)(torch.zeros(1, 3, 24, 32))
+    again, pixels = rotation(model)(torch.zeros(1, 3, 24, 32)), torch.zeros(1, 3, 24, 32, dtype=torch.bfloat16)
+    assert torch.equal(first[0], again[0]) and not again[0].is_inference()
+    assert rotation(model)(torch.zeros(1, 3, 24, 32))[0] is again[0]
+    assert rotation(model)(pixels)[0].dtype == torch.bfloat16 and rotation(model)(pixels.mT)[0].shape == again[0].shape
+    scaled = "rope(layout='half', scaling='dy_ntk', reference=(2, 2))"
+    graticule.set_rotary(model, scaled)
+    noise = rotation(model)(pixels)[0]
+    graticule.set_progress(model, 0.7)
+    assert not torch.equal(rotation(model)(pixels)[0], noise)
+
+
 def test_scaled_rotation_and_its_temperature_are_those_of_the_encoding():
     encoding, grid = "rope(base=50, layout='half', scaling='yarn', reference=(4, 4))", Grid(6, 9)
     cosines, sines = rotation(graticule.set_rotary(build(QWEN2), encoding))(torch.zeros(1), grid.coordinates())
@@ -62,9 +106,13 @@ def test_scaled_rotation_and_its_temperature_are_those_of_the_encoding():
 @pytest.mark.parametrize("name", ["DINOv3ViTModel", "FluxTransformer2DModel", "QwenImageTransformer2DModel"])
 def test_a_model_compiles_as_one_graph(name):
     model = graticule.set_rotary(build(name), dialect(name))
-    expected = [run(model, grid) for grid in GRIDS]
+    expected, counter = [run(model, grid) for grid in GRIDS], CompileCounter()
     model.compile(fullgraph=True, backend="eager")
     assert all(map(torch.equal, (run(model, grid) for grid in GRIDS), expected))
+    call = torch.compile(rotation(model), backend=counter, fullgraph=True)
+    for grid in [(3, 4), (6, 5), (7, 9), (11, 8), (8, 20)]:
+        call(*_arguments(rotation(build(name)), grid, torch.float32))
+    assert counter.frame_count == 2  # the second is for any grid
 
 
 @pytest.mark.slow
@@ -82,9 +130,8 @@ def test_presets_are_the_released_rotations_bit_by_bit(room, kind, arguments, pr
     rotate, channels = rotation_of(model)
     queries = torch.randn(1, 1, 64 * 96, channels)
     expected = rotate(queries, (64, 96))
-    new = rotation(graticule.set_rotary(model, f"rope(preset={preset!r})"))
-    with mock.patch.object(new.replaced[0], "forward", new.forward):
-        assert torch.equal(rotate(queries, (64, 96)), expected)
+    rotate, _ = rotation_of(graticule.set_rotary(model, f"rope(preset={preset!r})"))
+    assert torch.equal(rotate(queries, (64, 96)), expected)
 
 
 def test_noise_of_dinov3_in_training_is_that_of_the_model():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
@@ -34,24 +35,22 @@ class RotationFormat:
     outputs: cosines and sines, (N, d), also in the dtype of the inputs, or (1, N, 1, d); or complex numbers.
     half: whether channel i forms a pair with i + d / 2 instead of its neighbor.
     dtype: the dtype of angles, where a device has it.
-    channels: the name of its numbers of channels of each axis.
     """
 
     inputs: Literal["coordinates", "pixels", "shapes"]
     outputs: Literal["waves", "rounded waves", "waves per head", "complex"] = "waves"
     half: bool = True
     dtype: torch.dtype = torch.float32
-    channels: str = ""
 
 
-_FLUX = RotationFormat("coordinates", "waves", False, torch.float64, "axes_dim")
+_FLUX = RotationFormat("coordinates", "waves", False, torch.float64)
 #: Name of a class -> what it gets and returns.
 FORMATS = {
     **dict.fromkeys(("FluxPosEmbed", "Flux2PosEmbed", "Krea2RotaryPosEmbed"), _FLUX),
     "WanRotaryPosEmbed": RotationFormat("pixels", "waves per head", False, torch.float64),
-    "HunyuanVideoRotaryPosEmbed": RotationFormat("pixels", "waves", False, channels="rope_dim"),
-    "MotifVideoRotaryPosEmbed": RotationFormat("pixels", "waves", False, torch.float64, "rope_dim"),
-    "QwenEmbedRope": RotationFormat("shapes", "complex", False, channels="axes_dim"),
+    "HunyuanVideoRotaryPosEmbed": RotationFormat("pixels", "waves", False),
+    "MotifVideoRotaryPosEmbed": RotationFormat("pixels", "waves", False, torch.float64),
+    "QwenEmbedRope": RotationFormat("shapes", "complex", False),
     "DINOv3ViTRopePositionEmbedding": RotationFormat("pixels", "rounded waves"),
     "PixtralVisionRotaryEmbedding": RotationFormat("coordinates", "rounded waves"),
     **{f"Qwen{name}VLVisionRotaryEmbedding": RotationFormat("coordinates") for name in ("2", "2_5_", "3")},
@@ -59,11 +58,17 @@ FORMATS = {
 
 
 def find_rotations(model: nn.Module) -> list[nn.Module]:
-    """Return the rotations of known classes in a model of diffusers or transformers, which must have some."""
-    known = [part for part in model.modules() if type(part).__name__ in FORMATS]
-    if rotations := [part for part in known if type(part).__module__.startswith(("diffusers.", "transformers."))]:
+    """Return the rotations of known classes, also replaced ones, in a model of another library, which must have some."""
+    known = [part for part in model.modules() if type(_original(part)).__name__ in FORMATS]
+    rooms = ("diffusers.", "transformers.")
+    if rotations := [part for part in known if type(_original(part)).__module__.startswith(rooms)]:
         return rotations
     raise ValueError(f"`model` must have one of the rotations {', '.join(FORMATS)}; got {type(model).__name__}.")
+
+
+def _original(part: nn.Module) -> Any:
+    """Return the rotation that a module replaces, or the module."""
+    return part.replaced[0] if isinstance(part, ReplacedRotation) else part
 
 
 def rotation_of(model: nn.Module) -> tuple[Callable[[Tensor, tuple[int, int]], Tensor], int]:
@@ -73,25 +78,27 @@ def rotation_of(model: nn.Module) -> tuple[Callable[[Tensor, tuple[int, int]], T
     the model, and a grid (H, W) to rotated queries.
     """
     module = find_rotations(model)[0]
+    original = _original(module)
 
     def rotate(queries: Tensor, grid: tuple[int, int]) -> Tensor:
         with queries.device, evaluating(module):
-            cosines, sines = module(*_arguments(module, grid, queries.dtype))
+            cosines, sines = module(*_arguments(original, grid, queries.dtype))
         if cosines.is_complex():
             cosines, sines = (part.repeat_interleave(2, -1) for part in (cosines.real, cosines.imag))
         table = torch.cat([sines, cosines], -1).flatten(0, -2)
-        return PairRotation(table, FORMATS[type(module).__name__].half)(queries, queries)[0]
+        return PairRotation(table, FORMATS[type(original).__name__].half)(queries, queries)[0]
 
-    return rotate, 2 * len(_frequencies(module))
+    return rotate, 2 * len(torch.cat(_frequencies(original)))
 
 
-def _frequencies(module: Any) -> Tensor:
-    """Return the frequencies of a rotation, one per pair, (d / 2,), as it computes them, before a factor 2 pi."""
+def _frequencies(module: Any) -> list[Tensor]:
+    """Return the frequencies of each axis of a rotation, as it computes them, before a factor 2 pi."""
     if hasattr(module, "inv_freq"):  # of one axis, or of both in Pixtral
-        return module.inv_freq.repeat(1 if type(module).__name__.startswith("Pixtral") else 2)
-    known, base = FORMATS[type(module).__name__], getattr(module, "theta", 10_000.0)
-    channels = getattr(module, known.channels) if known.channels else (module.t_dim, module.h_dim, module.w_dim)
-    return torch.cat([1.0 / base ** (torch.arange(0, count, 2, dtype=known.dtype) / count) for count in channels])
+        return list(module.inv_freq.chunk(2)) if type(module).__name__.startswith("Pixtral") else [module.inv_freq] * 2
+    dtype, base = FORMATS[type(module).__name__].dtype, getattr(module, "theta", 10_000.0)
+    channels = getattr(module, "axes_dim", None) or getattr(module, "rope_dim", None)
+    channels = channels or (module.t_dim, module.h_dim, module.w_dim)
+    return [1.0 / base ** (torch.arange(0, count, 2, dtype=dtype) / count) for count in channels]
 
 
 def _patch(module: Any) -> Sequence[int]:
@@ -105,29 +112,13 @@ def _arguments(module: Any, grid: tuple[int, int], dtype: torch.dtype) -> tuple[
     """Return the arguments of a call of a rotation for the patches of an image, row by row."""
     known, places = FORMATS[type(module).__name__], lattice(*map(torch.arange, grid))
     if known.inputs == "coordinates":
-        return (F.pad(places, (1, len(module.axes_dim) - 3)),) if known.channels else (places.to(dtype), places)
+        is_flux = hasattr(module, "axes_dim")
+        return (F.pad(places, (1, len(module.axes_dim) - 3)),) if is_flux else (places.to(dtype), places)
     if known.inputs == "shapes":
         return [(1, *grid)], places.device, 0
     patch = _patch(module)
     sides = [side * size for side, size in zip((1, *grid)[-len(patch) :], patch, strict=True)]
     return (torch.zeros((), dtype=dtype).expand(1, 3, *sides),)
-
-
-def _read(
-    module: Any, first: Any, second: Any = None, max_txt_seq_len: Any = 0, **more: Any
-) -> tuple[Any, Tensor, int]:
-    """Return coordinates of tokens, or grids of images, of a call, a tensor like them, and the length of a text."""
-    inputs = FORMATS[type(module).__name__].inputs
-    if inputs == "pixels":
-        sides = (side // size for side, size in zip(first.shape[2:], _patch(module), strict=True))
-        return [Grid(*sides)], first, 0
-    if inputs == "shapes":
-        shapes = first[0] if isinstance(first, list) else first
-        if isinstance(first, list) and any(sample != shapes for sample in first):
-            raise ValueError(f"`img_shapes` must be the same for all samples, which have one rotation, got {first}.")
-        grids = [Grid(*shape) for shape in (shapes if isinstance(shapes, list) else [shapes])]
-        return grids, torch.empty(0, device=more.get("device", second)), int(max_txt_seq_len)
-    return first if second is None else second, first, 0
 
 
 class ReplacedRotation(nn.Module):
@@ -142,6 +133,7 @@ class ReplacedRotation(nn.Module):
         super().__init__()
         self.encoding = encoding
         self.replaced = (replaced,)
+        self.signature = inspect.signature(replaced.forward)
         self.format = FORMATS[type(replaced).__name__]
         self.unit = 2 * torch.pi if hasattr(replaced, "num_patches_h") else 1.0  # of DINOv3, a factor of coordinates
         self._apply(lambda value: value)
@@ -150,9 +142,10 @@ class ReplacedRotation(nn.Module):
         """Compute the frequency vectors, (d / 2, axes), float64, again, unless they are learned; none is cast."""
         nn.Module._apply(self, fn, recurse)
         self._fixed = None
+        self._last: tuple[Any, tuple[Tensor, ...]] = None, ()
         if not list(self.encoding.parameters()):
             vectors = self.encoding.vectors(torch.device("cpu")).flatten(0, -2)
-            known = _frequencies(self.replaced[0]).cpu().double()[:, None] * self.unit
+            known = torch.cat(_frequencies(self.replaced[0])).cpu().double()[:, None] * self.unit
             is_same = (vectors / known - 1).abs() <= 16 * torch.finfo(self.format.dtype).eps
             device = next((value.device for value in self.encoding.buffers()), vectors.device)
             self._fixed = torch.where(is_same, known, vectors).to(_wide(device))
@@ -160,11 +153,37 @@ class ReplacedRotation(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Return what the replaced module returns for these arguments, for the angles of the encoding."""
-        asked, like, texts = _read(self.replaced[0], *args, **kwargs)
-        encoding, device, wide = self.encoding, like.device, _wide(like.device)
+        call = self.signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        first, second, texts = (*call.args, None, 0)[:3]
+        if self.format.inputs == "coordinates":
+            return self._rotation(first if second is None else second, first.device, first.dtype, 0)
+        if self.format.inputs == "pixels":
+            sides = (side // size for side, size in zip(first.shape[2:], _patch(self.replaced[0]), strict=True))
+            asked: tuple[Any, ...] = (Grid(*sides),), first.device, first.dtype, 0
+        else:
+            samples = first if isinstance(first, list) else [first]
+            if any(sample != samples[0] for sample in samples):
+                raise ValueError(
+                    f"`img_shapes` must be the same for all samples, which have one rotation, got {first}."
+                )
+            grids = tuple(Grid(*shape) for shape in (samples[0] if isinstance(samples[0], list) else samples[:1]))
+            asked = grids, torch.empty(0, device=second).device, torch.float32, int(texts)
+        if self._fixed is None or self.encoding.noisy or torch.compiler.is_compiling():
+            return self._rotation(*asked)
+        key = *asked, getattr(self.encoding, "progress", 0.0), torch.is_inference_mode_enabled()
+        if key != self._last[0]:  # the steps of diffusion have the same grids
+            self._last = key, self._rotation(*asked)
+        return self._last[1]
+
+    def _rotation(
+        self, asked: Tensor | tuple[Grid, ...], device: torch.device, rounded: torch.dtype, texts: int
+    ) -> tuple[Tensor, ...]:
+        """Return the rotation of tokens with these coordinates, or of images and `texts` tokens of a text."""
+        encoding, scaling, wide = self.encoding, self.encoding.scaling, _wide(device)
         dtype = self.format.dtype if wide == device else torch.float32
         if isinstance(asked, Tensor):
-            lengths: Any = asked.to(wide, torch.float64).amax(0) + 1
+            lengths: Any = () if scaling.scaling is None else asked.to(wide, torch.float64).amax(0) + 1
             places = asked.to(dtype) + encoding.coordinates.offset
         else:
             lengths = [max(sides) for sides in zip(*(grid.shape for grid in asked), strict=True)]
@@ -178,19 +197,18 @@ class ReplacedRotation(nn.Module):
             index = torch.arange(texts, dtype=dtype, device=device)[:, None]
             places = torch.cat([places, (places[:, 1:].amax() + 1 + index).expand(-1, places.shape[1])])
         vectors = encoding.vectors(wide).flatten(0, -2) if self._fixed is None else self._fixed.to(wide)
-        scaling, outputs = encoding.scaling, self.format.outputs
-        temperature, amplitudes = scaling.logit_factor(lengths, vectors), scaling.amplitudes(vectors, lengths)
+        factor, sizes = scaling.logit_factor(lengths, vectors), scaling.amplitudes(vectors, lengths)
+        sizes = sizes if factor is None else factor.sqrt()  # of logits, so half of it for queries, and half for keys
         vectors = scaling.frequencies(vectors, lengths, encoding.series, getattr(encoding, "time", None))
         angles = linear(places * self.unit, (vectors / self.unit).to(dtype).to(device))
-        sizes = torch.ones_like(angles) if amplitudes is None else amplitudes.to(angles).expand_as(angles)
-        if temperature is not None:  # of logits, so half of it for queries, and half for keys
-            sizes = sizes * temperature.sqrt().to(sizes)
-        if outputs == "complex":
-            return torch.polar(sizes, angles).split([len(angles) - texts, texts])
-        dtype = like.dtype if outputs == "rounded waves" else torch.float32
-        waves = [(wave * sizes).to(dtype) for wave in (angles.cos(), angles.sin())]
+        sizes = None if sizes is None else sizes.to(angles)
+        if self.format.outputs == "complex":
+            radii = torch.ones_like(angles) if sizes is None else sizes.expand_as(angles)
+            return torch.polar(radii, angles).split([len(angles) - texts, texts])
+        rounded = rounded if self.format.outputs == "rounded waves" else torch.float32
+        waves = [(wave if sizes is None else wave * sizes).to(rounded) for wave in (angles.cos(), angles.sin())]
         waves = [torch.cat([wave, wave], -1) if self.format.half else wave.repeat_interleave(2, -1) for wave in waves]
-        return tuple(wave[None, :, None] if outputs == "waves per head" else wave for wave in waves)
+        return tuple(wave[None, :, None] if self.format.outputs == "waves per head" else wave for wave in waves)
 
 
 def _wide(device: torch.device) -> torch.device:
@@ -216,18 +234,19 @@ def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> 
         ValueError: if the model has no known rotation, or cannot use the encoding. It is then unchanged.
     """
     check_intact(model, "wrapped")
-    parts: list[Any] = list(model.modules())
-    rotations: dict[Any, Any] = {part: part.replaced[0] for part in parts if isinstance(part, ReplacedRotation)}
-    if encoding is None and not rotations:
-        raise ValueError(f"`encoding` must be given: {type(model).__name__} has its own rotation, got None.")
-    device = next((value.device for value in model.parameters()), None)
-    rotations = rotations or {part: part for part in find_rotations(model)}
+    rotations: dict[Any, Any] = {part: _original(part) for part in find_rotations(model)}
     if model in rotations:
         raise ValueError(f"`model` must contain its rotation, got the rotation alone, {type(model).__name__}.")
+    if encoding is None and all(part is rotation for part, rotation in rotations.items()):
+        raise ValueError(f"`encoding` must be given: {type(model).__name__} has its own rotation, got None.")
+    if changed := [type(part).__name__ for part in rotations if "forward" in vars(part)]:
+        what = "as of a hook for offloading or parallelism; call this before these are enabled"
+        raise ValueError(f"`model` must not have another forward in {changed[0]}, {what}.")
     if encoding is not None:
         rotations = {part: _build(encoding, rotation) for part, rotation in rotations.items()}
-    for parent in parts:
-        for name, part in parent._modules.items():
+    device = next((value.device for value in model.parameters()), None)
+    for parent in list(model.modules()):
+        for name, part in dict[str, Any](parent._modules).items():
             if part in rotations:  # the new one has its mode and shares its hooks
                 vars(rotations[part]).update({key: value for key, value in vars(part).items() if "_hooks" in key})
                 parent._modules[name] = rotations[part].train(part.training).to(device)
@@ -239,8 +258,8 @@ def _build(encoding: str | Spec | tuple[Spec, ...], replaced: nn.Module) -> Repl
     """Build the module that replaces a rotation, if the encoding has its form."""
     kind, specs = type(replaced).__name__, ENCODINGS.specs(encoding)
     text, layout = " + ".join(map(str, specs)), "half" if FORMATS[kind].half else "interleaved"
-    asked, _, _ = _read(replaced, *_arguments(replaced, (1, 1), torch.float32))
-    axes, channels = asked.shape[-1] if isinstance(asked, Tensor) else asked[0].ndim, 2 * len(_frequencies(replaced))
+    frequencies = _frequencies(replaced)
+    axes, channels = len(frequencies), 2 * sum(map(len, frequencies))
     if any("layers" in spec.options for spec in specs):
         raise ValueError(f"`layers` must be left out: {kind} is computed once for all layers, got {text}.")
     position = build_position(Grid(*(1,) * axes), dim=channels, depth=1, num_heads=1, encoding=encoding)
@@ -254,7 +273,7 @@ def _build(encoding: str | Spec | tuple[Spec, ...], replaced: nn.Module) -> Repl
         raise ValueError(f"`layout` must be {layout!r}, the pairs of channels of {kind}, got {rotary.layout!r}.")
     if "reference_grid" in dict(rotary.named_buffers()):
         raise ValueError(f"`reference` must be given with `scaling`, the grid that {kind} was trained at, got none.")
-    if isinstance(asked, Tensor) and rotary.coordinates.coordinates != "patches":
+    if FORMATS[kind].inputs == "coordinates" and rotary.coordinates.coordinates != "patches":
         what = f"with {kind}, which gets those of tokens and no grid, got {rotary.coordinates.coordinates!r}."
         raise ValueError(f"`coordinates` must be 'patches' {what}")
     return ReplacedRotation(rotary, replaced)

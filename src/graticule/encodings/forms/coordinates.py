@@ -13,7 +13,7 @@ from torch import Tensor
 from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.registry.fields import Finite, NotNegative, check_fields
-from graticule.system.symbolic import as_tensor, ceiling
+from graticule.system.symbolic import as_tensor
 
 Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 
@@ -74,7 +74,7 @@ class Coordinates:
         if self.coordinates == "centered" and isinstance(known, Points):
             return index + self.offset - (as_tensor(known.extent, index) / 2).ceil()
         if self.coordinates == "centered":
-            return index + (self.offset - as_tensor([ceiling(n, 2) for n in known.image_grid.shape], index)) * step
+            return index + (self.offset - as_tensor([n - n // 2 for n in known.image_grid.shape], index)) * step
         sides = as_tensor(known.extent, index)
         if self.coordinates in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
