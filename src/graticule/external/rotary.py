@@ -58,10 +58,10 @@ FORMATS = {
 
 
 def find_rotations(model: nn.Module) -> list[nn.Module]:
-    """Return the rotations of known classes, also replaced ones, in a model of another library, which must have some."""
-    known = [part for part in model.modules() if type(_original(part)).__name__ in FORMATS]
-    rooms = ("diffusers.", "transformers.")
-    if rotations := [part for part in known if type(_original(part)).__module__.startswith(rooms)]:
+    """Return the rotations of known classes of diffusers and transformers, and those that replace them."""
+    kinds = {part: type(_original(part)) for part in model.modules()}
+    known = [part for part, kind in kinds.items() if kind.__module__.startswith(("diffusers.", "transformers."))]
+    if rotations := [part for part in known if kinds[part].__name__ in FORMATS]:
         return rotations
     raise ValueError(f"`model` must have one of the rotations {', '.join(FORMATS)}; got {type(model).__name__}.")
 
