@@ -171,12 +171,7 @@ MUTANTS = [
     (rotated, {"columns": True}, "axes", "got column by column"),
     (by_first_size, {}, "axes", "over 5 x 3 patches, got column by column"),
     (rotated, {"use": "interleaved"}, "length", "channels 8 apart have the same angle, those 1 apart are rotated"),
-    (
-        rotated,
-        {"layout": "interleaved", "use": "half"},
-        "length",
-        "channels 1 apart have the same angle, those 8 apart are rotated",
-    ),
+    (rotated, {"layout": "interleaved", "use": "half"}, "length", "1 apart have the same angle, those 8 apart"),
     (rotated, {"layout": "interleaved"}, "expected", "other pairs: channel 0 with 1 instead of 8"),
     (rotated, {"order": "xy"}, "expected", "rows and columns exchanged"),
     (rotated, {"reverse": True}, "expected", "frequencies in another order"),
@@ -574,13 +569,7 @@ def test_the_resampling_is_named_and_compared_with_the_declared_one(options, nam
     assert outcomes(table_code(compute, resampler=other))["resampling"] == ("failed", message)
 
 
-@pytest.mark.parametrize(
-    ("kind", "laws"),
-    [
-        (RotationCode, {*(mutant[2] for mutant in MUTANTS), "prefix"}),
-        (BiasCode, {mutant[2] for mutant in BIAS_MUTANTS}),
-        (TableCode, {mutant[2] for mutant in TABLE_MUTANTS}),
-    ],
-)
-def test_every_law_has_a_planted_fault(kind, laws):
-    assert set(kind.laws) == laws
+def test_every_law_has_a_planted_fault():
+    rotations = [*MUTANTS, (None, {}, "prefix", "")]
+    for kind, mutants in ((RotationCode, rotations), (BiasCode, BIAS_MUTANTS), (TableCode, TABLE_MUTANTS)):
+        assert {mutant[2] for mutant in mutants} == set(kind.laws)
