@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -140,9 +139,9 @@ class TokenModel(Checked, PublishedNames, ABC):
         """
         norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
         # the compiler computes again what has no side effects
-        once: dict[str, Any] = (
-            {"context_fn": partial(_contexts, norms)} if norms and not torch.compiler.is_compiling() else {}
-        )
+        once: dict[str, Any] = {}
+        if norms and not torch.compiler.is_compiling():
+            once["context_fn"] = lambda: (nullcontext(), _without_statistics(norms))
         return checkpoint(block, *inputs, use_reentrant=False, **once)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -240,11 +239,6 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
     if isinstance(outputs[0], tuple):  # of a model with two classifiers in training
         return tuple(torch.cat(part)[back] for part in zip(*outputs, strict=True))
     return torch.cat(outputs)[back]
-
-
-def _contexts(norms: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the first computation of a block and of its recomputation."""
-    return nullcontext(), _without_statistics(norms)
 
 
 @contextmanager

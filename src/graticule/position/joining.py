@@ -449,22 +449,12 @@ class Lape(LapeSharing):
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w_{l+1}: (N, D) to the normalized tokens of layer l."""
         positions, table = [], tables[0]
-        eps = _eps(self.norms)
+        eps = next((module.eps for module in self.norms.modules() if isinstance(module, nn.LayerNorm)), None)
         for norm in self.norms:
             joined = norm(table)  # progressive: layer l refines the embedding of layer l - 1
             positions.append(LayerPosition(after_norm=joined))
-            if eps is not None and joined.requires_grad:
-                joined = torch.where(_is_varied(table.detach(), eps), joined, joined.detach())
+            if eps is not None and joined.requires_grad:  # rows whose variance is below eps are detached
+                *_, inverse = torch.native_layer_norm(table.detach(), table.shape[-1:], None, None, eps)  # 1 / the root
+                joined = torch.where(inverse <= (2 * eps) ** -0.5, joined, joined.detach())  # of variance plus eps
             table = joined
         return positions, table
-
-
-def _is_varied(table: Tensor, eps: float) -> Tensor:
-    """Return whether the variance of each row is at least eps, (N, D) -> (N, 1), by one kernel."""
-    *_, inverse = torch.native_layer_norm(table, table.shape[-1:], None, None, eps)  # of the root of variance plus eps
-    return inverse <= (2 * eps) ** -0.5
-
-
-def _eps(norms: nn.Module) -> float | None:
-    """Return the eps that norms of one kind add to the variance of a row; None for modules that do not normalize."""
-    return next((module.eps for module in norms.modules() if isinstance(module, nn.LayerNorm)), None)
