@@ -30,9 +30,10 @@ from graticule.lab.commands.opening import Opened, choose_device, label_models, 
 from graticule.lab.commands.options import output_folder, parse_size
 from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
 from graticule.lab.figures.layers import non_locality_plot, translation_plot
-from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
+from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
 from graticule.lab.figures.position_sheets import position_sheets
 from graticule.lab.figures.save import save_figure
+from graticule.lab.figures.style import spread
 from graticule.lab.pages.explorer import pixels_of
 from graticule.registry.checks import printable
 
@@ -155,7 +156,7 @@ def _draw_mixing(options: AnalyzeMixing, models: Mapping[str, Opened]) -> Drawin
     for index, (label, opened) in enumerate(models.items()):
         model: Any = opened.model
         layers = maps[label] = mixing_maps(model, size, query, options.layers or None)
-        chosen = layers if options.layers else [layers[layer] for layer in sheet_layers(len(layers))]
+        chosen = layers if options.layers else [layers[layer] for layer in spread(len(layers), 6)]
         title = f"Mixing {options.values}, {opened.title}"
         sheets = {"mixing": mixing_sheet(chosen, options.groups, options.values, title)}
         if any(layer.bias is not None for layer in layers):

@@ -13,12 +13,13 @@ from graticule.analysis.audit import audit, audit_json, time_in_turns
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView
 from graticule.lab.commands.declared import AuditCommand
-from graticule.lab.commands.opening import Opened, choose_device, has_data, open_models, pictures_of, test_data
+from graticule.lab.commands.opening import Opened, choose_device, open_models, pictures_of, test_data
 from graticule.lab.commands.options import NamedData, output_folder, parse_size
 from graticule.lab.data.pictures import find_pictures
 from graticule.lab.pages.audit import audit_page, findings
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.terminal import bar
+from graticule.lab.training.opening import source_kind
 from graticule.lab.training.run import surroundings
 from graticule.registry.checks import parse_sizes, printable
 from graticule.system.files import write_json
@@ -31,7 +32,7 @@ def run(options: AuditCommand) -> int:
     """Audit the position information of a model."""
     if options.images is not None:
         find_pictures(options.images)  # before the model is built
-    elif not has_data(options.model):
+    elif source_kind(options.model) != "run":
         raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
     elif options.labels is not None:
         raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")

@@ -13,12 +13,13 @@ from torch import Tensor
 
 import graticule
 from graticule.lab.commands.declared import Explore
-from graticule.lab.commands.opening import Opened, has_data, label_models, open_models, read_picture
+from graticule.lab.commands.opening import Opened, label_models, open_models, read_picture
 from graticule.lab.commands.options import print_written
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import LARGEST, decode
 from graticule.lab.data.transforms import evaluation_transform
 from graticule.lab.pages.explorer import explored, write_explorer
+from graticule.lab.training.opening import source_kind
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_bytes
 
@@ -54,7 +55,7 @@ def run(options: Explore) -> int:
 
 def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     """Return the images as indices of test images or as files, before any work."""
-    without_data = next((target for target in targets if not has_data(target)), None)
+    without_data = next((target for target in targets if source_kind(target) != "run"), None)
     sources: list[int | Path] = [int(text) if text.isdecimal() else Path(text) for text in images or ["0"]]
     for source in sources:
         if isinstance(source, int) and without_data is not None:

@@ -30,7 +30,12 @@ def run(options: Export) -> int:
     output = options.output or source.folder
     output = output if named else output / f"model{SUFFIXES.get(chosen or '', '')}"
     if options.maps:
-        model = _maps(model)
+        if getattr(model, "features", None) is None:
+            raise ValueError(
+                f"`maps` must be left out with {type(model).__name__}, which is not a detector or segmentation model; "
+                "--features writes maps of a backbone."
+            )
+        model = model.features  # the backbone with its pyramid
 
     size = parse_size(options.img_size, len(Exportable.of(model).size))
     exported = export(model, output, chosen, img_size=size, dynamic=free, features=options.features, int8=options.int8)
@@ -48,14 +53,3 @@ def report(exported: Exported) -> list[str]:
             for call in exported.compared
         ),
     ]
-
-
-def _maps(model: Any) -> Any:
-    """Return the backbone of a dense model with its pyramid."""
-    features = getattr(model, "features", None)
-    if features is None:
-        raise ValueError(
-            f"`maps` must be left out with {type(model).__name__}, which is not a detector or segmentation model; "
-            "--features writes maps of a backbone."
-        )
-    return features

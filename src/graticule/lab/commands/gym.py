@@ -98,7 +98,10 @@ def run(arguments: list[str]) -> int:
     written = [folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")]
     if options.card is not None:
         check = ["A check of a few steps with one seed, not a result."] * options.quick
-        notes = [_origin(folder, options.card), *check]
+        record, digest = read_json(folder / "gym.json"), hashlib.sha256(options.card.read_bytes()).hexdigest()
+        versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("graticule", "torch"))
+        origin = f"`{record['command']}`, {record['date'][:10]}, {versions}"
+        notes = [f"{origin}; {options.card.name} has the SHA-256 {digest}.", *check]
         written.append(write_text(folder / "card.md", profile.card(table, notes)))
     return options.finish([dataclasses.asdict(row) for row in profile.rows], *written)
 
@@ -120,13 +123,6 @@ def _set_protocol(options: Gym, plugin: Path) -> None:
             f"{str(plugin)!r} with {', '.join(options.choices) or 'none'}."
         )
     options.seeds, options.sizes = list(range(5)), [9]
-
-
-def _origin(folder: Path, plugin: Path) -> str:
-    """Describe the command, the versions and the plugin of a card."""
-    record, digest = read_json(folder / "gym.json"), hashlib.sha256(plugin.read_bytes()).hexdigest()
-    versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("graticule", "torch"))
-    return f"`{record['command']}`, {record['date'][:10]}, {versions}; {plugin.name} has the SHA-256 {digest}."
 
 
 def _single(base: GymRecipe) -> list[str]:

@@ -78,11 +78,6 @@ class Opened:
         return int(getattr(self.model, "num_classes", 0))
 
 
-def has_data(target: str) -> bool:
-    """Return whether a model is a run or a file of its weights, which has data of its own."""
-    return source_kind(target) == "run"
-
-
 def open_models(targets: Sequence[str], options: NamedModels, command: str, images: bool = True) -> list[Opened]:
     """Open different models, whose runs must be on images if `images`.
 
@@ -94,7 +89,7 @@ def open_models(targets: Sequence[str], options: NamedModels, command: str, imag
         names = ("weights", "encoding", "joining")
         _check_left_out(repr(targets[0]), {name: getattr(options, name) for name in names})
     if isinstance(options, NamedData):
-        named = next((target for target in targets if not has_data(target)), None)
+        named = next((target for target in targets if source_kind(target) != "run"), None)
         if named is None:
             _check_left_out("a run", {"images": options.images, "data_root": options.data_root})
         elif options.images is None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,15 @@ _OTHERS = 4
 
 
 def run(options: Runs) -> int:
-    """List the runs in folders."""
-    runs = _sorted(_find_runs(options.folders), options.sort)
+    """List the runs in folders, each run once."""
+    names: dict[Path, str] = {}
+    for folder in options.folders:
+        for place in find_runs(folder):
+            relative = place.relative_to(folder) if len(options.folders) == 1 else place
+            names.setdefault(place.resolve(), str(relative) if relative.parts else place.resolve().name)
+    runs = [(printable(name), summarise(place)) for place, name in names.items()]
+    keys: dict[str, Any] = {"age": lambda run: run[1].changed, "name": itemgetter(0), "best": lambda run: _rank(run[1])}
+    runs.sort(key=keys[options.sort])
     if options.json:
         return options.finish([_record(name, summary) for name, summary in runs])
     if not runs:
@@ -33,22 +41,6 @@ def run(options: Runs) -> int:
         if summary.damage:
             options.say(f"{name} is damaged: {printable(summary.damage)}")
     return 0
-
-
-def _find_runs(folders: Sequence[Path]) -> list[tuple[str, Summary]]:
-    """Return the names and the summaries of the runs in folders, each run once."""
-    names: dict[Path, str] = {}
-    for folder in folders:
-        for place in find_runs(folder):
-            relative = place.relative_to(folder) if len(folders) == 1 else place
-            names.setdefault(place.resolve(), str(relative) if relative.parts else place.resolve().name)
-    return [(printable(name), summarise(place)) for place, name in names.items()]
-
-
-def _sorted(runs: list[tuple[str, Summary]], by: str) -> list[tuple[str, Summary]]:
-    if by == "name":
-        return sorted(runs, key=lambda run: run[0])
-    return sorted(runs, key=lambda run: _rank(run[1]) if by == "best" else ("", run[1].changed, 0))
 
 
 def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:

@@ -144,7 +144,11 @@ def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
         loaded = loaded.quick()
     options = parse_recipe(Train, loaded, arguments[1:], f"train {arguments[0]}")
     if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
-        _warn_of_changes(arguments[0])
+        from graticule.lab.training.run import Run
+
+        if changed := Run.open(arguments[0]).changed_surroundings():
+            what = printable(f"those of {arguments[0]}: {', '.join(changed)}")
+            print(f"graticule: warning: the weights may differ from {what}.", file=sys.stderr)
     return options.recipe, run_folder(options, Path(arguments[0]).stem), options.auto_resume
 
 
@@ -154,23 +158,8 @@ def run_folder(options: Train, name: str) -> Path:
         return output_folder(options.output, Path())
     if options.auto_resume:
         raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
-    return _shared(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def _warn_of_changes(run: str) -> None:
-    """Warn if a run is repeated with other versions or numbers of threads."""
-    from graticule.lab.training.run import Run
-
-    if changed := Run.open(run).changed_surroundings():
-        what = printable(f"those of {run}: {', '.join(changed)}")
-        print(f"graticule: warning: the weights may differ from {what}.", file=sys.stderr)
-
-
-def _shared(folder: Path) -> Path:
-    """Return the run folder of the first process, also in the processes that it starts for further devices."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        os.environ["GRATICULE_RUN"] = str(folder)
-        return folder
-    if "GRATICULE_RUN" in os.environ:
-        return Path(os.environ["GRATICULE_RUN"])
-    raise ValueError("`--output` must be given if several processes were started externally, got none.")
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # for further devices, the processes that it starts have its folder
+        os.environ["GRATICULE_RUN"] = str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if "GRATICULE_RUN" not in os.environ:
+        raise ValueError("`--output` must be given if several processes were started externally, got none.")
+    return Path(os.environ["GRATICULE_RUN"])

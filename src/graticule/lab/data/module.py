@@ -26,7 +26,6 @@ from graticule.lab.data.transforms import (
     SizedImages,
     TensorImages,
     TransformedImages,
-    byte_transform,
     byte_values,
     evaluation_transform,
     shifts_only,
@@ -209,11 +208,6 @@ class DataModule(Loading, L.LightningDataModule):
         """Return the labels of the test images, (n,)."""
         return np.asarray(self._images["test"].labels)
 
-    def test_files(self) -> list[Path]:
-        """Return the files of the test images; their numbers if they are not in files."""
-        sources = [_source(self._images["test"], index) for index in range(self.num_test)]
-        return [images.place(n) if isinstance(images, EncodedImages) else Path(str(n)) for images, n in sources]
-
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,)."""
         for index in indices:
@@ -249,7 +243,8 @@ class DataModule(Loading, L.LightningDataModule):
         self, images: Any, size: tuple[int, int], kind: Callable[..., TensorImages] = TensorImages, *further: Any
     ) -> TensorImages:
         """Return images on the device, as bytes, by `kind`, which takes `further` arguments."""
-        transform = None if size == self.info.size else byte_transform(self.info, size, self.augmentation)
+        same = size == self.info.size
+        transform = None if same else evaluation_transform(self.info, size, self.augmentation, normalize=False)
         return kind(images, transform, byte_values(self.info), *further).to(self.device)
 
     def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:

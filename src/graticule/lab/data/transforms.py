@@ -26,21 +26,13 @@ Transform = Callable[[Any], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 
 
-def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
+def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
     """Resize and crop the center to `size` = (height, width), then normalize; (C, height, width), float32.
 
     Large images are transformed by timm: by default the shorter side is resized to size / crop_pct, then cropped. For a
-    data set of images of one small native size, any image is resized to `size` without a crop.
+    data set of images of one small native size, any image is resized to `size` without a crop. Without `normalize` the
+    result is uint8.
     """
-    return _center_transform(info, size, augmentation)
-
-
-def byte_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
-    """Resize and crop an image as `evaluation_transform`, without the normalization; (C, height, width), uint8."""
-    return _center_transform(info, size, augmentation, normalize=False)
-
-
-def _center_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
     if info.size is not None:
         last = [T.ToTensor(), T.Normalize(info.mean, info.std)] if normalize else [T.PILToTensor()]
         return T.Compose([_resize(size, augmentation), *last])

@@ -6,7 +6,6 @@ from .layers import translation_plot as translation_plot
 from .mixing_sheet import bias_sheet as bias_sheet
 from .mixing_sheet import mixing_sheet as mixing_sheet
 from .mixing_sheet import parts_sheet as parts_sheet
-from .mixing_sheet import sheet_layers as sheet_layers
 from .position_sheets import bias_map_sheet as bias_map_sheet
 from .position_sheets import center_sheet as center_sheet
 from .position_sheets import correlation_sheet as correlation_sheet

@@ -25,7 +25,7 @@ _MOST = 6
 Maps = Mapping[str, Sequence[AttentionMap]]
 
 
-def attention_sheet(maps: Maps, heads: Sequence[int] | None = None, image: int = 0, title: str = "") -> Figure:
+def attention_sheet(maps: Maps, heads: Sequence[int] | None = None, title: str = "") -> Figure:
     """Draw the score matrices between patches, one row per layer and one column per model and head.
 
     Every head of a layer has a color scale of its own, the same for all models, from 0 to the 99.5 % quantile of its
@@ -36,16 +36,15 @@ def attention_sheet(maps: Maps, heads: Sequence[int] | None = None, image: int =
     Args:
         maps: label -> maps of the same layers, in the same order, with the same number of heads.
         heads: counted from 0; by default evenly spaced ones for at most six columns.
-        image: index of the image.
         title: above the sheet.
     """
     heads = sheet_heads(maps, heads)
 
     def draw(ax: Axes, layer: AttentionMap, head: int, scale: Normalize) -> None:
-        ax.imshow(layer.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
-        ax.set_xlabel(f"distance {layer.distance(head, image):.2f} patches", fontsize=8)
+        ax.imshow(layer.patches(head), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
+        ax.set_xlabel(f"distance {layer.distance(head):.2f} patches", fontsize=8)
 
-    return _sheet(maps, heads, draw, lambda weights, head: weights.patches(head, image), 1.0, title)
+    return _sheet(maps, heads, draw, lambda weights, head: weights.patches(head), 1.0, title)
 
 
 def attention_on_image(
@@ -53,7 +52,6 @@ def attention_on_image(
     picture: NDArray[Any],
     query: tuple[float, float] | None = (0.5, 0.5),
     heads: Sequence[int] | None = None,
-    image: int = 0,
     title: str = "",
 ) -> Figure:
     """Draw the attention of one query over the image, one row per layer and one column per model and head.
@@ -67,7 +65,6 @@ def attention_on_image(
         query: a position as shares of height and width, from 0 to 1; the patch there is the query. None for the class
             token.
         heads: as in `attention_sheet`.
-        image: index of the image.
         title: above the sheet.
     """
     heads = sheet_heads(maps, heads)
@@ -83,7 +80,7 @@ def attention_on_image(
         ax.imshow(weights, cmap=SIMILARITY, norm=scale, alpha=0.65, extent=box, aspect="auto", interpolation="nearest")
         shape = weights.shape
         if query is not None:
-            _, (row, column), shape = layer.of_query(head, query, height / width, image)
+            _, (row, column), shape = layer.of_query(head, query, height / width)
             down, across = height / shape[0], width / shape[1]
             for color, edge in (("black", 2.6), ("white", 1.2)):  # visible on dark and on light
                 corner = (column * across - 0.5, row * down - 0.5)
@@ -92,9 +89,7 @@ def attention_on_image(
         ax.set_xlabel(f"{shape[0]} × {shape[1]} patches", fontsize=8)
 
     def weights_of(layer: AttentionMap, head: int) -> NDArray[Any]:
-        if query is None:
-            return layer.of_prefix(head, image)
-        return layer.of_query(head, query, height / width, image)[0]
+        return layer.of_prefix(head) if query is None else layer.of_query(head, query, height / width)[0]
 
     return _sheet(maps, heads, draw, weights_of, height / width, title)
 

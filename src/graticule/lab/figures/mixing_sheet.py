@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -55,7 +54,12 @@ def mixing_sheet(
     for line, layer, chosen in zip(panels, maps, chosen_groups, strict=True):
         images = getattr(layer, values)
         visible = images[[group for group in chosen if group < layer.groups]]
-        norm, cmap = _scale(visible if len(visible) else images, layer.softmax, values)
+        drawn = visible if len(visible) else images
+        high = float((drawn if layer.softmax else np.abs(drawn)).max())
+        if layer.softmax:
+            norm, cmap = Normalize(high - 6 if values == "logits" else 0.0, high), SIMILARITY
+        else:
+            norm, cmap = Normalize(-(high or 1.0), high or 1.0), _SIGNED
         for index, ax in enumerate(line):
             if index == 0:
                 ax.set_ylabel(f"layer {layer.layer}\n{layer.grid.height} × {layer.grid.width}", fontsize=9)
@@ -65,7 +69,12 @@ def mixing_sheet(
                 continue
             ax.imshow(images[chosen[index]], norm=norm, cmap=cmap, interpolation="nearest")
             ax.set_title(f"group {chosen[index]} of {layer.groups}", fontsize=8, pad=3)
-            _mark(ax, layer, chosen[index])
+            row, column = layer.query
+            mark(ax, column, row)
+            if layer.centers is not None:
+                x, y = layer.centers[chosen[index]] + (column, row)
+                if -0.5 <= x <= layer.grid.width - 0.5 and -0.5 <= y <= layer.grid.height - 0.5:
+                    mark(ax, x, y, 6, "+", PALETTE[1])
         if len(visible):
             extend = "min" if values == "logits" and layer.softmax else "neither"
             bar = figure.colorbar(ScalarMappable(norm, cmap), ax=list(line), extend=extend)
@@ -76,28 +85,6 @@ def mixing_sheet(
     cross = ", cross: learned center" if any(layer.centers is not None for layer in maps) else ""
     figure.supxlabel(f"circle: the query{cross}", fontsize=8)
     return figure
-
-
-def sheet_layers(depth: int) -> list[int]:
-    """Choose the layers of a sheet: six evenly spaced ones from the first to the last, or all if there are fewer."""
-    return spread(depth, 6)
-
-
-def _scale(images: np.ndarray, softmax: bool, values: str) -> tuple[Normalize, str]:
-    if not softmax:
-        high = float(np.abs(images).max()) or 1.0
-        return Normalize(-high, high), _SIGNED
-    high = float(images.max())
-    return Normalize(high - 6 if values == "logits" else 0.0, high), SIMILARITY
-
-
-def _mark(ax: Axes, layer: MixingMap, group: int) -> None:
-    row, column = layer.query
-    mark(ax, column, row)
-    if layer.centers is not None:
-        x, y = layer.centers[group] + (column, row)
-        if -0.5 <= x <= layer.grid.width - 0.5 and -0.5 <= y <= layer.grid.height - 0.5:
-            mark(ax, x, y, 6, "+", PALETTE[1])
 
 
 def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:

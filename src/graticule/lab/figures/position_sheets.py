@@ -70,7 +70,9 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
         correlations: those of one model.
         title: above the sheet.
     """
-    panels = list(_panels(correlations))
+    panels: list[tuple[str, Array | None]] = [("table w", correlations.initial)] * (correlations.initial is not None)
+    layers = enumerate(zip(correlations.similarity, correlations.sources, strict=True))
+    panels += [(f"layer {layer}", None if source is None else image) for layer, (image, source) in layers]
     bands = max(1, math.ceil(len(panels) / COLUMNS))
     columns = math.ceil(len(panels) / bands)
     shape, (height, width) = correlations.grid.shape, in_slices(correlations.grid.shape)
@@ -185,13 +187,6 @@ def _center_of(shape: Sequence[int]) -> tuple[int, int]:
     """Return the column and the row of the center token in that picture."""
     *slices, y, x = (side // 2 for side in shape)
     return x + sum(slices) * (shape[-1] + 1), y
-
-
-def _panels(correlations: Correlations) -> Iterator[tuple[str, Array | None]]:
-    if correlations.initial is not None:
-        yield "table w", correlations.initial
-    for layer, (image, source) in enumerate(zip(correlations.similarity, correlations.sources, strict=True)):
-        yield f"layer {layer}", None if source is None else image
 
 
 def _draw_nothing(ax: Axes) -> None:

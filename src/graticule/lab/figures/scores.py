@@ -36,9 +36,7 @@ def curves(
     return add_legend(figure, ax)
 
 
-def resolution_plot(
-    scores: Scores, trained_at: int | Size, ylabel: str = "top-1 accuracy (%)", title: str = ""
-) -> Figure:
+def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1 accuracy (%)") -> Figure:
     """Draw accuracy against the size of the test images: means over seeds, with bars of one standard deviation.
 
     Square sizes are joined by lines. Other sizes are in a separate panel, as points without lines.
@@ -47,7 +45,6 @@ def resolution_plot(
         scores: label -> (height, width) in pixels -> values over seeds.
         trained_at: pixels, a side or (height, width); marked by a vertical line.
         ylabel: name and unit of the values.
-        title: above the plot.
     """
     check_lines(scores, "scores")
     for label, by_size in scores.items():
@@ -57,7 +54,7 @@ def resolution_plot(
     sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
     squares = {size: float(size[0]) for size in sizes if len(set(size)) == 1}
     others = {size: float(place) for place, size in enumerate(size for size in sizes if size not in squares)}
-    figure, ax = new_axes("size of the test images (pixels)", ylabel, title)
+    figure, ax = new_axes("size of the test images (pixels)", ylabel)
     if others and squares:
         wide, high = figure.get_size_inches()
         figure.set_size_inches(wide + 0.6 + 0.5 * len(others), high)
@@ -67,7 +64,6 @@ def resolution_plot(
             panel.set_xlabel(name)
             decorate(panel)
         ax.set_ylabel(ylabel)
-        figure.suptitle(title, fontsize=12)
         _draw_sizes(beside, scores, others, trained)
         beside.set_xlim(-0.6, len(others) - 0.4)
     _draw_sizes(ax, scores, squares or others, trained)
@@ -165,15 +161,12 @@ def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) 
     )
 
 
-def score_plot(
-    scores: Mapping[str, Sequence[float]], xlabel: str, title: str = "", groups: Sequence[int] = ()
-) -> Figure:
+def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, groups: Sequence[int] = ()) -> Figure:
     """Draw one line per choice: the mean as a diamond with a bar of one standard deviation, and a dot per seed below.
 
     Args:
         scores: label -> values over seeds; the first is at the top, and a vertical line continues its mean.
         xlabel: name and unit of the values.
-        title: above the plot.
         groups: number of consecutive labels in each group; a vertical line continues the mean of the first label of a
             group through that group alone. One group by default. What the labels of a group end with, such as
             ", 10 epochs", is written once beside it.
@@ -193,7 +186,7 @@ def score_plot(
     legend = f"\ndots: {count} seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
     if max(groups) > 1:
         legend += f"\ndotted line: mean of the first choice{' of a group' if len(groups) > 1 else ''}"
-    ax.set(xlabel=f"{xlabel}{legend}", title=title)
+    ax.set(xlabel=f"{xlabel}{legend}")
     ax.xaxis.label.set_parse_math(False)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)

@@ -248,7 +248,7 @@ def rank_intervals(seeded: Sequence[Sequence[float]]) -> list[tuple[int, int, in
 LOWEST = -20
 
 
-def heat_map(profile: Profile, title: str = "") -> Figure:
+def heat_map(profile: Profile) -> Figure:
     """Draw the scores, one panel per size, one row per choice, one column per task, with the deviations."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
     names = choice_labels(choices)
@@ -282,8 +282,6 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
         ax.set_title(f"{where}, {'one seed' if number == '1' else f'mean ± s.d. of {number} seeds'}", fontsize=10)
     bar = figure.colorbar(ScalarMappable(**scale), ax=list(panels), shrink=0.5, pad=0.01)
     bar.set_ticks([0, 100], labels=["chance", "solved"], fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11)
     return figure
 
 

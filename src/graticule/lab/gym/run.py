@@ -272,9 +272,10 @@ def train(recipe: GymRecipe, task: GymTask, seed: int) -> tuple[GymModel, list[f
     streams, parameters = generators(seed, "train"), list(model.parameters())
     losses = []
     for step in range(recipe.steps):
-        rate = recipe.lr * _rate((step + 1) / recipe.steps)
+        share = (step + 1) / recipe.steps
+        decay = 0.5 * (1 + math.cos(math.pi * (share - _WARMUP) / (1 - _WARMUP)))
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = recipe.lr * (share / _WARMUP if share < _WARMUP else decay)
         examples = task.sample(recipe.batch_size, *streams)
         loss = task.answer.loss(model(examples.images), examples.target)
         optimizer.zero_grad()
@@ -285,11 +286,6 @@ def train(recipe: GymRecipe, task: GymTask, seed: int) -> tuple[GymModel, list[f
         if len(losses) >= _WINDOW and fmean(losses[-_WINDOW:]) < recipe.solved_loss:
             break
     return model.eval(), losses
-
-
-def _rate(share: float) -> float:
-    """Return the learning rate after `share` of the steps, as a share of the highest one."""
-    return share / _WARMUP if share < _WARMUP else 0.5 * (1 + math.cos(math.pi * (share - _WARMUP) / (1 - _WARMUP)))
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, connection, get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -219,7 +218,11 @@ def executor_of(on: str) -> Iterator[Executor | None]:
         try:
             yield pool
         except BaseException:
-            _terminate(active_children())
+            # SIGTERM makes a run save a checkpoint; a process that starts another run gets another SIGTERM
+            while alive := active_children():
+                for process in alive:
+                    process.terminate()
+                connection.wait([process.sentinel for process in alive], timeout=_POLL)
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -245,14 +248,6 @@ def _dask(address: str) -> Iterator[Executor]:
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _terminate(processes: Sequence[BaseProcess]) -> None:
-    """Stop processes: SIGTERM makes a run save a checkpoint; a process that starts another run gets another SIGTERM."""
-    while alive := [process for process in processes if process.is_alive()]:
-        for process in alive:
-            process.terminate()
-        connection.wait([process.sentinel for process in alive], timeout=_POLL)
 
 
 class LocalProcesses(Executor):

@@ -121,10 +121,11 @@ def summarise(folder: Path) -> Summary:
     metrics: Metrics = {}
     metric: Metric | None = None
     damage: list[str] = []
-    with _recorded(damage):
-        recipe, metric = _read_described(run.recipe_file)
+    with _recorded(damage, run.recipe_file):
+        described = read_typed(run.recipe_file, _StudyDescription)
+        recipe, metric = described["recipe"], described.get("metric")
     if run.metrics_file.exists():  # it is written at the end of the first epoch
-        with _recorded(damage):
+        with _recorded(damage, run.metrics_file):
             metrics = read_metrics(run.metrics_file)
     if metric is None and metrics:  # of a run that does not record it
         from graticule.lab.training.task import metric_of  # imports PyTorch
@@ -139,15 +140,6 @@ def summarise(folder: Path) -> Summary:
         state = "running"
     times = [_changed(path) for path in (run.metrics_file, run.log_file)]
     return Summary(folder, state, recipe, metrics, metric, max(times) or _changed(run.recipe_file), "; ".join(damage))
-
-
-def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
-    """Read the recipe of a run as plain values, whatever version or plugin wrote it, and its metric, if recorded."""
-    try:
-        described = read_typed(path, _StudyDescription)
-    except ValueError as error:
-        raise ValueError(_short(error, path)) from None
-    return described["recipe"], described.get("metric")
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -244,11 +236,11 @@ def _short(error: Exception, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _recorded(damage: list[str]) -> Iterator[None]:
-    """Add the message of an error in the block to `damage`."""
+def _recorded(damage: list[str], path: Path) -> Iterator[None]:
+    """Add the message of an error of reading a file in the block to `damage`."""
     try:
         yield
     except OSError as error:
         damage.append(f"{Path(error.filename or '').name}: {error.strerror}")
     except ValueError as error:
-        damage.append(str(error))
+        damage.append(_short(error, path))

@@ -12,7 +12,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
@@ -55,7 +54,10 @@ class History(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the row of the epoch and write the file atomically."""
-        metrics = {name: _decimal(value) for name, value in trainer.callback_metrics.items()}
+        metrics = {
+            name: float(str(np.float32(value.item()))) if value.dtype == torch.float32 else value.item()
+            for name, value in trainer.callback_metrics.items()  # 37.8, not 37.79999923706055
+        }
         seconds = self._before + time.perf_counter() - self._start
         self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
         self.rows.append({"epoch": trainer.current_epoch + 1, **metrics, "seconds": seconds})
@@ -179,8 +181,3 @@ def memory(device: torch.device) -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _decimal(value: Tensor) -> float:
-    """Return a logged number without digits beyond its precision: 37.8, not 37.79999923706055."""
-    return float(str(np.float32(value.item()))) if value.dtype == torch.float32 else value.item()
