@@ -11,16 +11,14 @@ from in_turn import in_turn
 from tiny import count, full_size, spec
 
 FACTS = json.loads((Path(__file__).parents[1] / "parity" / "golden" / "facts.json").read_text())
-DEIT = [row for row in FACTS if row.startswith("deit")]
-PVT = [row for row in FACTS if row.startswith("pvt")]
 FIGURES = yaml.safe_load((Path(__file__).parents[1] / "parity" / "golden" / "figures.yaml").read_text())["cpvt"]
 TABLE = 197 * 192  # of DeiT-Ti at 224 pixels
 
 
-@in_turn("row", DEIT)
+@in_turn("row", [row for row in FACTS if row.startswith(("deit", "pvt"))])
 def test_the_model_has_the_parameters_of_the_reference(row):
-    name, joining = row.split(".")
-    model = full_size(name, joining=joining)
+    name, _, joining = row.partition(".")
+    model = full_size(name, joining=joining or "default")
     assert count(model) == FACTS[row]["parameters"]
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == FACTS[row]["trainable"]
 
@@ -57,13 +55,6 @@ def test_the_relative_bias_has_the_parameters_of_lapes_code_and_not_the_3049k_of
 def test_lape_adds_two_d_for_each_joined_layer(eta):
     default = FACTS["deit_tiny_patch16_224.default"]["parameters"]
     assert count(full_size("deit_tiny_patch16_224", joining=spec("lape", layers=eta))) == default + 2 * 192 * eta
-
-
-@in_turn("row", PVT)
-def test_a_pyramid_has_the_parameters_of_the_reference(row):
-    model = full_size(row)
-    assert count(model) == FACTS[row]["parameters"]
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == FACTS[row]["trainable"]
 
 
 @in_turn("row", [row for row, sizes in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in sizes])

@@ -61,7 +61,11 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         _attention(report, audit.attention)
     if audit.maps:
         report.heading("Position maps")
-        _add_position(report, audit.maps, title)
+        shorter, notes = zip(*map(_shortened, audit.maps), strict=True)
+        for sheet in position_sheets(shorter, title):
+            about = _SHOWN[sheet.kind]
+            note = notes[sheet.stage].get(sheet.kind, "")
+            report.figure(sheet.figure, f"{about}{sheet.of}{note}", f"{about.partition(':')[0]}{sheet.of}")
     if audit.unavailable:
         report.heading("Not measured")
         report.table(("analysis", "reason"), sorted(audit.unavailable.items()))
@@ -272,15 +276,6 @@ def _with_error(value: float, error: float) -> str:
 
 def _signed(pair: tuple[float, float]) -> str:
     return f"{pair[0]:+.1f} ± {pair[1]:.1f}"
-
-
-def _add_position(report: Report, stages: Sequence[StageMaps], title: str) -> None:
-    """Add the sheets of all maps of a model to a report."""
-    shorter, notes = zip(*map(_shortened, stages), strict=True)
-    for sheet in position_sheets(shorter, title):
-        about = _SHOWN[sheet.kind]
-        note = notes[sheet.stage].get(sheet.kind, "")
-        report.figure(sheet.figure, f"{about}{sheet.of}{note}", f"{about.partition(':')[0]}{sheet.of}")
 
 
 def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
