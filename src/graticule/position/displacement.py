@@ -181,11 +181,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return _mix_backward(grad, *ctx.saved_tensors)
-
-
-_mix.register_autograd(_backward, setup_context=_save)
+_mix.register_autograd(lambda ctx, grad: _mix_backward(grad, *ctx.saved_tensors), setup_context=_save)
 
 
 def _to_maps(x: Tensor, table: Tensor) -> tuple[Grid, Tensor]:

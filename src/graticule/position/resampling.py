@@ -235,7 +235,7 @@ class CropResampler(Resampler):
 
     def __init__(self, mode: Literal["bilinear", "bicubic"] = "bicubic", antialias: bool = True) -> None:
         self.mode, self.antialias = mode, antialias
-        self.inner = _filter(mode, antialias)
+        self.inner = {"bicubic": Bicubic, "bilinear": Bilinear}[mode](antialias)
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
         """Return the matrix of an axis if both axes are scaled by the same factor, (new, old), float64."""
@@ -310,10 +310,6 @@ def _kept_if(same: Tensor, matrix: Tensor) -> Tensor:
     """Return the identity if `same` is true, else the matrix (n', n)."""
     new, old = (torch.arange(side, device=matrix.device) for side in matrix.shape)
     return torch.where(same, (new[:, None] == old).to(matrix.dtype), matrix)
-
-
-def _filter(mode: str, antialias: bool) -> _Filter:
-    return {"bicubic": Bicubic, "bilinear": Bilinear}[mode](antialias)
 
 
 def _spline_matrix(knots: tuple[float, ...], reach: int, mode: str) -> Tensor:
