@@ -53,11 +53,11 @@ def relative(grid, indexing):
     return torch.randn(9999, generator=torch.Generator().manual_seed(0))[index]
 
 
-def windows(grid, swapped):
-    """Return the distances of patches that were split into 2 x 2 windows and put together again."""
+def windows(grid, wrong=False):
+    """Return the distances of patches that were split into 2 x 2 windows, of wrong widths or right ones."""
     height, width = grid[0] // 2, grid[1] // 2
-    sides = (2, width, 2, height, 2) if swapped else (2, height, 2, width, 2)
-    parts = rows(grid).view(sides).transpose(1, 2).reshape(2, 2, height, width, 2).transpose(1, 2).reshape(-1, 2)
+    parts = rows(grid).reshape(2, height, 2, height if wrong else width, -1).transpose(1, 2)
+    parts = parts.reshape(2, 2, height, width, 2).transpose(1, 2).reshape(-1, 2)
     return -torch.cdist(parts, parts)
 
 
@@ -68,10 +68,10 @@ def sinusoids(grid, places="rows"):
 
 
 def resize(table, old, new, target="size", mode="bicubic", **options):
-    """Resample a table; `target` is the size, a smaller or a square one, or scale factors of both axes or of each."""
+    """Resample a table; `target` is the size, a square, or scale factors of both axes or of each."""
     side, scale = math.isqrt(math.prod(new)), (math.prod(new) / len(table)) ** 0.5
     factors = {"one scale": [scale, scale], "scales": [new[0] / old[0], new[1] / old[1]]}.get(target)
-    size = {"size": new, "floor": (new[0] - 1, new[1] - 1), "square": (side, side)}.get(target)
+    size = {"size": new, "square": (side, side)}.get(target)
     maps = interpolate(table.T.reshape(1, -1, *old), size, scale_factor=factors, mode=mode, **options)
     return maps[0].flatten(1).T
 

@@ -70,6 +70,8 @@ def page(cases):
         lines.append(f"- {name}: {alone} of {len(codes)} codes ({texts[0]}), of {len(cases)} bugs in all ({texts[1]}).")
         lines.append(f"  With the declared convention: {declared}.")
     false = [f"{link(case)} ({', '.join(case['after'])})" for case in codes if case["after"]]
+    missed = [link(case) for case in codes if not found(case, "declared")]
+    lines.append(f"- Not found by any law, also if declared: {', '.join(missed)}.")
     lines.append(f"- Laws that fail on fixed code: {', '.join(false) or 'none'}.")
     lines.append(f"- Without code: {', '.join(link(case) for case in cases if case not in codes)}.")
     lines += ["", "|thread|date|bug|found by|", "|---|---|---|---|"]
@@ -83,7 +85,7 @@ def main():
     """Measure all cases, and write the data and the page."""
     with CASES.open(encoding="utf-8", newline="") as file:
         cases = [measure(**case) for case in csv.DictReader(file)]
-    write_text(DOCS / "data" / "time_machine.json", json.dumps(cases, indent=1) + "\n")
+    write_text(DOCS / "data" / "time_machine.json", "[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
     write_text(PAGE, between(PAGE.read_text(encoding="utf-8"), "cases", page(cases)))
 
 

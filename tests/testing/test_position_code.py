@@ -505,6 +505,18 @@ def by_row(table, native, grid, prefix):
     return torch.cat([table[:prefix], table[prefix + index.long()]])
 
 
+def by_corner(table, native, grid, prefix, step=0):
+    """Take the nearest row of each corner, as `interpolate(mode="nearest")`, or the one `step` after it."""
+    y, x = ((torch.arange(n) * m // n + step).clamp(max=m - 1) for n, m in zip(grid, native, strict=True))
+    return torch.cat([table[:prefix], table[prefix:].unflatten(0, native)[y][:, x].flatten(0, 1)])
+
+
+def test_nearest_rows_of_corners_need_no_reflection():
+    assert failures(table_code(by_corner)) == {}
+    assert outcomes(table_code(by_corner))["reflection"][0] == "not applicable"
+    assert {"native", "reflection"} <= set(failures(table_code(partial(by_corner, step=1))))
+
+
 def renewed(table, native, grid, prefix, grids=[]):  # noqa: B006
     """Change the scale with each grid."""
     grids.append(grid)

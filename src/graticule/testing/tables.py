@@ -159,9 +159,16 @@ def transposition(code: TableCode) -> str:
 
 
 def reflection(code: TableCode) -> str:
-    """The mirrored table gives mirrored positions, as coordinates of the middles of patches do, not of corners."""
+    """The mirrored table gives mirrored positions, as coordinates of the middles of patches do, not of corners.
+
+    It does not apply to nearest rows of corners, i * n // height, as in `interpolate(mode="nearest")`.
+    """
     grid = code.other_grids[0]
-    expected = code.map(grid).flip(0, 1)
+    positions, table = code.map(grid), code.native_map()
+    y, x = (torch.arange(side, device=table.device) * n // side for side, n in zip(grid, code.native, strict=True))
+    if is_same(positions, table[y][:, x], code.tolerance):
+        raise NotApplicable("it takes the nearest rows of corners")
+    expected = positions.flip(0, 1)
     with code.with_patches(code.native_map().flip(0, 1)):
         code.check(code.map(grid), expected, f"{by(grid)} patches of the mirrored table must be mirrored")
     return f"{by(grid)} patches, mirrored"
