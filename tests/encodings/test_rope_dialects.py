@@ -277,7 +277,7 @@ REFUSED = {
     "rope(base=(100, -1))": "`base`.*greater than 0, got",
     "rope(base=(100, 10), alternate=True)": "`base` must be one number with `alternate`",
     "rope(preset='flux')": "`preset` 'flux' must have heads of 128 channels, got 8; for others give `split`",
-    "rope(preset='flux2', split=(1, 1, 1, 1))": "`split` must be 2 numbers of pairs, of 4 at most together, got",
+    "rope(preset='flux2', split=(1, 1, 1, 1))": r"`split` must be 2 .*four an image is Grid\(1, H, W, 1\)",
     "rope(arrangement='interleaved', split=(1, 2))": "`split` must have equal numbers with `arrangement`",
     "rope(unrotated='first')": r"`unrotated` must be left out with `split` \(2, 2\), which rotates all 4 pairs",
     "rope(jitter=0.5)": "`jitter`.*greater than or equal to 1",

@@ -94,7 +94,7 @@ def test_points_with_an_extent_have_the_position_of_a_grid(encoding):
         torch.testing.assert_close(points.rotary.table, layer.rotary.table, rtol=0, atol=1e-12)
         assert torch.equal(both.rotary.table[1, 0], points.rotary.table)
         assert (points.query_scale is None) == (layer.query_scale is None) == ("'yarn'" not in encoding)
-    for extent in (None, (7,), (7, 0)) if "scaling" in encoding else ():
+    for extent in (None, (7,), (7, 0), (7, math.inf)) if "scaling" in encoding else ():
         with pytest.raises(ValueError, match=r"`extent` must be given for Points|`extent` must be a positive length"):
             position(Points(places, 1, extent))
 
@@ -131,3 +131,14 @@ def test_a_compiled_position_follows_progress_and_extent_without_another_compila
         for progress, extent in ((0.2, [8, 9]), (0.7, [16, 12]), (1.0, [4, 6])):
             graticule.set_progress(position, progress)
             torch.testing.assert_close(compiled(torch.tensor(extent)), tables(torch.tensor(extent)))
+
+
+@in_turn("coordinates", ["patches", "centered", "separate", "max", "corners", "area", "unit"])
+def test_points_in_the_unit_of_a_spacing_have_the_position_of_the_grid(coordinates):
+    offset = 0.0 if coordinates in ("corners", "area", "unit") else 0.5
+    encoding = f"rope(coordinates='{coordinates}', offset={offset})"
+    position = build_position(Grid(4, 6, spacing=(2, 0.1)), dim=32, depth=1, num_heads=2, encoding=encoding).double()
+    for grid in (Grid(7, 6, spacing=(2, 0.1)), Grid(4, 3, spacing=(2, 0.1))):
+        points = Points(grid.coordinates(), extent=grid.extent)
+        expected, actual = (position(tokens)[0].rotary.table for tokens in (grid, points))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)

@@ -103,7 +103,8 @@ def get_rope_index(parts: Sequence[Grid], overlap: bool = False) -> Points:
         >>> get_rope_index([Grid(2), Grid(1, 2), Grid(1)]).places.tolist()
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
     """
-    if not parts or any(not isinstance(part, Grid) or part.ndim > 3 or part.prefix or part.crop for part in parts):
+    grids = isinstance(parts, Sequence) and all(isinstance(part, Grid) for part in parts)
+    if not grids or not parts or any(part.ndim > 3 or part.prefix or part.crop for part in parts):
         raise ValueError(f"`parts` must be grids of one to three axes, without prefix tokens and crops, got {parts}.")
     start, places = 0, []
     for part in parts:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.forms.rotary import IN_PARTS, FixedRotary, Layout, axial, check_head_dim, geometric
@@ -144,7 +145,9 @@ class Rope(FixedRotary):
             check_head_dim(head_dim, 2 * axes, f"pairs on {axes} axes; see `split`")
             split = (pairs // axes,) * axes
         elif len(split) not in (axes, 3 if axes == 2 else axes) or min(split) < 0 or not 1 <= sum(split) <= pairs:
-            raise ValueError(f"`split` must be {axes} numbers of pairs, of {pairs} at most together, got {split}.")
+            four = "; with four an image is Grid(1, H, W, 1)" if len(split) == 4 != axes else ""
+            what = f"{axes} numbers of pairs, of {pairs} at most together"
+            raise ValueError(f"`split` must be {what}, got {split}{four}.")
         for name, turns in (("alternate", frequencies.alternate), ("arrangement", arrangement == "interleaved")):
             if turns and len(set(split)) > 1:
                 raise ValueError(f"`split` must have equal numbers with `{name}`, whose axes take turns, got {split}.")
@@ -177,18 +180,16 @@ class Rope(FixedRotary):
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
         """Return the frequency vectors (f^y, f^x), (d / 2, axes), float64."""
-        count = len(self.split)
-        axes = range(count) if self.order == "yx" else range(count)[::-1]
+        count, step = len(self.split), 1 if self.order == "yx" else -1
         if self.frequencies.alternate:
             series = self.frequencies(sum(self.split), device)
             vectors = axial(*(series[turn::count] for turn in range(count)))
         else:
-            vectors = axial(*(self.frequencies(self.split[axis], device, axis) for axis in axes))
+            vectors = axial(*(self.frequencies(self.split[axis], device, axis) for axis in range(count)[::step]))
         if self.arrangement == "interleaved":
             vectors = vectors.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
-        still = vectors.new_zeros(self.head_dim // 2 - len(vectors), count)
-        if len(still):
-            vectors = torch.cat([still, vectors] if self.unrotated == "first" else [vectors, still])
+        rest = self.head_dim // 2 - len(vectors)  # pairs that are not rotated
+        vectors = F.pad(vectors, (0, 0, rest, 0) if self.unrotated == "first" else (0, 0, 0, rest))
         vectors = vectors if self.order == "yx" else vectors.flip(1)
         return vectors[:, count - len(self.grid.shape) :]  # an image has the time 0
 

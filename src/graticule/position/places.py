@@ -138,7 +138,7 @@ class Points(Places):
             raise ValueError(f"`prefix` must be at least 0, got {self.prefix}.")
         if self.extent is not None:
             lengths, axes = torch.as_tensor(self.extent), self.places.shape[-1:]
-            if lengths.shape != axes or (known and not (lengths > 0).all()):
+            if lengths.shape != axes or (known and not ((lengths > 0) & lengths.isfinite()).all()):
                 raise ValueError(f"`extent` must be a positive length for each of {axes[0]} axes, got {self.extent}.")
 
     @property

@@ -67,15 +67,15 @@ class Coordinates:
             axes = [of_axis(grid, device, built) for of_axis in vars(self)["by_axis"]]
             return torch.stack([places[..., axis] for axis, places in enumerate(axes)], -1)
         index = grid.coordinates(device).double()
-        step: float | Tensor = 1.0 if grid.spacing is None else as_tensor(grid.spacing, index)
+        unit = built.spacing if isinstance(grid, Points) and built is not None else grid.spacing
+        step: float | Tensor = 1.0 if unit is None else as_tensor(unit, index)
         if self.coordinates == "patches":
             return index + self.offset * step
         known = built if built is not None and (grid.ndim == 1 or grid.extent is None) else grid
-        if self.coordinates == "centered" and isinstance(known, Points):
-            return index + self.offset - (as_tensor(known.extent, index) / 2).ceil()
-        if self.coordinates == "centered":
-            return index + (self.offset - as_tensor([n - n // 2 for n in known.image_grid.shape], index)) * step
         sides = as_tensor(known.extent, index)
+        if self.coordinates == "centered":
+            middle = (sides / step / 2 - 1e-9).ceil()  # n - n // 2, whatever the rounding of a product with the unit
+            return index + (self.offset - middle) * step
         if self.coordinates in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
             return 2 * (index + (0.5 + self.offset) * step) / by - 1
