@@ -342,6 +342,30 @@ def windows(bench: Bench) -> None:
         times = bench.turns({name: partial(attend, chosen) for name, chosen in choices.items()})
         for name in kernels:
             bench.add(name, times[name], times["chosen by PyTorch"], tokens=tokens, batch=batch)
+    small_windows(bench)
+
+
+def small_windows(bench: Bench) -> None:
+    """Measure inference of Swin-T over timm's, with all kernels and without cuDNN's in small windows."""
+    import timm
+
+    import graticule
+    from graticule.backbones import window_attention
+
+    def call(step: Step, most: int) -> None:
+        window_attention.SMALL_WINDOW = most
+        step()
+
+    name, usual = NAMES[1], window_attention.SMALL_WINDOW
+    for compiled in (False,) if bench.quick else (False, True):
+        bench.free()
+        steps: dict[str, Step] = {}
+        for key, most in (("ours", usual), ("ours with cuDNN's kernel", 0), ("timm", usual)):
+            model = (timm if key == "timm" else graticule).create_model(name)
+            steps[key] = partial(call, bench.step(model, "inference", compiled=compiled), most)
+        times = bench.turns(steps)
+        for key in list(steps)[:2]:
+            bench.add(f"{name}, {key}, over timm", times[key], times["timm"], batch=bench.batch, compiled=compiled)
 
 
 def mixing(bench: Bench) -> None:
@@ -405,9 +429,9 @@ def loop(bench: Bench) -> None:
 def programs(bench: Bench) -> None:
     """Measure exported programs, on the device, over the eager folded model."""
     import torch
+    from torch.export.passes import move_to_device_pass
 
     import graticule
-    from graticule.surgery.export import FORMATS
 
     model = graticule.create_model("deit_tiny_patch16_224", joining="lape", depth=1 if bench.quick else 12)
     model = model.to(bench.device).eval()
@@ -416,8 +440,8 @@ def programs(bench: Bench) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.pt2"
             graticule.export(model, path, "torch-export", dynamic=["batch"] if batch > 1 else [])
-            call = FORMATS["torch-export"].open(path)
-            steps = {"program": partial(call, images), "model": partial(graticule.fold(model), images)}
+            program = move_to_device_pass(torch.export.load(path), bench.device)  # a saved one is on the CPU
+            steps = {"program": partial(program.module(), images), "model": partial(graticule.fold(model), images)}
             with torch.inference_mode():
                 times = bench.turns(steps)
         bench.add("torch-export over the folded model, float32", times["program"], times["model"], batch=batch)

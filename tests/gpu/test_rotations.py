@@ -1,4 +1,4 @@
-"""Rotations of models of diffusers and transformers on a device: the model's own, bit for bit."""
+"""Rotations of models of diffusers and transformers on a device: the model's own."""
 
 import pytest
 import torch
@@ -6,6 +6,9 @@ from device_models import devices_of
 
 import graticule
 from rotary_models import DIFFUSERS, GRIDS, TRANSFORMERS, build, dialect, run
+
+#: DINOv3 divides by a number, which a GPU multiplies by its inverse; Qwen-Image computes its table on the CPU.
+ROUNDED = ("DINOv3ViTModel", "QwenImageTransformer2DModel")
 
 
 @torch.no_grad()
@@ -16,4 +19,8 @@ def test_the_own_dialect_of_a_model_on_the_device_gives_the_same_outputs(device,
         expected = [run(model, grid) for grid in GRIDS]
         graticule.set_rotary(model, dialect(name))
         assert devices_of(model) == {device}
-        assert all(map(torch.equal, (run(model, grid) for grid in GRIDS), expected))
+        found = [run(model, grid) for grid in GRIDS]
+    if device.type == "cuda" and name in ROUNDED:
+        torch.testing.assert_close(found, expected)
+    else:
+        assert all(map(torch.equal, found, expected))

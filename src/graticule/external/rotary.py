@@ -220,9 +220,10 @@ def _wide(device: torch.device) -> torch.device:
 def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> Model:
     """Replace the rotation of queries and keys of a model of diffusers or transformers, in place, and return the model.
 
-    All else stays the same object, and the dialect that the model has gives the same outputs, bit by bit. As
-    `save_pretrained` of the library saves no rotation, call this again once the model is loaded, before the parameters
-    of a learned encoding are, `encoding...` at the name of the rotation.
+    All else stays the same object, and the dialect that the model has gives the same outputs, bit by bit on a CPU; on a
+    GPU those of DINOv3 and Qwen-Image differ by rounding. As `save_pretrained` of the library saves no rotation, call
+    this again once the model is loaded, before the parameters of a learned encoding are, `encoding...` at the name of
+    the rotation.
 
     Args:
         model: FLUX, FLUX.2, Krea 2, Wan, HunyuanVideo, MotifVideo, Qwen-Image, DINOv3, Pixtral, Qwen2-VL, Qwen2.5-VL or
