@@ -22,9 +22,9 @@ tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, reci
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
-claims.md 2440, compare.md 1230, convert.md 1910, dense.md 1780, deploy.md 1240, encodings.md 2435, extending.md 1750,
-  gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/costs.md 2080, results/gym.md 1250,
-  results/lape_place.md 1540, which.md 1760, why_lape.md 1370
+claims.md 2440, compare.md 1230, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
+  gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470, results/costs.md 2080, results/gym.md
+  1250, results/lape_place.md 1540, which.md 1760, why_lape.md 1370
 """
 GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_000, 45, 290
 

@@ -47,8 +47,9 @@ class TokenMlp(NamedTuple):
         return self.second.to(x.dtype) @ hidden
 
 
-#: Number of tokens from which the convolution is faster than the matrix (`benchmarks/layers.py`).
-LARGE = 1024
+#: Number of tokens from which the convolution is as fast as the matrix (`benchmarks/layers.py`), and on a GPU
+#: (`benchmarks/gpu.py`).
+LARGE, LARGE_ON_GPU = 1024, 9216
 
 #: Maximum size of an intermediate result, in numbers, so that it fits the cache; more work is done in pieces.
 _WORKSPACE = 1 << 20

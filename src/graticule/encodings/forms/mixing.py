@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from graticule.position.displacement import LARGE, Displacements, TokenMlp
+from graticule.position.displacement import LARGE, LARGE_ON_GPU, Displacements, TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition, MixingWeights
@@ -118,7 +118,8 @@ class MixingPosition(Position):
         table = encoding.displacements(grid)
         if table is None:
             return cast("MixingWeights", encoding(grid))
-        large = self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= LARGE))
+        least = LARGE_ON_GPU if table.table.is_cuda else LARGE
+        large = self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= least))
         return table if large and not table.softmax else table.with_weights()
 
     def layer_lists(self) -> list[str]:
