@@ -157,7 +157,7 @@ def _rotation_of_vjepa2(module: str) -> RotationCode:
     rotate_channels = part(module, "rotate_queries_or_keys")
 
     def rotate(queries: Tensor, grid: Size) -> Tensor:
-        y, x = torch.meshgrid(*(torch.arange(side).to(queries.dtype) for side in grid), indexing="ij")
+        y, x = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
         halves = zip(queries.chunk(2, -1), (y.flatten(), x.flatten()), strict=True)
         return torch.cat([rotate_channels(channels, at) for channels, at in halves], -1)
 

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,11 @@ def _table_of_transformers(module: str, name: str, grid: Size = (4, 4)) -> Table
     if len(arguments) != 3:
         raise NoInterface(f"`interpolate_pos_encoding` has the arguments {', '.join(arguments)}")
     sides = grid[0] * PATCH, grid[1] * PATCH
-    model = kind(configuration(kind, **SMALL, image_size=sides[0] if sides[0] == sides[1] else sides)).eval()
+    config = configuration(kind, **SMALL, image_size=sides[0] if sides[0] == sides[1] else sides)
+    try:
+        model = kind(config).eval()
+    except TypeError as error:
+        raise (NoInterface("it takes square images alone") if sides[0] != sides[1] else error) from error
     tables = {key: value for key, value in model.named_parameters() if "position" in key}
     before = {key: value.numel() // value.shape[-1] - grid[0] * grid[1] for key, value in tables.items()}
     key = next((key for key in tables if 0 <= before[key] <= 8), None)
@@ -161,8 +166,14 @@ def _bias(cells: dict[str, str]) -> BiasCode:
     return BiasCode(compute, prefix, grids=((6, 6), (12, 12)) if arguments == "side" else GRIDS)
 
 
-def _sinusoid(module: str, name: str) -> BiasCode:
-    """Return the similarity of the positions of patches, which sinusoids give to displacements alone."""
+@dataclass(frozen=True)
+class SinusoidCode(BiasCode):
+    """The similarity of the positions of patches, which sinusoids give to displacements alone, and the positions."""
+
+    positions: Callable[[Size], Tensor] | None = None
+
+
+def _sinusoid(module: str, name: str) -> SinusoidCode:
     kind = part(module, name)
     arguments, names = (list(inspect.signature(function).parameters) for function in (kind, kind.forward))
     if "config" in arguments:
@@ -170,22 +181,22 @@ def _sinusoid(module: str, name: str) -> BiasCode:
     else:
         embed = kind(**({"normalize": True} if "normalize" in arguments else {}))
 
-    def compute(grid: Size) -> Tensor:
+    def positions(grid: Size) -> Tensor:
         if "width" in names:
-            rows = embed(grid[1], grid[0], torch.device("cpu"), torch.float32)[0]
-        elif "shape" in names:
-            rows = embed((1, 8, *grid), "cpu", torch.float32)[0].flatten(1).mT
-        else:
-            rows = embed(torch.zeros(1, 8, *grid), torch.ones(1, *grid, dtype=torch.bool))[0].flatten(1).mT
-        return rows.double() @ rows.double().mT
+            rows: Tensor = embed(grid[1], grid[0], torch.device("cpu"), torch.float32)[0]
+            return rows.double()
+        mask = torch.ones(1, *grid, dtype=torch.bool)
+        maps = embed((1, 8, *grid), "cpu", torch.float32) if "shape" in names else embed(mask[None], mask)
+        rows = maps[0].flatten(1).mT
+        return rows.double()
 
-    return BiasCode(compute)
+    return SinusoidCode(lambda grid: positions(grid) @ positions(grid).mT, positions=positions)
 
 
 #: Models of timm whose tables are checked.
 _TIMM = (
     "vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 vit_small_patch14_reg4_dinov2 eva02_tiny_patch14_224 "
-    "vitamin_small_224 cait_xxs24_224 samvit_base_patch16_224 hiera_tiny_224 volo_d1_224 naflexvit_base_patch16_gap"
+    "vitamin_small_224"
 )
 
 

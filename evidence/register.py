@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def row(name: str) -> Row:
     """Check a class, and return its kind, its encoding, the laws that it passes and fails, or why it is not built."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    checked: Row = {"name": name, "kind": codes()[name][0], "reproducer": f"evidence.position_tables.build({name!r})"}
+    checked: Row = {"name": name, "kind": codes()[name][0], "reproducer": f"python -m evidence.register {name!r}"}
     try:
         with torch.no_grad():
             code = build(name)
@@ -57,10 +58,10 @@ def row(name: str) -> Row:
     checked["passed"] = [finding.check for finding in findings if finding.outcome == "passed"]
     checked["failed"] = {finding.check: finding.detail for finding in findings if finding.outcome == "failed"}
     with suppress(ValueError), torch.no_grad():
-        identity = graticule.identify(code)
-        checked["spec"] = identity.encoding
-        checked |= {"grid": identity.grid} if identity.encoding else {"nearest": identity.nearest}
-        checked |= {"difference": f"{identity.difference:.0e}", "notes": list(identity.notes)}
+        identity = graticule.identify(getattr(code, "positions", code))
+        checked |= {"spec": identity.encoding, "notes": list(identity.notes)}
+        if identity.encoding:
+            checked |= {"grid": identity.grid, "difference": f"{identity.difference:.0e}"}
     return checked
 
 
@@ -124,6 +125,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="classes to check alone; nothing is written")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
+    for name in set(options.names) - codes().keys():
+        near = get_close_matches(name, codes(), 3)
+        parser.error(f"`names` must be of classes in docs/data/register.json, got {name!r}; near it: {near}")
     if options.names:
         return print(json.dumps([row(name) for name in options.names], indent=1))
     before = json.loads(DATA.read_text(encoding="utf-8")) if DATA.is_file() else {}

@@ -190,7 +190,7 @@ def _faults(code: RotationCode) -> list[str]:
     grid, notes = code.grids[0], []
     matrices, twos = code.at(grid), torch.full((1, code.heads, code.prefix + math.prod(grid), code.channels), 2.0)
     if (change := float((matrices.norm(dim=-2) - 1).abs().max())) > 1e-3:
-        notes.append(f"no rotation: it changes lengths of queries by up to {100 * change:.2g} %")
+        notes.append(f"no rotation: it changes lengths of queries by up to {100 * change:.3g} %")
     if float((matrices.sum(-1) - code.rotated(twos.double(), grid)[0] / 2).abs().max()) > 1e-3:
         notes.append("no rotation: it depends on the input, other than linearly in the queries")
     if not notes and int((matrices.abs().amax((0, 1)) > 1e-12).sum(-1).max()) > 2:
@@ -232,8 +232,10 @@ def _of_bias(code: BiasCode) -> Iterator[Candidate]:
             yield Candidate(Spec("alibi", {"distance": distance, "slopes": tuple(map(nice, slopes))}))
     yield Candidate(Spec("sandwich"))
     corners = [code.prefix + at for at in (0, grid[-1] - 1, last + 1 - grid[-1], last)]  # have all displacements
+    corners += [0] * (code.prefix > 0)
     sizes = [{"buckets": count, "max_distance": far} for count, far in ((32, 128), (32, 64), (64, 128))]
     learned = [*(Spec("bucketed_bias", size) for size in sizes), Spec("mirrored_bias"), Spec("relative_bias")]
+    learned += [Spec("relative_bias", {"prefix_rows": True})] * (code.prefix > 0)
     for spec in learned:
         position = _build(code, Candidate(spec), place, bias[:1])
         tables, columns = [*position.parameters()], []

@@ -35,11 +35,12 @@ class PairCode(PositionCode, ABC):
     prefix: int
     expected: PairCode | None
     grids: tuple[Size, ...]
+    terms = 4  # a rotation has two
 
     @property
     def tolerance(self) -> float:
         """The largest difference of equal values, of angles of a step per patch in float32."""
-        return rounding(torch.float32, max(map(max, self.grids)), terms=4)
+        return rounding(torch.float32, max(map(max, self.grids)), self.terms)
 
     def same(self, actual: Tensor, expected: Tensor) -> bool:
         """Return whether values are equal."""
@@ -157,7 +158,7 @@ def length(code: RotationCode) -> str:
         change = float((matrices.mT @ matrices - torch.eye(matrices.shape[-1]).double()).abs().max())
         if change > code.tolerance:
             raise Failed(
-                f"a rotation must keep the length of queries, got a change by up to {100 * change:.2g} %: the table "
+                f"a rotation must keep the length of queries, got a change by up to {100 * change:.3g} %: the table "
                 f"and its use disagree on which channels form a pair{_layouts(matrices[:, code.prefix :])}"
             )
     return "queries keep their length"
@@ -168,13 +169,17 @@ def _layouts(matrices: Tensor) -> str:
     cosines, channels = matrices.diagonal(dim1=-2, dim2=-1), matrices.shape[-1]
     gaps = [gap for gap in (1, channels // 4, channels // 2) if gap and channels % (2 * gap) == 0]
     table = [gap for gap in gaps if is_same(*cosines.unflatten(-1, (-1, 2, gap)).unbind(-2))]
-    use = int(matrices[:, -1, 0, 1:].abs().sum(0).argmax()) + 1
+    row, column = divmod(int(matrices.abs().amax((0, 1)).triu(1).argmax()), channels)
     same = f"channels {table[0]} apart have the same angle, " if table else ""
-    return f": {same}those {use} apart are rotated into each other"
+    return f": {same}those {column - row} apart are rotated into each other"
 
 
 def axes(code: PairCode) -> str:
-    """Patches are ordered row by row, and grids of as many patches differ, as 2 x 8 and 4 x 4."""
+    """Patches are ordered row by row, change along both axes, and 2 x 8 differ from 4 x 4."""
+    steps = code.attention(code.grids[0]).by_displacement()
+    still = [name for name, step in (("rows", (1, 0)), ("columns", (0, 1))) if code.same(steps[step], steps[0, 0])]
+    if len(still) == 1:
+        raise Failed(f"position must change along both axes of {by(code.grids[0])} patches, got the same {still[0]}")
     wide = [grid for grid in code.grids if grid[0] != grid[1]]
     if not wide:
         raise NotApplicable("all grids are square")
@@ -249,7 +254,7 @@ def dtype(code: RotationCode) -> str:
         if rotated.dtype != precision:
             raise Failed(f"queries of {precision} must stay {precision}, got {rotated.dtype}")
         law = f"{precision} must be near float64 on {by(grid)} patches"
-        check_same(rotated.double(), exact, law, rounding(precision, largest, terms=4))
+        check_same(rotated.double(), exact, law, rounding(precision, largest, code.terms))
     return f"float32 and bfloat16 on {by(grid)} patches"
 
 
