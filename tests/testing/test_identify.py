@@ -136,13 +136,17 @@ def test_tables_and_biases_are_named(encoding):
     assert identify(code_of(encoding, heads=3)).encoding == encoding
 
 
-@pytest.mark.parametrize("encoding", ["bucketed_bias(buckets=32, max_distance=128)", "mirrored_bias", "relative_bias"])
+WITH_PREFIX = "relative_bias(prefix_rows=True)"
+
+
+@pytest.mark.parametrize("encoding", ["bucketed_bias(buckets=32, max_distance=128)", "mirrored_bias", "relative_bias", WITH_PREFIX])
 def test_a_learned_bias_is_named_with_its_index(encoding):
     torch.manual_seed(0)
-    position = build_position(Grid(4, 6), dim=8, depth=1, num_heads=2, encoding=encoding).double().eval()
+    grid = Grid(4, 6, prefix=int(encoding == WITH_PREFIX))
+    position = build_position(grid, dim=8, depth=1, num_heads=2, encoding=encoding).double().eval()
     for parameter in position.parameters():
         torch.nn.init.normal_(parameter)
-    identity = identify(BiasCode(lambda grid: position(Grid(*grid))[0].bias, grids=((4, 6),)))
+    identity = identify(BiasCode(lambda _: position(grid)[0].bias, grid.prefix, grids=((4, 6),)))
     assert identity.encoding == encoding and "learned" in identity.notes[-1]
 
 

@@ -156,7 +156,7 @@ def length(code: RotationCode) -> str:
     for grid in code.grids:
         matrices = code.at(grid)
         change = float((matrices.mT @ matrices - torch.eye(matrices.shape[-1]).double()).abs().max())
-        if change > code.tolerance:
+        if change > 2 * code.tolerance:  # of both factors
             raise Failed(
                 f"a rotation must keep the length of queries, got a change by up to {100 * change:.3g} %: the table "
                 f"and its use disagree on which channels form a pair{_layouts(matrices[:, code.prefix :])}"
