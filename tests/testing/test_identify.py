@@ -139,7 +139,9 @@ def test_tables_and_biases_are_named(encoding):
 WITH_PREFIX = "relative_bias(prefix_rows=True)"
 
 
-@pytest.mark.parametrize("encoding", ["bucketed_bias(buckets=32, max_distance=128)", "mirrored_bias", "relative_bias", WITH_PREFIX])
+@pytest.mark.parametrize(
+    "encoding", ["bucketed_bias(buckets=32, max_distance=128)", "mirrored_bias", "relative_bias", WITH_PREFIX]
+)
 def test_a_learned_bias_is_named_with_its_index(encoding):
     torch.manual_seed(0)
     grid = Grid(4, 6, prefix=int(encoding == WITH_PREFIX))
