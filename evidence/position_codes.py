@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,10 +69,9 @@ _CONFIG = {"memory_attention_hidden_size": 64}
 
 def configuration(kind: type, **options: Any) -> Any:
     """Return a configuration for a class of transformers, the type of its first argument."""
-    names = list(inspect.signature(kind).parameters.values())
-    if not names or names[0].annotation is inspect.Parameter.empty:
+    config = next((argument.annotation for argument in inspect.signature(kind).parameters.values()), inspect._empty)
+    if config is inspect.Parameter.empty:
         raise NoInterface("its first argument has no type")
-    config = names[0].annotation
     if not isinstance(config, type):
         config = getattr(inspect.getmodule(kind), str(config).strip("'\"").rpartition(".")[2])
     known = config()
@@ -88,13 +88,13 @@ def _rotation_of_transformers(module: str, name: str) -> RotationCode:
         raise NoInterface("its module has no function that applies cosines and sines")
     inputs = list(inspect.signature(rope.forward).parameters)
 
-    def tables(like: Tensor, grid: Size) -> tuple[Tensor, ...]:
+    def tables(like: Tensor, grid: Size) -> list[Tensor]:
+        at = positions(grid, time="self.include_temporal = True" in source, columns_first="[wpos_ids." in source)
         if inputs == ["pixel_values"]:
-            cos, sin = rope(torch.zeros(1, 3, *(side * config.patch_size for side in grid), dtype=like.dtype))
+            waves = rope(torch.zeros(1, 3, *(side * config.patch_size for side in grid), dtype=like.dtype))
         else:
-            at = positions(grid, time="self.include_temporal = True" in source, columns_first="[wpos_ids." in source)
-            cos, sin = rope(like, at)
-        return cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
+            waves = rope(like, at)
+        return [table.reshape(-1, table.shape[-1]) for table in waves]
 
     def rotate_packed(queries: Tensor, grid: Size) -> Tensor:
         cos, sin = tables(queries, grid)
@@ -105,14 +105,11 @@ def _rotation_of_transformers(module: str, name: str) -> RotationCode:
         return apply(queries, queries, *tables(queries, grid))[0]
 
     probe = torch.zeros(2, 3, 4 * 5, tables(torch.zeros(1), (4, 5))[0].shape[-1])
-    problem: Exception = NoInterface("its function of cosines and sines returns another shape")
     for rotate in (rotate_heads, rotate_packed):
-        try:
+        with suppress(RuntimeError, TypeError, ValueError, IndexError):
             if rotate(probe, (4, 5)).shape == probe.shape:
                 return RotationCode(rotate, probe.shape[-1])
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            problem = error
-    raise problem
+    raise NoInterface("its function of cosines and sines takes or returns another shape")
 
 
 def positions(grid: Size, time: bool = False, columns_first: bool = False) -> Tensor:
@@ -292,14 +289,12 @@ with Path(__file__).with_name("rotations_of_diffusers.csv").open(encoding="utf-8
 _DIFFUSION = r"(?!\w*(?:Audio|Music|Text|1D))\w*(?:Rotary|Rope|RoPE|PosEmbed|EmbedND)\w*"
 
 
-def _rotation_of_diffusers(module: str, name: str, **options: Any) -> RotationCode:
+def _rotation_of_diffusers(module: str, name: str) -> RotationCode:
     if name not in _DIFFUSERS:
         raise NoInterface(f"no function here calls its interface, in {module}")
     cells = _DIFFUSERS[name]
     inputs, apply = _INPUTS[cells["input"]], _APPLIED[cells["applied"]]
-    rope = part(module, name.partition(".")[2])(*ast.literal_eval(f"({cells['arguments']})"))
-    for option, value in options.items():
-        setattr(rope, option, value)
+    rope = part(module, name.partition(".")[2].partition("(")[0])(*ast.literal_eval(f"({cells['arguments']})"))
 
     def rotate(queries: Tensor, grid: Size) -> Tensor:
         given = inputs(grid)
@@ -311,14 +306,9 @@ def _rotation_of_diffusers(module: str, name: str, **options: Any) -> RotationCo
 def rotations_of_diffusers() -> dict[str, Build]:
     """Return the rotations of all transformers of the installed diffusers, and none without it."""
     modules = {name: module for name, module in classes("diffusers", _DIFFUSION).items() if ".transformers." in module}
-    builds: dict[str, Build] = {
-        name: partial(_rotation_of_diffusers, module, name.partition(".")[2]) for name, module in modules.items()
-    }
-    qwen = "diffusers.qwenimage.QwenEmbedRope"
-    if qwen in modules:
-        build = partial(_rotation_of_diffusers, modules[qwen], "qwenimage.QwenEmbedRope", scale_rope=False)
-        builds[f"{qwen}(scale_rope=False)"] = build
-    return builds
+    others = [f"diffusers.{name}" for name in _DIFFUSERS if name.endswith(")")]  # with other options
+    modules |= {name: modules[key] for name in others if (key := name.partition("(")[0]) in modules}
+    return {name: partial(_rotation_of_diffusers, module, name.partition(".")[2]) for name, module in modules.items()}
 
 
 def rotations() -> dict[str, Build]:

@@ -49,12 +49,13 @@ def _table_of_transformers(module: str, name: str, grid: Size = (4, 4)) -> Table
         model = kind(config).eval()
     except TypeError as error:
         raise (NoInterface("it takes square images alone") if sides[0] != sides[1] else error) from error
-    tables = {key: value for key, value in model.named_parameters() if "position" in key}
-    before = {key: value.numel() // value.shape[-1] - grid[0] * grid[1] for key, value in tables.items()}
-    key = next((key for key in tables if 0 <= before[key] <= 8), None)
-    if key is None:
+    for key, table in model.named_parameters():
+        prefix = table.numel() // table.shape[-1] - grid[0] * grid[1]
+        if "position" in key and 0 <= prefix <= 8:
+            nn.init.normal_(table)
+            break
+    else:
         raise NoInterface(f"it has no table of {grid[0]} x {grid[1]} patches")
-    table, prefix = nn.init.normal_(tables[key]), before[key]
 
     def compute(size: Size) -> Tensor:
         tokens = torch.zeros(1, prefix + size[0] * size[1], table.shape[-1])
@@ -176,10 +177,8 @@ class SinusoidCode(BiasCode):
 def _sinusoid(module: str, name: str) -> SinusoidCode:
     kind = part(module, name)
     arguments, names = (list(inspect.signature(function).parameters) for function in (kind, kind.forward))
-    if "config" in arguments:
-        embed = kind(configuration(kind))
-    else:
-        embed = kind(**({"normalize": True} if "normalize" in arguments else {}))
+    config = {"config": configuration(kind)} if "config" in arguments else {}
+    embed = kind(**config, **({"normalize": True} if "normalize" in arguments else {}))
 
     def positions(grid: Size) -> Tensor:
         if "width" in names:

@@ -148,14 +148,12 @@ def by_matrix(first, second):
     return first[:, None] @ second[None]
 
 
+def by_rounded(first, second):
+    return first[:, None] * (torch.eye(4) @ second)
+
+
 def by_elements(first, second):
     return first[:, None] * second
-
-
-def rounded_under_autocast(x, grid, prefix):
-    """Round the base alone, which moves the last of 300 patches by 0.07 radians."""
-    at = torch.tensor([0.301], dtype=torch.bfloat16 if torch.is_autocast_enabled("cpu") else None)
-    return rotated(x, grid, at=lambda n: counted(n) * at.double(), prefix=prefix)
 
 
 def narrow(x, grid, prefix):
@@ -175,12 +173,7 @@ def largest_so_far(x, grid, prefix, largest=[1]):  # noqa: B006
 #: Planted faults of correct code for DINOv3: code, options, the law that fails, and part of what it says.
 MUTANTS = [
     (rotated, {"columns": True}, "axes", "got column by column"),
-    (
-        rotated,
-        {"at": (middles, lambda n: torch.zeros(n).double())},
-        "axes",
-        "both axes of 6 x 6 patches, got the same columns",
-    ),
+    (rotated, {"at": (middles, lambda n: 0 * counted(n))}, "axes", "both axes of 6 x 6 patches, got the same columns"),
     (by_first_size, {}, "axes", "over 5 x 3 patches, got column by column"),
     (rotated, {"use": "interleaved"}, "length", "channels 8 apart have the same angle, those 1 apart are rotated"),
     (rotated, {"layout": "interleaved", "use": "half"}, "length", "1 apart have the same angle, those 8 apart"),
@@ -199,7 +192,7 @@ MUTANTS = [
     (rounded, {}, "dtype", "torch.bfloat16 must be near float64 on 2 x 300 patches"),
     (wide, {}, "dtype", "must stay torch.float32, got torch.float64"),
     (by_product, {"multiply": by_matrix}, "autocast", "must not round coordinates of 2 x 300 patches"),
-    (rounded_under_autocast, {}, "autocast", "must not round coordinates of 2 x 300 patches"),
+    (by_product, {"multiply": by_rounded}, "autocast", "must not round coordinates of 2 x 300 patches"),
     (absolute, {}, "shift", "other values for the same displacement"),
     (narrow, {}, "length", "must keep their shape"),
     (by_height, {}, "transposition", "must have the position of 3 x 5, transposed"),
