@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import timm
 import torch
 
+import graticule
 from commands import run_command
 from evidence.position_codes import rotations_of_diffusers, rotations_of_transformers
 from graticule import Grid, build_position, identify
@@ -93,11 +95,47 @@ def rounded(queries, grid):
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+def rotate(queries, grid, base=10_000.0, offset=0.0, square_order="yx", dtype=torch.float64):
+    """Rotate as Qwen2-VL does, or with one difference."""
+    places = torch.cartesian_prod(*(torch.arange(side, dtype=dtype) + offset for side in grid))
+    places = places.flip(-1) if square_order == "xy" and grid[0] == grid[1] else places
+    count = queries.shape[-1] // 4
+    angles = (places[..., None] * base ** -(torch.arange(count, dtype=dtype) / count)).flatten(1)
+    first, second = queries.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(queries)
+
+
+def in_place(queries, grid):
+    return queries.copy_(rotate(queries.clone(), grid))
+
+
+@pytest.mark.parametrize(
+    ("code", "encoding"),
+    [
+        (lambda x, grid: rotate(x, grid, base=10_001), "rope(base=10001, layout='half')"),
+        (lambda x, grid: rotate(x, grid, offset=1e-3), "rope(base=10000, layout='half', offset=0.001)"),
+        (lambda x, grid: rotate(x, grid, dtype=torch.float32), "rope(base=10000, layout='half')"),
+        (lambda x, grid: rotate(x, grid, base=(10_000, 500)[max(grid) > 40]), "at 70 x 90 patches it has other values"),
+        (in_place, "rope(base=10000, layout='half')"),
+        (lambda x, grid: rotate(x, grid, square_order="xy"), None),
+        (lambda x, grid: rotate(x, grid, dtype=torch.bfloat16), None),
+        (lambda x, grid: 1.00001 * rotate(x, grid), None),
+        (lambda x, grid: torch.nn.functional.dropout(rotate(x, grid), 0.001), None),
+        (lambda x, grid: rotate(x, grid).long(), None),
+    ],
+)
+def test_near_misses_are_not_confused(code, encoding):
+    identity = identify(code, channels=32)
+    assert encoding in (identity.encoding, *identity.notes), identity
+
+
 @pytest.mark.parametrize(
     ("code", "note"),
     [
         (lambda x, grid: torch.cat([x[..., :8], 2 * x[..., 8:]], -1), "no rotation: it changes lengths"),
         (lambda x, grid: x.norm(dim=-1, keepdim=True) * x, "depends on the input"),
+        (lambda x, grid: x, "queries stay as they are"),
         (rounded, "as if quantized"),
     ],
 )
@@ -112,6 +150,8 @@ def test_other_code_is_not_named(code, note):
         (lambda x, grid: x[:, :, 1:], "must keep their shape"),
         (lambda x, grid: x / 0, "must be finite"),
         (lambda x, grid: x.nothing, "must be accepted, got AttributeError"),
+        (lambda x, grid: (x, x), "must be a tensor, got tuple"),
+        (torch.nn.Linear(2, 2), "must have a rotation of a known class, .* got Linear."),
         (lambda a, b, c: a, "got 3 arguments"),
         (3, "must be position code, a model or a function"),
     ],
@@ -160,6 +200,26 @@ def test_command_prints_the_name(capsys, tmp_path):
     )
     code, out, _ = run_command(capsys, "identify", f"{file}:rotate", "--channels", 16)
     assert code == 0 and out.startswith("rope(base=10000, order='xy', offset=1) on Grid(H, W)\nrope(preset='llama4')")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("nothing.py:rotate", "`FILE` must be a Python file"), ("mine.py", "did you mean 'mine.py:NAME'?")],
+)
+def test_command_names_what_is_missing(capsys, tmp_path, monkeypatch, target, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    code, _, err = run_command(capsys, "identify", target)
+    assert code and message in err
+
+
+def test_models_are_named_by_their_rotation_or_table(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 8, "num_classes": 0}
+    model = graticule.create_model("vit_tiny_patch16_224", **sizes, encoding="rope(preset='dinov3')")
+    assert identify(model).presets == ("rope(preset='dinov3')",)
+    with pytest.raises(ValueError, match="got VisionTransformer with the table pos_embed instead"):
+        identify(timm.create_model("vit_tiny_patch16_224", **sizes))
 
 
 def test_the_example_of_the_page_is_printed(capsys):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Origin
-from graticule.encodings.rope import Frequencies
+from graticule.encodings.mrope import Mrope
+from graticule.encodings.rope import Frequencies, Rope
 from graticule.position.grid import Grid
 from graticule.registry.specs import Spec
 from graticule.testing.pairs import wrapped
@@ -51,12 +53,11 @@ def pairs(partner: Tensor) -> Iterator[tuple[Options, Tensor]]:
     layouts: list[tuple[Options, Tensor]] = [({}, index.view(-1, 2)), ({"layout": "half"}, index.view(2, -1).T)]
     if len(partner) % 4 == 0:
         layouts.append(({"layout": "half_per_axis"}, index.view(2, 2, -1).mT.flatten(0, 1)))
-    for first, unrotated in (
-        ((0, {}), (len(partner) - 2 * gap, {"unrotated": "first"})) if 2 * gap < len(partner) else ()
-    ):
-        before, part, after = index.split([first, 2 * gap, len(partner) - 2 * gap - first])
-        channels = torch.cat([before.view(-1, 2), part.view(2, -1).T, after.view(-1, 2)])
-        layouts.append(({"layout": "half_rotated"} | unrotated, channels))
+    if 0 < 2 * gap < len(partner):
+        for first, where in ((0, {}), (len(partner) - 2 * gap, {"unrotated": "first"})):
+            before, part, after = index.split([first, 2 * gap, len(partner) - 2 * gap - first])
+            channels = torch.cat([before.view(-1, 2), part.view(2, -1).T, after.view(-1, 2)])
+            layouts.append(({"layout": "half_rotated"} | where, channels))
     for options, channels in layouts:
         if bool(((partner[channels] == channels) | (partner[channels] == channels.flip(-1))).all()):
             yield options, channels
@@ -81,68 +82,53 @@ def read_angles(code: Any, grid: tuple[int, ...], pair: Tensor) -> Angles:
 
 def candidates(layout: Options, small: Angles, large: Angles, other: Angles) -> Iterator[Candidate]:
     """Yield encodings with these angles on a small and on two larger grids, the likeliest first."""
-    for kind in (*get_args(Origin), "interpolation"):
+    for kind in get_args(Origin):
         (unit, origin), (its_unit, _) = (_units(kind, angles.grid) for angles in (large, other))
-        vectors, near = large.steps / unit, 10 * NEAR * (1e-3 + other.steps.abs())
-        offset = _offset(vectors * unit, large.first - (vectors * origin).sum(-1))
-        if offset is not None and bool((wrapped(vectors * its_unit - other.steps).abs() < near).all()):
-            named = {"coordinates": kind} if kind not in ("patches", "interpolation") else {}
-            if kind != "interpolation":
-                yield from _encodings(layout, vectors, offset | named)
-                continue
-            for shares in _shares(vectors):  # the frequencies of an axis are multiples of its reference
-                reference = (vectors[0].amax(0) * shares).round().clamp_min(1)
-                scaling = {"scaling": "interpolation", "reference": tuple(reference.int().tolist())}
-                yield from _encodings(layout, vectors / reference, offset | scaling)
+        vectors = large.steps / unit
+        offset = _offset(large.steps, large.first - (vectors * origin).sum(-1))
+        if offset is not None and _near(vectors * its_unit, other.steps):
+            yield from _encodings(layout, vectors, offset | ({"coordinates": kind} if kind != "patches" else {}))
     if layout.keys() <= {"layout"}:  # a step to the next row is one of a whole row
         for frequencies in _frequencies(large.steps[0, :, -1]):
             yield Candidate(Spec("rope_1d", frequencies | layout))
-    yield from _scaled(layout, small, large)
+    offset = _offset(small.steps, small.first) or {}
+    for vectors, reference, way in _scaled(small, large, other):
+        yield from _encodings(layout, vectors, offset | way | {"reference": tuple(reference.int().tolist())})
 
 
-def _shares(vectors: Tensor) -> Iterator[Tensor]:
-    """Yield what the fastest pair of each axis is slower than the first of its series, if axes have one or share it."""
-    moves = vectors[0].abs() > TINY
-    first, counts = moves.int().argmax(0), moves.sum(0)
-    ratios = torch.stack([axis[axis.abs() > TINY][1:2].sum() / axis.abs().max() for axis in vectors[0].unbind(-1)])
-    yield torch.ones(len(counts), dtype=torch.float64)
-    if bool((counts > 1).all()) and bool((ratios > 0).all()):
-        yield ratios ** -(first.argsort().argsort() / len(counts))
-        spacing = torch.stack([axis.nonzero().flatten()[:2].diff() for axis in moves.unbind(-1)]).flatten()
-        yield ratios ** -(first / spacing)
+def _near(steps: Tensor, others: Tensor) -> bool:
+    """Return whether angles per step are the same."""
+    return bool((wrapped(steps - others).abs() < 10 * NEAR * (1e-3 + others.abs())).all())
 
 
-def _scaled(layout: Options, small: Angles, large: Angles) -> Iterator[Candidate]:
-    """Yield encodings whose frequencies are scaled on the large grid alone, the slowest of an axis the most."""
-    known, scaled, sides = small.steps[0].abs(), large.steps[0].abs(), torch.tensor(large.grid)  # (n, axes)
-    moves = known > TINY
-    slowest = torch.where(moves, known, math.inf).argmin(0, keepdim=True)
-    ratio = (known / scaled).gather(0, slowest)[0]
-    if not bool((ratio > 1 + NEAR).all()):
+def _scaled(small: Angles, large: Angles, other: Angles) -> Iterator[tuple[Tensor, Tensor, Options]]:
+    """Yield frequency vectors per patch of the reference, its sides, and how they are scaled on another grid."""
+    sides, moves = torch.tensor(large.grid).double(), small.steps[0].abs() > TINY
+    places = [axis.nonzero().flatten() for axis in moves.unbind(-1)]
+    if not all(map(len, places)):
         return
-    highest, lowest = known.max().log(), known[moves].min().log()
-    depth = (highest - known.gather(0, slowest)[0].log()) / (highest - lowest)
-    ways: list[tuple[Tensor, Options]] = [
+    spans = large.steps * sides
+    if _near(spans / torch.tensor(other.grid), other.steps):
+        first = torch.stack([spans[0, at[0], axis] for axis, at in enumerate(places)])
+        fall = torch.stack([first[axis] / spans[0, at[:2][-1], axis] for axis, at in enumerate(places)])
+        rank = torch.tensor([float(at[0]) for at in places])
+        every = torch.tensor([float(at[:2].diff()) if len(at) > 1 else 1.0 for at in places])
+        # the first frequency of an axis is 1, or axes share a series: in turn, or by the number of the pair
+        for shift in (0 * rank, rank.argsort().argsort() / len(rank), rank / every):
+            reference = (first * fall**shift).round().clamp_min(1)
+            yield spans / reference, reference, {"scaling": "interpolation"}
+    known, scaled = small.steps[0].abs(), large.steps[0].abs()
+    slowest = torch.where(moves, known, math.inf).argmin(0, keepdim=True)
+    ratio, lowest = (known / scaled).gather(0, slowest)[0], known.gather(0, slowest)[0]
+    depth = (known.max() / lowest).log() / (known.max() / known[moves].min()).log()  # of a series that axes share
+    ways: tuple[tuple[Tensor, Options], ...] = (
         (ratio, {"scaling": "ntk"}),
         (ratio ** (1 / depth), {"scaling": "ntk"}),
         (ratio, {"scaling": "yarn"}),
-    ]
-    s, turns = sides / (sides / ratio).round(), known * (sides / ratio).round() / (2 * math.pi)
-    share = torch.where(moves, (scaled / known - 1 / s) / (1 - 1 / s), math.nan)
-    at, part = turns[(share > 1e-3) & (share < 1 - 1e-3)], share[(share > 1e-3) & (share < 1 - 1e-3)]
-    if len(at) and bool(at.max() > (1 + NEAR) * at.min()):  # shares of 'yarn' are linear in the number of turns
-        slope, rest = torch.linalg.lstsq(torch.stack([at, torch.ones_like(at)], -1), part).solution.tolist()
-        ends = -rest / slope, (1 - rest) / slope
-    elif len(at):  # any ramp through one share, and none of another pair
-        ends = float(at[0] * (1 - part[0] / 100)), float(at[0] * (1 + (1 - part[0]) / 100))
-    else:
-        ends = float(turns[share <= 1e-3].max()), float(torch.cat([turns[share > 0.5], 2 * turns.max()[None]]).min())
-    ways += [(ratio, {"scaling": "yarn", "ramp": tuple(nice(end, near) for end in ends)}) for near in (NEAR, 1e-9)]
-    for scale, way in ways:
-        reference = tuple((sides / scale).round().int().tolist())
-        yield from _encodings(
-            layout, small.steps, (_offset(small.steps, small.first) or {}) | way | {"reference": reference}
-        )
+        (ratio, {"scaling": "yarn", "ramp": (0.25, 1.0)}),
+    )
+    if bool((ratio > 1 + NEAR).all()):
+        yield from ((small.steps, (sides / s).round(), way) for s, way in ways)
 
 
 def _encodings(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candidate]:
@@ -150,82 +136,68 @@ def _encodings(layout: Options, vectors: Tensor, options: Options) -> Iterator[C
     sizes = vectors.norm(dim=-1, keepdim=True)
     moves = vectors.abs() > 1e-6 * sizes.clamp_min(TINY)
     if bool((moves.sum(-1) <= 1).all()) and bool(((vectors - vectors[0]).abs() <= NEAR * sizes).all()):
-        places = [axis.nonzero().flatten().tolist() for axis in moves[0].unbind(-1)]
-        yield from _in_blocks(layout, vectors[0], places, options)
-        if layout == {"layout": "half"}:
-            yield from _in_sections(sizes[0, :, 0], places, options)
+        yield from _axial(layout, torch.where(moves[0], vectors[0], 0), options)
     elif layout == {"layout": "half"}:
         still = int((sizes[0] <= TINY).sum())
         ends: Options = {"lowest": nice(float(sizes[0, still])), "highest": nice(float(sizes[0, -1]))}
-        spec = Spec(
-            "rope_golden_gate", ends | {"zeros": nice(still / sizes.shape[1]), "coordinates": "patches"} | options
-        )
-        yield Candidate(spec)
+        zeros = {"zeros": nice(still / sizes.shape[1]), "coordinates": "patches"}
+        yield Candidate(Spec("rope_golden_gate", ends | zeros | options))
     else:
         yield Candidate(Spec("rope_mixed", options), values=(vectors.permute(2, 0, 1).flip(0),))
 
 
-def _in_blocks(layout: Options, vectors: Tensor, places: list[list[int]], options: Options) -> Iterator[Candidate]:
-    """Yield `rope` with these frequencies of each axis at these pairs: the axes one after the other, or in turn."""
-    used = [axis for axis, at in enumerate(places) if at]
-    order = sorted(used, key=lambda axis: places[axis][0])
-    by_axis = [at for axis in order for at in places[axis]]
-    if not used or order not in (used, used[::-1]) or sorted(by_axis) != [*range(min(by_axis), max(by_axis) + 1)]:
+def _axial(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candidate]:
+    """Yield `rope` and `mrope` with these frequency vectors, (n, axes), whose pairs have one axis each."""
+    moves, grid, (count, axes) = vectors != 0, Grid(*(1,) * vectors.shape[1]), vectors.shape
+    split, at = tuple(moves.sum(0).tolist()), moves.any(-1).nonzero().flatten()
+    if not len(at):
         return
-    split, shape, forms = tuple(map(len, places)), dict(layout), ["H, W"]
-    if order != used:
-        shape["order"] = "xy"
-    if by_axis != sorted(by_axis):
-        shape["arrangement"] = "interleaved"
-    if min(by_axis) and "unrotated" not in layout:  # pairs of the frame, which an image does not rotate
-        split, forms = (min(by_axis), *split), ["1, H, W", "H, W"]
-    if len(split) * split[0] != len(vectors) or len(set(split)) > 1:
-        shape["split"] = split
-    series = [vectors[places[axis], axis] for axis in order]
-    choices = [*_frequencies(max(series, key=len))]
-    if len(used) > 1 and len({*map(len, series)}) == 1:
-        choices += [part | {"alternate": True} for part in _frequencies(torch.stack(series, -1).flatten())]
-    bases = tuple(next(_frequencies(vectors[at, axis]), {}).get("base") for axis, at in enumerate(places) if at)
-    choices += [{"base": bases}] * (None not in bases and len({*bases}) > 1 and len(split) == len(places))
-    for frequencies in choices:
-        yield from (Candidate(Spec("rope", frequencies | shape | options), form) for form in forms)
-
-
-def _in_sections(sizes: Tensor, places: list[list[int]], options: Options) -> Iterator[Candidate]:
-    """Yield `mrope`, whose pairs have one series of frequencies, (n,), whatever their axis."""
-    at = torch.tensor(sorted(index for place in places for index in place))
-    sections = (len(sizes) - len(at), *map(len, places))
-    if bool((at > 0).any()):
-        base = math.exp(-float((sizes[at].log() * at).sum() / (at * at).sum()) * len(sizes))
-        for number in dict.fromkeys(nice(base, tolerance) for tolerance in (1e-3, 1e-5, 1e-7)):
-            for arrangement in ("interleaved", "chunked"):
-                spec = Spec("mrope", {"base": number, "sections": sections, "arrangement": arrangement} | options)
-                yield from (Candidate(spec, form) for form in ("H, W", "1, H, W"))
+    series = [vectors[moves[:, axis], axis] for axis in range(axes)]
+    bases = tuple(next(_frequencies(one), {}).get("base") for one in series)
+    longest = max(series, key=len)
+    shared = vectors.sum(-1)[at].sort(descending=bool(longest[0] > longest[-1])).values
+    choices = [*_frequencies(longest), *({**one, "alternate": True} for one in _frequencies(shared))]
+    choices += [{"base": bases}] * (None not in bases)
+    frame = [] if "unrotated" in layout or not at[0] else [(int(at[0]), *split)]  # its pairs rotate no image
+    for parts, frequencies in product((*frame, split), choices):
+        for order, arrangement, where in product(("yx", "xy"), ("chunked", "interleaved"), ("last", "first")):
+            named = {**layout, "order": order, "arrangement": arrangement, "unrotated": layout.get("unrotated", where)}
+            with suppress(ValueError):  # options that exclude each other
+                rope = Rope(grid, 2 * count, Frequencies(**frequencies), split=parts, **named)
+                if bool(((rope.vectors() - vectors).abs() <= NEAR * vectors.abs()).all()):
+                    equal = len({*parts}) == 1 and len(parts) * parts[0] == count
+                    shape = {key: value for key, value in named.items() if value not in ("yx", "chunked", "last")}
+                    spec = Spec("rope", frequencies | shape | ({} if equal else {"split": parts}) | options)
+                    yield from (Candidate(spec, form) for form in ("1, H, W", "H, W")[len(parts) == axes :])
+    if layout == {"layout": "half"} and at[-1] > 0:
+        size, sections = vectors.sum(-1)[at].abs().log(), (count - len(at), *split)
+        base = math.exp(min(-float((size * at).sum() / (at * at).sum()) * count, 99))
+        bases = tuple(dict.fromkeys(nice(base, tolerance) for tolerance in (1e-3, 1e-5, 1e-7)))
+        for number, arrangement in product(bases if axes == 2 else (), ("interleaved", "chunked")):
+            named = {"base": number, "sections": sections, "arrangement": arrangement}
+            if bool(((Mrope(grid, 2 * count, **named).vectors() - vectors).abs() <= NEAR * vectors.abs()).all()):
+                yield from (Candidate(Spec("mrope", named | options), form) for form in ("H, W", "1, H, W"))
 
 
 def _frequencies(series: Tensor) -> Iterator[Options]:
     """Yield the options of `rope` that give a series of frequencies, the simplest first."""
     if not len(series) or float(series.min()) <= 0:
         return
-    first, last, count, index = float(series[0]), float(series[-1]), len(series), torch.arange(len(series)).double()
-    line = torch.stack([index, torch.ones_like(index)], -1)
-    slope = float(torch.linalg.lstsq(line, series.log(), driver="gelsd").solution[0])
-    choices: list[Options] = []
+    first, last, count = float(series[0]), float(series[-1]), len(series)
+    fall = (first / last) ** (count / max(count - 1, 1))  # T for a series T^(-k / n)
+    fits: list[Options] = []
     for tolerance in (1e-3, 1e-5, 1e-7):
-        base = {"base": nice(math.exp(min(-slope * count, 99)), tolerance)}
-        pixels = {"pixels": nice(2 * last / math.pi, tolerance)}
+        base, pixels = {"base": nice(min(fall, 1e40), tolerance)}, {"pixels": nice(2 * last / math.pi, tolerance)}
         periods = {"periods": tuple(nice(2 * math.pi / frequency, tolerance) for frequency in (first, last))}
-        choices += [base, base | {"turns": True}, pixels, pixels | {"linear": True}, periods]
-    for options in choices:
-        with suppress(ValueError):  # a number beyond its range
-            if bool((Frequencies(**options)(count) / series - 1).abs().max() < NEAR):
-                yield options
+        for options in (base, base | {"turns": True}, pixels, pixels | {"linear": True}, periods):
+            with suppress(ValueError):  # a number beyond its range
+                if options not in fits and bool((Frequencies(**options)(count) / series - 1).abs().max() < NEAR):
+                    fits.append(options)
+    yield from fits
 
 
 def _units(kind: str, grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the step of coordinates along each axis of a grid, and those of the first patch, (axes,) each."""
-    if kind == "interpolation":
-        return 1 / torch.tensor(grid).double(), torch.zeros(len(grid)).double()
     values: Any = {"coordinates": kind}
     places = Coordinates(**values)(Grid(*grid)).unflatten(0, grid)
     return places[(1,) * len(grid)] - places[(0,) * len(grid)], places[(0,) * len(grid)]

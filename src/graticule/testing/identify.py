@@ -20,15 +20,17 @@ from graticule.encodings.sinusoidal import Order
 from graticule.external.rotary import rotation_of
 from graticule.position.grid import Grid
 from graticule.position.places import by
+from graticule.position.position import Position
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.testing.dialects import Candidate, candidates, nice, pairs, read_angles
-from graticule.testing.model_under_test import Failed, NotApplicable
+from graticule.testing.model_under_test import Failed, ModelUnderTest, NotApplicable
 from graticule.testing.pairs import GRIDS, BiasCode, RotationCode
 from graticule.testing.tables import PositionCode, TableCode, resampling
 
 #: Grids on which the name of a rotation is certified, and those whose angles are read: small, large, and between.
-CERTIFIED, READ = ((6, 6), (5, 12), (24, 3), (3, 40)), ((4, 3), (70, 90), (30, 44))
+CERTIFIED, LARGE = ((6, 6), (5, 12), (24, 3), (3, 40)), (70, 90)
+READ = (4, 3), LARGE, (30, 44)
 
 
 @dataclass(frozen=True)
@@ -100,21 +102,34 @@ def _code_of(code: Any, channels: int) -> Any:
 
 
 def _code_in(model: nn.Module) -> RotationCode:
-    """Return the rotation in the first layer of a model of timm, diffusers or transformers."""
-    rope: Any = copy.deepcopy(next((module for module in model.modules() if hasattr(module, "get_embed")), None))
-    if rope is None:
-        return RotationCode(*rotation_of(model))
-    half = any(getattr(module, "rotate_half", False) for module in model.modules())
+    """Return the rotation in the first layer of a model of this library, timm, diffusers or transformers."""
+    parts: list[Any] = [*model.modules()]
+    position: Any = next((part for part in parts if isinstance(part, Position) and part.form == "rotation"), None)
+    rope: Any = next((part for part in parts if hasattr(part, "get_embed")), None)
+    position, rope = copy.deepcopy((position, rope))
+    half = any(getattr(part, "rotate_half", False) for part in parts)
 
-    def rotation(grid: tuple[int, int]) -> PairRotation:
+    def rotation(grid: tuple[int, int]) -> Any:
+        if position is not None:
+            return position.double().eval()(Grid(*grid))[0].rotary
         if hasattr(rope, "update_feat_shape"):  # it has the rotation of one grid
             rope.update_feat_shape(list(grid))
         table = rope.get_embed(list(grid)).detach()
         return PairRotation(table[0] if table.ndim > 3 else table, half)
 
-    shape = rotation(GRIDS[0]).table.shape
-    heads = shape[0] if len(shape) > 2 else 1
-    return RotationCode(lambda queries, grid: rotation(grid)(queries, queries)[0], shape[-1] // 2, heads)
+    first: Any = rotation(GRIDS[0]) if position is not None or rope is not None else None
+    if hasattr(first, "table"):
+        *heads, _, waves = first.table.shape
+        return RotationCode(lambda x, grid: rotation(grid)(x, x)[0], waves // 2, heads[-1] if heads else 1)
+    with suppress(ValueError):
+        return RotationCode(*rotation_of(model))
+    tables: Any = ()
+    with suppress(Exception):  # of the forward pass of any model
+        tables = ModelUnderTest.of(model, None, None).tables
+    raise ValueError(
+        f"`code` must have a rotation of a known class, or be a function of (queries, grid), got {type(model).__name__}"
+        + (f" with the table {' and '.join(tables)} instead." if tables else ".")
+    )
 
 
 def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str]) -> Identity:
@@ -134,6 +149,9 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
         presets += [str(preset.spec)] * same
         if off < nearest and not equal:
             best, nearest, equal = preset, off, same
+    with suppress(Failed):  # it has no positions for large grids
+        if equal and grids == CERTIFIED and not _compare(code, best, {LARGE: _values(code, LARGE)})[1]:
+            notes = [*notes, f"at {by(LARGE)} patches it has other values"]
     if best.values is not None:
         notes = [*notes, "its parameters are learned: the encoding has the same values with those of the code"]
     names = (str(best.spec), None) if equal else (None, str(best.spec) if nearest < math.inf else None)
@@ -188,11 +206,16 @@ def _build(code: Any, candidate: Candidate, place: Grid, known: Tensor) -> Any:
 def _faults(code: RotationCode) -> list[str]:
     """Return the reasons that code rotates no pairs of channels."""
     grid, notes = code.grids[0], []
-    matrices, twos = code.at(grid), torch.full((1, code.heads, code.prefix + math.prod(grid), code.channels), 2.0)
+    matrices, twos = (
+        code.at(grid).double(),
+        torch.full((1, code.heads, code.prefix + math.prod(grid), code.channels), 2.0),
+    )
     if (change := float((matrices.norm(dim=-2) - 1).abs().max())) > 1e-3:
         notes.append(f"no rotation: it changes lengths of queries by up to {100 * change:.3g} %")
     if float((matrices.sum(-1) - code.rotated(twos.double(), grid)[0] / 2).abs().max()) > 1e-3:
         notes.append("no rotation: it depends on the input, other than linearly in the queries")
+    if torch.equal(matrices, torch.eye(code.channels).expand_as(matrices)):
+        notes.append("no position: queries stay as they are")
     if not notes and int((matrices.abs().amax((0, 1)) > 1e-12).sum(-1).max()) > 2:
         notes.append("it does not rotate pairs of channels")
     return notes
@@ -203,8 +226,7 @@ def _of_rotation(code: RotationCode, notes: list[str]) -> Iterator[Candidate]:
     coupled = code.at(code.grids[0]).abs().amax((0, 1)).fill_diagonal_(0) > 1e-12
     partner = torch.where(coupled.any(-1), coupled.int().argmax(-1), torch.arange(code.channels))
     layouts: list[Any] = []
-    smaller = (*code.grids, *code.grids)[:3] if code.grids != GRIDS else GRIDS[:3]
-    for read in (READ, smaller) if code.grids == GRIDS else (smaller,):
+    for read in (*[READ] * (code.grids == GRIDS), (*code.grids, *code.grids)[:3]):
         with suppress(Failed):  # it has no positions for large grids
             layouts = [(options, [read_angles(code, at, pair) for at in read]) for options, pair in pairs(partner)]
             break
@@ -233,8 +255,7 @@ def _of_bias(code: BiasCode) -> Iterator[Candidate]:
     yield Candidate(Spec("sandwich"))
     corners = [code.prefix + at for at in (0, grid[-1] - 1, last + 1 - grid[-1], last)]  # have all displacements
     corners += [0] * (code.prefix > 0)
-    sizes = [{"buckets": count, "max_distance": far} for count, far in ((32, 128), (32, 64), (64, 128))]
-    learned = [*(Spec("bucketed_bias", size) for size in sizes), Spec("mirrored_bias"), Spec("relative_bias")]
+    learned = [Spec("bucketed_bias", {"buckets": 32, "max_distance": 128}), Spec("mirrored_bias"), Spec("relative_bias")]
     learned += [Spec("relative_bias", {"prefix_rows": True})] * (code.prefix > 0)
     for spec in learned:
         position = _build(code, Candidate(spec), place, bias[:1])

@@ -86,7 +86,7 @@ class RotationCode(PairCode):
 
     def rotated(self, queries: Tensor, grid: Size) -> Tensor:
         """Return rotated queries of the same shape."""
-        outputs = self.run(self.rotate, grid, queries, grid)
+        outputs = self.run(self.rotate, grid, queries.clone(), grid)  # which code may change in place
         if outputs.shape != queries.shape:
             shapes = f"{tuple(queries.shape)}, got {tuple(outputs.shape)}"
             raise Failed(f"queries of {by(grid)} patches must keep their shape, {shapes}")

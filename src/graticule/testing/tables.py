@@ -35,12 +35,14 @@ class PositionCode:
     def run(code: Callable[..., Tensor], grid: Size, *args: Any) -> Tensor:
         """Return the values of code for a grid, and check that they are finite."""
         try:
-            position = code(*args).detach()
+            position = code(*args)
         except Exception as error:  # any error of the code under test
             raise Failed(f"{by(grid)} patches must be accepted, got {error_line(error)}") from error
+        if not isinstance(position, Tensor):
+            raise Failed(f"positions of {by(grid)} patches must be a tensor, got {type(position).__name__}")
         if not position.isfinite().all():
             raise Failed(f"positions of {by(grid)} patches must be finite")
-        return position
+        return position.detach()
 
 
 @dataclass(frozen=True)

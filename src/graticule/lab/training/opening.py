@@ -92,6 +92,8 @@ def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] 
     if (in_file := module_name(source)) is None:
         return load(source, checkpoint=checkpoint)
     (file, name), kinds = in_file, (nn.Module, *others)
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"`FILE` must be a Python file in FILE.py:NAME, got {file!r}, which does not exist.")
     plugin = load_plugin(file)
     names = [key for key in vars(plugin) if not key.startswith("_")]
     model = getattr(plugin, known_name("NAME", name, names))
@@ -124,7 +126,7 @@ def create_named(name: str, argument: str = "model", **options: Any) -> Any:
     if timm.is_model(bare) and ("." not in bare or bare in timm.list_pretrained()):  # with a known tag
         return timm.create_model(bare, **options)
     if Path(name).exists():
-        paths = {bare: f"./{name}"}
+        paths = {bare: f"{name}:NAME" if name.endswith(".py") else f"./{name}"}
     else:
         paths = {known: known for known in (*list_models(), *timm.list_models(), *timm.list_pretrained())}
         paths |= {path.name: str(path) for folder in (Path("runs"), Path()) for path in runs_in(folder)}
