@@ -206,13 +206,11 @@ def _build(code: Any, candidate: Candidate, place: Grid, known: Tensor) -> Any:
 def _faults(code: RotationCode) -> list[str]:
     """Return the reasons that code rotates no pairs of channels."""
     grid, notes = code.grids[0], []
-    matrices, twos = (
-        code.at(grid).double(),
-        torch.full((1, code.heads, code.prefix + math.prod(grid), code.channels), 2.0),
-    )
+    matrices = code.at(grid).double()
+    twos = matrices.new_full((1, *matrices.shape[:3]), 2.0)
     if (change := float((matrices.norm(dim=-2) - 1).abs().max())) > 1e-3:
         notes.append(f"no rotation: it changes lengths of queries by up to {100 * change:.3g} %")
-    if float((matrices.sum(-1) - code.rotated(twos.double(), grid)[0] / 2).abs().max()) > 1e-3:
+    if float((matrices.sum(-1) - code.rotated(twos, grid)[0] / 2).abs().max()) > 1e-3:
         notes.append("no rotation: it depends on the input, other than linearly in the queries")
     if torch.equal(matrices, torch.eye(code.channels).expand_as(matrices)):
         notes.append("no position: queries stay as they are")
@@ -255,7 +253,11 @@ def _of_bias(code: BiasCode) -> Iterator[Candidate]:
     yield Candidate(Spec("sandwich"))
     corners = [code.prefix + at for at in (0, grid[-1] - 1, last + 1 - grid[-1], last)]  # have all displacements
     corners += [0] * (code.prefix > 0)
-    learned = [Spec("bucketed_bias", {"buckets": 32, "max_distance": 128}), Spec("mirrored_bias"), Spec("relative_bias")]
+    learned = [
+        Spec("bucketed_bias", {"buckets": 32, "max_distance": 128}),
+        Spec("mirrored_bias"),
+        Spec("relative_bias"),
+    ]
     learned += [Spec("relative_bias", {"prefix_rows": True})] * (code.prefix > 0)
     for spec in learned:
         position = _build(code, Candidate(spec), place, bias[:1])
