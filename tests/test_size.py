@@ -12,11 +12,11 @@ LINES = """
 benchmarks: . 2865
 evidence: . 4060
 graticule: . 30, analysis 3450, backbones 4965, checkpoints 1650, dense 2120, encodings 5345, external 6590, hub 770,
-  layers 1020, position 3485, registry 1120, surgery 2510, system 470, testing 3188
+  layers 1020, position 3485, registry 1120, surgery 2510, system 470, testing 3182
 graticule/lab: . 750, commands 3210, data 3630, figures 1290, gym 1430, pages 920, recipes 1170, studies 2350, tasks
   2450, training 2630
 tests: . 3210, analysis 2840, backbones 4710, checkpoints 1590, dense 800, encodings 4930, external 3150, gpu 845, hub
-  310, layers 920, parity 1670, position 2860, registry 690, surgery 2850, system 190, testing 1530
+  310, layers 920, parity 1670, position 2860, registry 690, surgery 2850, system 190, testing 1590
 tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 2000, tasks 1860,
   training 1440
 """
