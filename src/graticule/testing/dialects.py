@@ -153,10 +153,10 @@ def _axial(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candi
     if not len(at):
         return
     series = [vectors[moves[:, axis], axis] for axis in range(axes)]
-    bases = tuple(next(_frequencies(one), {}).get("base") for one in series)
+    bases = tuple(next(_frequencies(axis), {}).get("base") for axis in series)
     longest = max(series, key=len)
     shared = vectors.sum(-1)[at].sort(descending=bool(longest[0] > longest[-1])).values
-    choices = [*_frequencies(longest), *({**one, "alternate": True} for one in _frequencies(shared))]
+    choices = [*_frequencies(longest), *(fit | {"alternate": True} for fit in _frequencies(shared))]
     choices += [{"base": bases}] * (None not in bases)
     frame = [] if "unrotated" in layout or not at[0] else [(int(at[0]), *split)]  # its pairs rotate no image
     for parts, frequencies in product((*frame, split), choices):
