@@ -64,7 +64,8 @@ def link(case):
 def page(cases):
     """Return shares and the table of cases."""
     lines, codes = [], [case for case in cases if "before" in case]
-    for name, without in (("Laws that were there before", NEW), ("With `autocast` and change along both axes, which came later", ())):
+    later = "With `autocast` and change along both axes, which came later"
+    for name, without in (("Laws that were there before", NEW), (later, ())):
         alone, declared = (sum(bool(found(case, key, without)) for case in codes) for key in ("before", "declared"))
         bounds = [binomtest(alone, len(every)).proportion_ci(method="exact") for every in (codes, cases)]
         texts = [f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in bounds]

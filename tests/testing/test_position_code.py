@@ -173,7 +173,7 @@ def largest_so_far(x, grid, prefix, largest=[1]):  # noqa: B006
 #: Planted faults of correct code for DINOv3: code, options, the law that fails, and part of what it says.
 MUTANTS = [
     (rotated, {"columns": True}, "axes", "got column by column"),
-    (rotated, {"at": (middles, lambda n: 0 * counted(n))}, "axes", "both axes of 6 x 6 patches, got the same columns"),
+    (rotated, {"at": (middles, lambda n: 0 * counted(n))}, "axes", "must have positions, got the same columns"),
     (by_first_size, {}, "axes", "over 5 x 3 patches, got column by column"),
     (rotated, {"use": "interleaved"}, "length", "channels 8 apart have the same angle, those 1 apart are rotated"),
     (rotated, {"layout": "interleaved", "use": "half"}, "length", "1 apart have the same angle, those 8 apart"),

@@ -180,7 +180,7 @@ def axes(code: PairCode) -> str:
         at = code.attention(code.grids[0]).by_displacement()
         still = [name for name, step in (("rows", (1, 0)), ("columns", (0, 1))) if code.same(at[step], at[0, 0])]
         if len(still) == 1:
-            raise Failed(f"position must change along both axes of {by(code.grids[0])} patches, got the same {still[0]}")
+            raise Failed(f"both axes of {by(code.grids[0])} patches must have positions, got the same {still[0]}")
     wide = [grid for grid in code.grids if grid[0] != grid[1]]
     if not wide:
         raise NotApplicable("all grids are square")
