@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import IN_PARTS, FixedRotary, Layout, axial, check_head_dim, geometric
+from graticule.encodings.forms.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
 from graticule.encodings.forms.scaling import Lengths, Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -170,11 +170,9 @@ class Rope(FixedRotary):
         self.order = order
         self.arrangement = arrangement
         self.unrotated = unrotated
-        if layout in IN_PARTS:
+        if layout in ("half_per_axis", "half_rotated", "tiled"):
             parts = (sum(split),) if layout == "half_rotated" else split if order == "yx" else split[::-1]
-            self.pairs = (rest, *parts) if unrotated == "first" else (*parts, *([rest] if rest else []))
-        if layout == "half_rotated":
-            self.rotated = (2 * rest, head_dim) if unrotated == "first" else (0, 2 * sum(split))
+            self.pairs = (rest, *parts) if unrotated == "first" else (*parts, rest) if rest else parts
         self.series = "shared" if frequencies.alternate else "own"
         super().__init__(grid, coordinates, noise, scaling, layout)
 

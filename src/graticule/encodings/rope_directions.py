@@ -52,15 +52,11 @@ class MixedRope(PlaneRotary):
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:
-        super().__init__()
         axes = len(grid.shape)
         check_head_dim(head_dim, 2 * axes, f"pairs on {axes} axes")
-        self.grid = grid
+        super().__init__(grid, coordinates, noise, scaling, "interleaved")
         self.head_dim = head_dim
         self.base = base
-        self.coordinates = coordinates
-        self.noise = noise
-        self._set_scaling(scaling, grid)
         self.freqs = nn.Parameter(torch.empty(axes, depth, num_heads, head_dim // 2))
         self.reset_parameters()
 

@@ -73,7 +73,7 @@ def _stack(values: Sequence[Any], axes: int) -> Any:
     if isinstance(first, Tensor):
         together = torch.stack(list(values))
         return together[:, None] if first.ndim < axes else together
-    if isinstance(first, tuple):
+    if hasattr(first, "_fields"):
         return type(first)(*(_stack(parts, axes) for parts in zip(*values, strict=True)))
     return partial(_of_samples, tuple(values)) if callable(first) else first
 

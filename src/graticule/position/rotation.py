@@ -49,15 +49,12 @@ class PairRotation(NamedTuple):
 
     table: (N, 2d) or (h, N, 2d): the sine of the angle that each of the d channels is rotated by, then the cosine.
     half: whether channel i forms a pair with i + d / 2 instead of its neighbor.
-    groups: number of equal groups of channels; with `half` the pairs are those of each group.
-    start, stop: the range of the channels that are rotated; with `half` the pairs are those within it.
+    parts: numbers of channels of each part, if with `half` the pairs are those within a part.
     """
 
     table: Tensor
     half: bool = False
-    groups: int = 1
-    start: int = 0
-    stop: int | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def channels(self) -> int | None:
@@ -69,14 +66,13 @@ class PairRotation(NamedTuple):
 
     def _rotated(self, x: Tensor) -> Tensor:
         rotated: Tensor
-        if self.half and (self.groups > 1 or self.stop is not None):
-            part, sines, cosines = (values[..., self.start : self.stop] for values in (x, *self.table.chunk(2, -1)))
-            first, second = part.unflatten(-1, (self.groups, -1)).chunk(2, -1)
-            rotated = part * cosines + torch.cat([-second, first], -1).flatten(-2) * sines
-            if self.stop is not None:
-                rotated = torch.cat([x[..., : self.start], rotated, x[..., self.stop :]], -1)
-            return rotated.type_as(x)
-        rotated = apply_rot_embed_cat(x, self.table, half=self.half)
+        if len(self.parts) > 1:
+            halves = (part.chunk(2, -1) for part in x.split(self.parts, -1))
+            turned = torch.cat([channels for first, second in halves for channels in (-second, first)], -1)
+            sines, cosines = self.table.chunk(2, -1)
+            rotated = x * cosines + turned * sines
+        else:
+            rotated = apply_rot_embed_cat(x, self.table, half=self.half)
         return rotated.type_as(x)
 
     def take(self, tokens: Index) -> PairRotation:

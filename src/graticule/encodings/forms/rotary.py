@@ -27,8 +27,6 @@ from graticule.registry.registry import Option, options_of
 #: The channels of a pair: neighbors, or channel i and i + d / 2, of a head, of each axis or of the channels that are
 #: rotated; neighbors with two angles.
 Layout = Literal["interleaved", "half", "half_per_axis", "half_rotated", "tiled"]
-#: Those that divide the channels into parts.
-IN_PARTS = ("half_per_axis", "half_rotated", "tiled")
 
 
 class RotaryEncoding(Encoding):
@@ -110,16 +108,30 @@ class PlaneRotary(RotaryEncoding):
     """
 
     crops = True
-    #: None if each channel has its own angle, without pairs.
-    layout: Layout | None = "interleaved"
-    #: The number of pairs of each part of the channels, in their order, for layouts that need it.
+    #: The number of pairs of each part of the channels, in their order, if the layout divides them.
     pairs: tuple[int, ...] = ()
-    #: The range of the channels that are rotated, for layout 'half_rotated'.
-    rotated: tuple[int, ...] = ()
-    coordinates: Coordinates = Coordinates()
-    noise: Noise = Noise()
-    scaling: Scaling = Scaling()
     series: Series = "own"
+
+    def __init__(
+        self, grid: Grid, coordinates: Coordinates, noise: Noise, scaling: Scaling, layout: Layout | None
+    ) -> None:
+        """Set the parts; `layout` is None if each channel has its own angle, without pairs.
+
+        `grid` is the reference of the scaling if it has none, and is then a part of the weights.
+        """
+        super().__init__()
+        self.grid = grid
+        self.coordinates = coordinates
+        self.noise = noise
+        self.layout = layout
+        self.scaling = scaling.at(self.lengths(grid), self.series)
+        if self.scaling != scaling:
+            self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
+        if self.scaling.scaling is not None and not coordinates.in_patches:
+            raise ValueError(
+                f"`scaling` must go with coordinates 'patches' or 'centered', as others are relative to the grid, got "
+                f"{coordinates.coordinates!r}."
+            )
 
     @abstractmethod
     def vectors(self, device: torch.device | None = None) -> Tensor:
@@ -131,12 +143,18 @@ class PlaneRotary(RotaryEncoding):
 
     def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         amplitudes = self.scaling.amplitudes(self.vectors(device), self.lengths(grid))
-        return waves(self.angles(grid, device, noisy), grid, self.layout, self.pairs, amplitudes)
+        angles = self.angles(grid, device, noisy)
+        if grid.prefix:  # an angle of 0
+            angles = F.pad(angles, (0, 0, grid.prefix, 0))
+        tables = [wave if amplitudes is None else wave * amplitudes for wave in (angles.sin(), angles.cos())]
+        if self.layout in (None, "interleaved"):
+            return torch.cat([table.repeat_interleave(2, -1) if self.layout else table for table in tables], -1)
+        parts = self.pairs or angles.shape[-1]  # both channels of a pair are of one part, whose angles are repeated
+        return torch.cat([part for table in tables for part in table.split(parts, -1) for _ in range(2)], -1)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
-        if self.layout == "half_per_axis":
-            return [PairRotation(self(grid), True, len(self.pairs))]
-        return [PairRotation(self(grid), self.layout in ("half", "half_rotated"), 1, *self.rotated)]
+        half = self.layout not in ("interleaved", "tiled")
+        return [PairRotation(self(grid), half, tuple(2 * pairs for pairs in self.pairs) if half else ())]
 
     @property
     def noisy(self) -> bool:
@@ -168,17 +186,6 @@ class PlaneRotary(RotaryEncoding):
         extent, unit = () if grid.extent is None else grid.extent, self.grid.spacing
         return extent if unit is None else [length / step for length, step in zip(extent, unit, strict=False)]
 
-    def _set_scaling(self, scaling: Scaling, built: Grid) -> None:
-        """Set the scaling; `built` is its reference if it has none, and is then a part of the weights."""
-        self.scaling = scaling.at(self.lengths(built), self.series)
-        if self.scaling != scaling:
-            self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
-        if self.scaling.scaling is not None and not self.coordinates.in_patches:
-            raise ValueError(
-                f"`scaling` must go with coordinates 'patches' or 'centered', as others are relative to the grid, got "
-                f"{self.coordinates.coordinates!r}."
-            )
-
     def _load_from_state_dict(self, *args: Any) -> None:
         """Load parameters and buffers, and set the reference of the scaling to the one that is loaded."""
         super()._load_from_state_dict(*args)
@@ -198,19 +205,9 @@ class FixedRotary(PlaneRotary):
     exempt: tuple[str, ...] = ("one_frame, permutation: frequencies are divided among the axes",)
 
     def __init__(
-        self,
-        grid: Grid,
-        coordinates: Coordinates,
-        noise: Noise,
-        scaling: Scaling,
-        layout: Layout | None,
+        self, grid: Grid, coordinates: Coordinates, noise: Noise, scaling: Scaling, layout: Layout | None
     ) -> None:
-        super().__init__()
-        self.grid = grid
-        self.coordinates = coordinates
-        self.noise = noise
-        self.layout = layout
-        self._set_scaling(scaling, grid)
+        super().__init__(grid, coordinates, noise, scaling, layout)
         if scaling.scaling in ("ntk", *DYNAMIC):
             with torch.device("cpu"):  # on the meta device, where only sizes are computed, there would be no values
                 frequencies = self.vectors().norm(dim=-1).unique()
@@ -294,17 +291,3 @@ def axial(*frequencies: Tensor) -> Tensor:
     """Return the vectors (f, 0) of the first frequencies, then (0, f) of the second, (n, 2); or more axes."""
     last = len(frequencies) - 1
     return torch.cat([F.pad(values[:, None], (axis, last - axis)) for axis, values in enumerate(frequencies)])
-
-
-def waves(
-    angles: Tensor, grid: Grid, layout: Layout | None, pairs: tuple[int, ...] = (), amplitudes: Tensor | None = None
-) -> Tensor:
-    """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
-    if grid.prefix:  # an angle of 0
-        angles = F.pad(angles, (0, 0, grid.prefix, 0))
-    tables = [wave if amplitudes is None else wave * amplitudes for wave in (angles.sin(), angles.cos())]
-    if layout in IN_PARTS:  # both channels of a pair are of one part, whose angles are repeated
-        return torch.cat([part for table in tables for part in table.split(pairs, -1) for _ in range(2)], -1)
-    if layout == "half":
-        return torch.cat([table for table in tables for _ in range(2)], -1)
-    return torch.cat([table.repeat_interleave(2, -1) if layout else table for table in tables], -1)
