@@ -66,10 +66,8 @@ class Mrope(FixedRotary):
                 f"`sections` must be three numbers of sum head_dim / 2 = {head_dim // 2} with arrangement 'chunked', "
                 f"got {sections}."
             )
-        self.head_dim = head_dim
-        self.sections = sections
-        self.arrangement = arrangement
-        self.base = base
+        self.head_dim, self.base = head_dim, base
+        self.sections, self.arrangement = sections, arrangement
         super().__init__(grid, coordinates, noise, scaling, "half")
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
@@ -78,12 +76,11 @@ class Mrope(FixedRotary):
         index = torch.arange(count, device=device)
         _, rows, columns = self.sections or (count, count, count)
         if self.arrangement == "interleaved":
-            belongs = [(index % 3 == 1) & (index < 3 * rows), (index % 3 == 2) & (index < 3 * columns)]
+            row, column = (index % 3 == 1) & (index < 3 * rows), (index % 3 == 2) & (index < 3 * columns)
         else:
-            belongs = [(index >= count - rows - columns) & (index < count - columns), index >= count - columns]
-        belongs = [~(belongs[0] | belongs[1]), *belongs]
-        axes = len(self.grid.shape)
-        owned = torch.stack(belongs, -1)[:, 3 - axes :] if axes > 1 else torch.ones_like(index)[:, None]
+            row, column = (count - rows - columns <= index) & (index < count - columns), index >= count - columns
+        owned = torch.stack([~(row | column), row, column], -1)[:, 3 - len(self.grid.shape) :]
+        owned = owned if self.grid.ndim > 1 else torch.ones_like(owned)
         return owned * geometric(self.base, count, device)[:, None]
 
 

@@ -148,13 +148,11 @@ class Rope(FixedRotary):
             four = "; with four an image is Grid(1, H, W, 1)" if len(split) == 4 != axes else ""
             what = f"{axes} numbers of pairs, of {pairs} at most together"
             raise ValueError(f"`split` must be {what}, got {split}{four}.")
-        for name, turns in (("alternate", frequencies.alternate), ("arrangement", arrangement == "interleaved")):
-            if turns and len(set(split)) > 1:
-                raise ValueError(f"`split` must have equal numbers with `{name}`, whose axes take turns, got {split}.")
-            if turns and layout in ("half_per_axis", "tiled"):
-                raise ValueError(
-                    f"`{name}` must be left out with layout {layout!r}, whose axes have channels of their own."
-                )
+        key = "alternate" if frequencies.alternate else "arrangement" if arrangement == "interleaved" else None
+        if key and len(set(split)) > 1:
+            raise ValueError(f"`split` must have equal numbers with `{key}`, whose axes take turns, got {split}.")
+        if key and layout in ("half_per_axis", "tiled"):
+            raise ValueError(f"`{key}` must be left out with layout {layout!r}, whose axes have channels of their own.")
         if layout == "half_per_axis" and split != (pairs // len(split),) * len(split):
             raise ValueError(f"`split` must be equal parts of all pairs with layout 'half_per_axis', got {split}.")
         if isinstance(frequencies.base, tuple) and len(frequencies.base) != len(split):
@@ -164,12 +162,8 @@ class Rope(FixedRotary):
             raise ValueError(f"`unrotated` must be left out with `split` {split}, which rotates all {pairs} pairs.")
         if isinstance(coordinates.coordinates, tuple) and axes < len(split) == len(coordinates.coordinates):
             coordinates = replace(coordinates, coordinates=coordinates.coordinates[1:])
-        self.head_dim = head_dim
-        self.split = split
-        self.frequencies = frequencies
-        self.order = order
-        self.arrangement = arrangement
-        self.unrotated = unrotated
+        self.head_dim, self.split, self.frequencies = head_dim, split, frequencies
+        self.order, self.arrangement, self.unrotated = order, arrangement, unrotated
         if layout in ("half_per_axis", "half_rotated", "tiled"):
             parts = (sum(split),) if layout == "half_rotated" else split if order == "yx" else split[::-1]
             self.pairs = (rest, *parts) if unrotated == "first" else (*parts, rest) if rest else parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -16,8 +16,6 @@ from graticule.registry.fields import Finite, NotNegative, check_fields
 from graticule.system.symbolic import as_tensor
 
 Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
-
-
 Origin = Literal["patches", "centered", "separate", "min", "max", "corners", "area", "unit"]
 
 
@@ -46,8 +44,6 @@ class Coordinates:
         check_fields(self)
         if self.offset and {"corners", "area", "unit"}.intersection(self.names):
             raise ValueError(f"`offset` must be 0 with coordinates {self.coordinates!r}, got {self.offset}.")
-        if isinstance(self.coordinates, tuple):  # made once: `torch.compile` makes no dataclasses
-            object.__setattr__(self, "by_axis", [replace(self, coordinates=name) for name in self.coordinates])
 
     @property
     def names(self) -> tuple[Origin, ...]:
@@ -64,25 +60,28 @@ class Coordinates:
         if isinstance(self.coordinates, tuple):
             if len(self.coordinates) != grid.ndim:
                 raise ValueError(f"`coordinates` must be {grid.ndim} names, one for each axis, got {self.coordinates}.")
-            axes = [of_axis(grid, device, built) for of_axis in vars(self)["by_axis"]]
-            return torch.stack([places[..., axis] for axis, places in enumerate(axes)], -1)
+            named = enumerate(self.coordinates)
+            return torch.stack([self._of(name, grid, device, built)[..., axis] for axis, name in named], -1)
+        return self._of(self.coordinates, grid, device, built)
+
+    def _of(self, name: Origin, grid: Grid, device: torch.device | None, built: Grid | None) -> Tensor:
         index = grid.coordinates(device).double()
         unit = built.spacing if isinstance(grid, Points) and built is not None else grid.spacing
         step: float | Tensor = 1.0 if unit is None else as_tensor(unit, index)
-        if self.coordinates == "patches":
+        if name == "patches":
             return index + self.offset * step
         known = built if built is not None and (grid.ndim == 1 or grid.extent is None) else grid
         sides = as_tensor(known.extent, index)
-        if self.coordinates == "centered":
+        if name == "centered":
             middle = (sides / step / 2 - 1e-9).ceil()  # n - n // 2, whatever the rounding of a product with the unit
             return index + (self.offset - middle) * step
-        if self.coordinates in ("separate", "min", "max"):
-            by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
+        if name in ("separate", "min", "max"):
+            by = {"separate": sides, "min": sides.min(), "max": sides.max()}[name]
             return 2 * (index + (0.5 + self.offset) * step) / by - 1
         share = index / (sides - step).clamp(min=step)
-        if self.coordinates == "unit":
+        if name == "unit":
             return share
-        reach = sides / sides.prod() ** (1 / len(sides)) if self.coordinates == "area" else 1.0
+        reach = sides / sides.prod() ** (1 / len(sides)) if name == "area" else 1.0
         return (2 * share - 1) * reach
 
 

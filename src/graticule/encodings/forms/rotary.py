@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -77,7 +76,7 @@ class RotaryEncoding(Encoding):
         """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
         options: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
-            if dataclasses.is_dataclass(option.kind):
+            if is_dataclass(option.kind):
                 holder: Any = option.kind
                 parts = options_of(holder.__init__, FROM_STAGE)
                 options |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
@@ -90,11 +89,9 @@ class RotaryEncoding(Encoding):
         """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
         values = dict(options)
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
-            if dataclasses.is_dataclass(option.kind):
-                fields = [field.name for field in dataclasses.fields(option.kind)]
-                part = {field: values.pop(field) for field in fields if field in values}
-                if part:
-                    values[name] = replace(option.default, **part)
+            names = [field.name for field in fields(option.kind)] if is_dataclass(option.kind) else []
+            if part := {field: values.pop(field) for field in names if field in values}:
+                values[name] = replace(option.default, **part)
         return super().build(stage, grid, values)
 
 
@@ -120,10 +117,8 @@ class PlaneRotary(RotaryEncoding):
         `grid` is the reference of the scaling if it has none, and is then a part of the weights.
         """
         super().__init__()
-        self.grid = grid
-        self.coordinates = coordinates
-        self.noise = noise
-        self.layout = layout
+        self.grid, self.layout = grid, layout
+        self.coordinates, self.noise = coordinates, noise
         self.scaling = scaling.at(self.lengths(grid), self.series)
         if self.scaling != scaling:
             self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
