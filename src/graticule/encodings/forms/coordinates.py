@@ -113,10 +113,9 @@ class Noise:
         like = coordinates.new_empty(coordinates.shape[-1], dtype=torch.float32)
         if self.shift is not None:
             coordinates = coordinates + like.uniform_(-self.shift, self.shift)
-        if self.jitter is not None:
-            coordinates = coordinates * like.uniform_(-math.log(self.jitter), math.log(self.jitter)).exp()
-        if self.rescale is not None:
-            coordinates = coordinates * like[:1].uniform_(-math.log(self.rescale), math.log(self.rescale)).exp()
+        for factor, draws in ((self.jitter, len(like)), (self.rescale, 1)):
+            if factor is not None:
+                coordinates = coordinates * like[:draws].uniform_(-math.log(factor), math.log(factor)).exp()
         return coordinates
 
 

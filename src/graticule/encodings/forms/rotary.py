@@ -77,8 +77,7 @@ class RotaryEncoding(Encoding):
         options: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
             if is_dataclass(option.kind):
-                holder: Any = option.kind
-                parts = options_of(holder.__init__, FROM_STAGE)
+                parts = options_of(type(option.default), FROM_STAGE)
                 options |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
             else:
                 options[name] = option
