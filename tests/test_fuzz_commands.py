@@ -45,6 +45,7 @@ CALLS = {
         *("attention ./image --layers 0", "attention ./published --layers 0 --images ./pictures"),
     ],
     "explore": ["./image --no-open"],
+    "identify": ["rotation.py:code", "rotation.py:code --json"],
     "resamplers": ["./image --images ./pictures --count 2 --sizes 28"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
@@ -110,6 +111,9 @@ def place(tmp_path_factory):
     for name in (f"{split}/{label}/0" for split in ("train", "val") for label in range(10)):
         (root / "pictures" / name).parent.mkdir(parents=True)
         Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(root / "pictures" / f"{name}.png")
+    (root / "rotation.py").write_text(
+        "from graticule.testing import RotationCode\n\ncode = RotationCode.of('rope', 16)\n"
+    )
     with contextlib.chdir(root):
         for name, given in RUNS.items():
             assert call(["train", *given.split(), "--output", name]) == 0

@@ -61,6 +61,7 @@ STANDS = {
     "--window 512 --stride 341": "--window 96 --stride 60",
     "gym --seeds": "gym --choices encoding=rope --tasks displacement --seeds",
     "new study my_study": "new study other_study",
+    "identify FILE.py:NAME": "identify rotation.py:code",
     "...": "",
     "DETECTOR_RUN": "./DETECTOR_RUN",
     "FILE": "FILE.safetensors",
@@ -228,6 +229,9 @@ def clone(tmp_path_factory, lape_run, forgotten):
         Path("my_study.py").write_text(block("compare", "study"))
         Path("vit.py").write_text(
             "import timm\n\n\ndef build():\n    return timm.create_model('vit_tiny_patch16_224')\n"
+        )
+        Path("rotation.py").write_text(
+            "from graticule.testing import RotationCode\n\ncode = RotationCode.of('rope', 16)\n"
         )
         exec(block("audit", "audit"), {})
         assert main(["new", "dataset", "halves"]) == 0
