@@ -135,9 +135,10 @@ def test_it_folds_into_constants_and_back(encoding, joining):
     assert torch.equal(model(tokens), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "joining"),
-    [pytest.param("learnable+relative_bias", "lape", marks=pytest.mark.slow), ("rope_1d+shaw", "default")],
+    [("learnable+relative_bias", "lape"), ("rope_1d+shaw", "default")],
 )
 def test_it_is_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
     model, tokens = draw(small(encoding, joining, depth=2)).double(), texts()

@@ -151,6 +151,7 @@ RESIZED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is computed from")
 @in_turn(("encoding", "joining"), COVER)
 def test_a_transfer_to_another_image_size_equals_loading(encoding, joining, tmp_path):
@@ -165,6 +166,7 @@ def test_a_transfer_to_another_image_size_equals_loading(encoding, joining, tmp_
             assert_same(model.state_dict(), expected.state_dict(), atol=0)
 
 
+@pytest.mark.slow
 @in_turn("change", RESIZED)
 def test_a_transfer_to_another_size_or_window_of_other_families_equals_loading(change, tmp_path):
     family, both, other = RESIZED[change]

@@ -135,6 +135,7 @@ def test_it_is_attached_to_a_model_of_any_dtype_on_any_device(stock):
     assert {(p.device.type, p.dtype) for p in model.graticule.parameters()} == {("meta", torch.bfloat16)}
 
 
+@pytest.mark.slow
 def test_it_compiles_as_one_graph_at_every_size_and_keeps_nothing_of_a_call(stock, x):
     model = copy.deepcopy(stock)
     del model.blocks[1:]

@@ -156,6 +156,7 @@ def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encodin
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_model_with_crops_compiles_as_one_graph():
     model = vit("learnable + rope", depth=1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -116,6 +116,7 @@ def test_every_operator_of_a_folded_program_depends_on_the_images(lape):
     assert not any("norms" in name or "pos_embed" in name for name in program.state_dict)
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_folded_model_has_no_norm_of_position_and_no_resizing(lape, tmp_path):
     exported = export_function(lape, tmp_path / "model.onnx", img_size=(24, 40), features=[1])
     nodes = Counter(node.op_type for node in onnx.load(exported.path).graph.node)
