@@ -1,6 +1,8 @@
 """`graticule export` and `graticule publish` on the command line."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 import timm
@@ -104,6 +106,9 @@ def test_commands_open_a_published_folder(tmp_path, capsys):
         assert f"`{option}` must be left out with '{folder}', which has its own, got 'rope'" in err
     err = refused(capsys, "evaluate", folder)
     assert f"`images` must be given for '{folder}', which is not the folder of a run" in err
+    with contextlib.chdir(tmp_path):
+        Path("RUN").mkdir()
+        assert refused(capsys, "evaluate", "RUN").endswith("For the folder of this name, write ./RUN.")
 
 
 def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):

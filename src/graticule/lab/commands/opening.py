@@ -93,9 +93,10 @@ def open_models(targets: Sequence[str], options: NamedModels, command: str, imag
         if named is None:
             _check_left_out("a run", {"images": options.images, "data_root": options.data_root})
         elif options.images is None:
+            folder = f" For the folder of this name, write ./{named}." if Path(named).is_dir() else ""
             raise ValueError(
                 f"`images` must be given for {named!r}, which is not the folder of a run: a folder of images, or the "
-                "name of a data set."
+                f"name of a data set.{folder}"
             )
     opened = [open_model(target, options) for target in targets]
     for model in opened if images else ():
