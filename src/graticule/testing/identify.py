@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -180,7 +181,7 @@ def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor]) -> tupl
         except ValueError:  # its options are not those of such a head or grid
             return math.inf, False
         if isinstance(code, RotationCode):
-            other = _values(replace(code, rotate=lambda x, _, rotary=layer.rotary: rotary(x, x)[0]), grid)  # type: ignore[misc]
+            other = _values(replace(code, rotate=partial(_rotated, layer.rotary)), grid)
             reach = float(position.encoding.angles(place).detach().abs().max())
         else:
             other, reach = layer.bias if isinstance(code, BiasCode) else layer.added_to_stream, max(grid)
@@ -190,6 +191,11 @@ def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor]) -> tupl
         if error > 0.1:
             break
     return worst, equal
+
+
+def _rotated(rotary: Any, queries: Tensor, _: Any) -> Tensor:
+    rotated: Tensor = rotary(queries, queries)[0]
+    return rotated
 
 
 def _build(code: Any, candidate: Candidate, place: Grid, known: Tensor) -> Any:

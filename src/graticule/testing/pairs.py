@@ -362,6 +362,7 @@ def _angles(code: PairCode, grid: Size) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def wrapped(angles: Tensor) -> Tensor:
+    """Return angles plus whole turns, above -pi and up to pi."""
     return math.pi - (math.pi - angles) % (2 * math.pi)
 
 

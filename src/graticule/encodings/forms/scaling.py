@@ -49,18 +49,21 @@ class Bands:
 
 
 def yarn(bands: Bands, t: Tensor) -> Tensor:
+    """Interpolate frequencies of few turns, and keep those of many."""
     low, high = bands.ramp
     share = ((bands.turns - low) / (high - low)).clamp(0, 1)
     return bands.vectors * (share + (1 - share) / bands.s)
 
 
 def dy_yarn(bands: Bands, t: Tensor) -> Tensor:
+    """Interpolate the lowest frequencies, keep the highest, and scale others as 'ntk'; bounds follow the time t."""
     slow, ntk = (METHODS[name](bands, t) for name in ("interpolation", "ntk"))
     slow = slow + bands.above(0.75 * t**2, 1.25 * t**2) * (ntk - slow)
     return slow + bands.above(2 * t**2, 16 * t**2) * (bands.vectors - slow)
 
 
 def riflex(bands: Bands, t: Tensor) -> Tensor:
+    """Lower the frequency whose period is nearest to the reference, so that a longer axis does not repeat it."""
     periods = (2 * math.pi / bands.vectors.abs()).round()  # infinite if it does not move
     nearest = (periods - bands.reference).abs().argmin(-2, keepdim=True)
     intrinsic = torch.arange(periods.shape[-2], device=periods.device)[:, None] == nearest
