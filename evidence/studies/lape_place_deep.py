@@ -1,4 +1,4 @@
-"""Why LaPE helps, in a deep model: three choices of `lape_place` with 24 layers."""
+"""Why LaPE helps, in a deep model: six choices of `lape_place` with 24 layers."""
 
 from graticule.lab.studies.study import Study
 
@@ -7,7 +7,7 @@ EXACT = "learnable(std=1.37)"
 
 
 def study() -> Study:
-    """Compare three choices with 24 layers, at the trained size and on zoomed images."""
+    """Compare six choices with 24 layers, at the trained size and on zoomed images."""
     return Study(
         question="In 24 layers, does LaPE help by where the table is added, or by its norms?",
         recipe="digits_small",
@@ -15,13 +15,26 @@ def study() -> Study:
             "once, std 1": {"encoding": EXACT},
             "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
             "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+            "once, std 0.2": {"encoding": "learnable(std=0.2)"},
+            "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
+            "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
         },
         base={"model_kwargs": ("depth=24",)},
         seeds=tuple(range(80, 85)),
         sizes=((40, 40),),
-        tests=(("beside, std 1", "once, std 1"), ("beside, LN chain", "beside, std 1")),
+        tests=(
+            ("beside, std 1", "once, std 1"),
+            ("beside, LN chain", "beside, std 1"),
+            ("once, std 1", "once, std 0.2"),
+            ("beside, std 0.2", "once, std 0.2"),
+            ("beside, std 1", "beside, std 0.2"),
+            ("beside, LN chain, std 1", "beside, std 1"),
+            ("beside, LN chain", "beside, LN chain, std 1"),
+        ),
+        interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
         controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
         "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
-        limits="Ten epochs, a grid of 5 x 5.",
+        limits="Ten epochs, a grid of 5 x 5. The last three choices, with their tests, were added when the scores of "
+        "the others were known.",
         seconds=140,
     )

@@ -1,4 +1,4 @@
-"""Why LaPE helps, on Fashion-MNIST: the six decisive choices of `lape_place`."""
+"""Why LaPE helps, on Fashion-MNIST: the nine decisive choices of `lape_place`."""
 
 from graticule.lab.studies.study import Study
 
@@ -7,7 +7,7 @@ EXACT = "learnable(std=1.37)"
 
 
 def study() -> Study:
-    """Compare six choices on 3,000 images, at the trained size and on zoomed images."""
+    """Compare nine choices on 3,000 images, at the trained size and on zoomed images."""
     return Study(
         question="Does LaPE help on Fashion-MNIST by where the table is added, by its amplitude, or by its norm?",
         recipe="fashion_mnist",
@@ -18,6 +18,9 @@ def study() -> Study:
             "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
             "beside, LN": {"encoding": "learnable", "joining": "lape_sharing"},
             "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+            "once, std 0.2": {"encoding": "learnable(std=0.2)"},
+            "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
+            "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
         },
         base={
             "model": "vit_nano_patch4_28",
@@ -36,9 +39,15 @@ def study() -> Study:
             ("beside, std 1", "queries and keys, std 1"),
             ("beside, LN chain", "beside, std 1"),
             ("beside, LN chain", "beside, LN"),
+            ("beside, std 0.2", "once, std 0.2"),
+            ("beside, std 1", "beside, std 0.2"),
+            ("beside, LN chain, std 1", "beside, std 1"),
+            ("beside, LN chain", "beside, LN chain, std 1"),
         ),
+        interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
         controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
         "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
-        limits="A small model of six layers on a twentieth of the images, for 10 epochs, tested on 1,000 images.",
+        limits="A small model of six layers on a twentieth of the images, for 10 epochs, tested on 1,000 images. "
+        "The last three choices, with their tests, were added when the scores of the others were known.",
         seconds=45,
     )

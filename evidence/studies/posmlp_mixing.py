@@ -1,0 +1,45 @@
+"""PosMLP's Tables 1, 5 and 6 and Figure 1 (f) on digits: windows, groups, widths, and fewer images, at one start."""
+
+from graticule.lab.studies.study import Study
+
+
+def study() -> Study:
+    """Compare windows of GGQPE, isotropic Gaussians, one group or several, and dense matrices."""
+    dense = {"encoding": "gsgu(gaussian=True)", "model_kwargs": ("gate_norm=false",)}
+    few = {"limit_train": 500, "epochs": 120}  # as many steps as 4,000 digits in 15 epochs
+    return Study(
+        question="Does mixing by relative position beat a dense matrix of the same norm and start, and more with few "
+        "images; do windows that cover the stage, a learned width, and groups help?",
+        recipe="digits_posmlp",
+        choices={
+            "GGQPE": {"encoding": "ggqpe"},
+            "dense": dense,
+            "GGQPE, 500 digits": {"encoding": "ggqpe", **few},
+            "dense, 500 digits": {**dense, **few},
+            "windows of 4 x 4": {"encoding": "ggqpe", "model_kwargs": ("windows=[4,4]",)},
+            "windows of 2 x 2": {"encoding": "ggqpe", "model_kwargs": ("windows=[2,2]",)},
+            "isotropic": {"encoding": "ggqpe(form='alpha')"},
+            "isotropic, fixed width": {"encoding": "ggqpe(form='alpha_released')"},
+            "GQPE": {"encoding": "gqpe"},
+            "dense, one group": {**dense, "encoding": "sgu(gaussian=True)"},
+        },
+        seeds=tuple(range(500, 506)),
+        tests=(
+            ("GGQPE", "dense"),
+            ("GGQPE, 500 digits", "dense, 500 digits"),
+            ("GGQPE", "windows of 4 x 4"),
+            ("windows of 4 x 4", "windows of 2 x 2"),
+            ("GGQPE", "isotropic"),
+            ("isotropic", "isotropic, fixed width"),
+            ("GGQPE", "GQPE"),
+            ("GQPE", "dense, one group"),
+        ),
+        interactions=(("GGQPE, 500 digits", "dense, 500 digits", "GGQPE", "dense"),),
+        controls="All units start as the Gaussians of the authors' code, with a bias of zero and no norm in the gating "
+        "unit. 'dense' has a free matrix for each of GGQPE's groups. The stages have 8 x 8 and 4 x 4 patches, so "
+        "windows of 4 x 4 are smaller than the first stage only.",
+        follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6 and Figure 1 (f)",
+        limits="Convolutions of the stem and between the stages give position to all and carry content between "
+        "windows. LRPE and GLRPE have tables without a width, which cannot start as Gaussians of this form, and are left out.",
+        seconds=45,
+    )
