@@ -49,6 +49,16 @@ CONTRASTS = {
     ("beside, std 1", "queries and keys, std 1"): ("values", "whether the values get it too"),
     ("beside, LN chain", "beside, std 1"): ("norm", "the norms of LaPE, with their scales and shifts"),
     ("beside, Norm", "beside, std 1"): ("plain norm", "a norm without scale and shift"),
+    ("beside, LN chain, std 1", "beside, std 1"): (
+        "norm of a table of 1",
+        "the norms, at the learning rate of the table",
+    ),
+    ("beside, LN chain", "beside, LN chain, std 1"): (
+        "rate",
+        "the relative learning rate, of a table of 0.02 less of 1",
+    ),
+    ("beside, std 0.2", "once, std 0.2"): ("place at 0.2", "where a table of 0.2 is added"),
+    ("beside, std 1", "beside, std 0.2"): ("amplitude beside", "the amplitude beside every layer, 1 less 0.2"),
     ("beside, LN chain", "beside, LN"): ("chain", "whether each norm takes the output of the last"),
     ("once, std 1", "once, std 0.02"): ("amplitude", "the amplitude of a table that is added once, 1 less 0.02"),
     ("once, std 1", "once, std 0.2"): ("amplitude from 0.2", "the same, 1 less 0.2"),
@@ -230,7 +240,7 @@ def predictions(docs: Path) -> dict[tuple[str, str], list[tuple[str, float, floa
     points: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
     for when in ("before", "after"):
         for at in (TRAINED, "zoom 40"):
-            for choice in load("lape_place").choices:
+            for choice in dict.fromkeys(share.choice for share in shares):
                 mean = fmean(share.share for share in shares if (share.choice, share.when) == (choice, when))
                 gain = fmean(differences([(1, choice, "", at), (-1, BASE, "", at)], scores))
                 points.setdefault((when, at), []).append((choice, mean, gain))

@@ -40,6 +40,6 @@ def study() -> Study:
         "windows of 4 x 4 are smaller than the first stage only.",
         follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6 and Figure 1 (f)",
         limits="Convolutions of the stem and between the stages give position to all and carry content between "
-        "windows. LRPE and GLRPE have tables without a width, which cannot start as Gaussians of this form, and are left out.",
+        "windows. LRPE and GLRPE have tables without a width and are left out.",
         seconds=45,
     )

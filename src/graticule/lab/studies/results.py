@@ -305,6 +305,8 @@ class Results:
     def provenance(self) -> str:
         """Describe the number, dates, versions and machine of the runs."""
         runs = {row.cell: row for row in self.rows}
+        if not runs:
+            return f"none of {len(self.study.cells) * len(self.study.seeds)} runs."
         dates = sorted({row.date for row in runs.values()})
         versions = sorted({f"torch {row.torch}, timm {row.timm}" for row in runs.values()})
         machines = sorted({f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}" for row in runs.values()})
