@@ -10,7 +10,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2860
-evidence: . 4200
+evidence: . 4260
 graticule: . 30, analysis 3450, backbones 4960, checkpoints 1620, dense 2110, encodings 5310, external 6580, hub 750,
   layers 1020, position 3470, registry 1110, surgery 2510, system 470, testing 3190
 graticule/lab: . 750, commands 3180, data 3610, figures 1260, gym 1420, pages 910, recipes 1170, studies 2330, tasks
@@ -24,9 +24,9 @@ tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, reci
 WORDS = """
 claims.md 2440, compare.md 1230, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
   gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470, results/costs.md 2080, results/gym.md
-  1250, results/lape_place.md 1540, which.md 1760, why_lape.md 1370
+  1250, results/lape_place.md 1900, results/lape_controls.md 1250, results/mixing.md 1300, which.md 1760, why_lape.md 1500
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_000, 45, 290
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_800, 45, 290
 
 
 def limits(table: str) -> dict[str, int]:
