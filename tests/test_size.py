@@ -24,7 +24,7 @@ tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, reci
 WORDS = """
 claims.md 2440, compare.md 1230, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
   gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470, results/costs.md 2080, results/gym.md
-  1250, results/lape_place.md 1900, results/lape_controls.md 1250, results/mixing.md 1300, which.md 1760, why_lape.md 1500
+  1250, results/lape_place.md 1900, results/lape_controls.md 1300, results/mixing.md 1300, which.md 1760, why_lape.md 1500
 """
 GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_800, 45, 290
 
