@@ -1,9 +1,10 @@
-"""Contrasts of scores paired by seed, with one of four answers, and their picture.
+"""Contrasts of scores paired by seed: each that a page prints is a row of contrasts.csv and has one of four answers.
 
-A contrast is a weighted sum of scores of the same seed, such as the difference of two choices. Its answer is
+A contrast is a weighted sum of scores of the same seed, such as `A - B`, or `A @ zoom 40 - A - B @ zoom 40 + B` with
+conditions of the measurement. Its answer is
 
 - *larger* or *smaller*: its mean is not zero, with p below 5 %, adjusted by Benjamini and Yekutieli's method for all
-  contrasts of the question, which may depend on each other in any way;
+  rows of its family (a paper, or the page of choices), which may depend on each other in any way;
 - *within the margin*: two one-sided tests show that it is smaller than the margin, on either side (a contrast can be
   both, larger than zero and within the margin);
 - *undecided*, with the number of seeds that would find the difference seen, or that of the margin if it is larger,
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -27,15 +30,32 @@ from scipy import stats
 from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.significance import LEVEL, PairedTest, equivalence, format_p, paired_test, seeds_needed
 from graticule.lab.studies.study import TRAINED, read_table
+from graticule.lab.studies.tables import read_records
 
-#: What marks a contrast that was not fixed before the scores.
+ROWS = Path(__file__).parent / "contrasts.csv"
+#: What marks a contrast that was not fixed before the last of its scores was read.
 LATER = "†"
 #: The variant of a gym that is the mean over all its tasks, where a score below chance counts as chance.
 MEAN = "mean"
+#: Study -> factor of p for looks at its scores that were declared before the last one.
+LOOKS = {"more_seeds": 1.13}
 #: (choice, variant, at) -> seed -> score.
 Scores = Mapping[tuple[str, str, str], Mapping[int, float]]
 #: A weighted score: weight, choice, variant, and the condition of the measurement ("trained", "zoom 40", ...).
 Term = tuple[float, str, str, str]
+
+
+def parse(contrast: str, variant: str = "", at: str = TRAINED) -> tuple[Term, ...]:
+    """Return the weighted scores of the text of a contrast.
+
+    >>> parse("LaPE @ zoom 40 - LaPE", "6 layers")
+    ((1.0, 'LaPE', '6 layers', 'zoom 40'), (-1.0, 'LaPE', '6 layers', 'trained'))
+    """
+    terms = []
+    for sign, term in re.findall(r"(?:^| ([+-]) )(.+?)(?= [+-] |$)", contrast):
+        choice, _, condition = term.partition(" @ ")
+        terms.append((-1.0 if sign == "-" else 1.0, choice, variant, condition or at))
+    return tuple(terms)
 
 
 def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
@@ -67,31 +87,29 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
     return scores
 
 
-def differences(terms: Iterable[Term], scores: Scores) -> list[float]:
+def differences(terms: Iterable[Term], scores: Scores) -> tuple[float, ...]:
     """Return the weighted sum of the scores of every seed that has them all."""
     parts = [(weight, scores.get((choice, variant, at), {})) for weight, choice, variant, at in terms]
     seeds = sorted(set.intersection(*(set(by) for _, by in parts)))
-    return [sum(weight * by[seed] for weight, by in parts) for seed in seeds]
+    return tuple(sum(weight * by[seed] for weight, by in parts) for seed in seeds)
 
 
 @dataclass(frozen=True)
 class Contrast:
     """A contrast with its answer.
 
-    label: its name in tables and figures.
     values: of the seeds.
     margin: the largest difference that would not matter.
-    adjusted: p, adjusted for all contrasts of the question; None without a test.
+    adjusted: p, adjusted for all contrasts of the family; None without a test.
     level: of p before it is adjusted, at its rank in the family.
     """
 
-    label: str
     values: tuple[float, ...]
     margin: float
     adjusted: float | None = None
     level: float = LEVEL
 
-    @property
+    @cached_property
     def test(self) -> PairedTest | None:
         """The test of its mean; None with fewer than two seeds, or if all values are equal."""
         return paired_test(self.values, [0.0] * len(self.values))
@@ -101,7 +119,7 @@ class Contrast:
         """The larger p of the two one-sided tests that the mean is above -margin and below +margin."""
         return equivalence(self.values, self.margin)
 
-    @property
+    @cached_property
     def answer(self) -> str:
         """One of four answers."""
         if not self.values:
@@ -113,6 +131,10 @@ class Contrast:
             return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))
         difference = max(self.margin, abs(self.test.difference))
         return same or f"undecided ({seeds_needed(stdev(self.values), difference, self.level)} seeds)"
+
+    def reversed(self) -> Contrast:
+        """Return the contrast with the other sign."""
+        return replace(self, values=tuple(-value for value in self.values))
 
     def cells(self, decimals: int = 2) -> tuple[str, ...]:
         """Return its difference with interval, number of seeds, adjusted p and answer, for a table."""
@@ -126,46 +148,127 @@ class Contrast:
 
     def short(self, decimals: int = 1) -> str:
         """Return difference, interval and the sign of the answer, for a cell of a table."""
-        marks = {"larger": "+", "smaller": "-", "within the margin": "="}
+        marks = {"larger": "+", "smaller": "-", "within the margin": "=", "not run": "not run"}
         mark = "".join(sign for answer, sign in marks.items() if answer in self.answer)
         if self.answer.startswith("undecided ("):
             mark = f"?{self.answer.split()[1][1:]}"
-        return f"{self.cells(decimals)[0]} {mark}"
+        return f"{self.cells(decimals)[0]} {mark}".strip()
 
 
 #: Names of the columns of `Contrast.cells`.
 COLUMNS = ("difference [95 %]", "seeds", "adjusted p", "answer")
 
 
-def family(asked: Sequence[tuple[str, Sequence[float], float]]) -> list[Contrast]:
-    """Test (label, values, margin) as one family, the contrasts of one question."""
-    plain = [Contrast(label, tuple(values), margin) for label, values, margin in asked]
-    tested = [contrast.test.p for contrast in plain if contrast.test is not None]
+def adjust(contrasts: Sequence[Contrast], factors: Sequence[float] = ()) -> list[Contrast]:
+    """Adjust contrasts as one family; `factors` of p are for looks at the scores, 1 by default."""
+    factors = factors or [1.0] * len(contrasts)
+    tests = [(contrast.test, factor) for contrast, factor in zip(contrasts, factors, strict=True)]
+    tested = [min(1.0, test.p * factor) for test, factor in tests if test is not None]
     adjusted = iter(stats.false_discovery_control(tested, method="by") if tested else ())
     ranks = iter(stats.rankdata(tested, "max"))
     share = LEVEL / sum(len(tested) / k for k in range(1, len(tested) + 1)) if tested else LEVEL
     return [
         contrast
-        if contrast.test is None
-        else replace(contrast, adjusted=float(next(adjusted)), level=share * next(ranks))
-        for contrast in plain
+        if test is None
+        else replace(contrast, adjusted=float(next(adjusted)), level=share * next(ranks) / factor)
+        for contrast, (test, factor) in zip(contrasts, tests, strict=True)
     ]
 
 
-def pooled(contrasts: Sequence[Contrast]) -> tuple[float, float, float]:
-    """Return mean, low and high of a random-effects model of several data sets.
+@dataclass(frozen=True)
+class Asked:
+    """A row of contrasts.csv.
 
-    References: DerSimonian and Laird (1986) for the variance between data sets; Hartung and Knapp (2001) for the
-    interval.
+    family: whose rows are adjusted together: a paper, or 'which'.
+    where: the table or section of the paper.
+    question: of docs/claims.md; empty for a row that is not printed there.
+    label: the data set or condition there.
+    task: of docs/which.md; empty for a row that is not printed there.
+    data: study, or 'extrapolation', or a gym: the file in docs/data.
+    variant: of the study, or task of the gym.
+    at: condition of the scores that name none.
+    contrast: as text; on docs/claims.md it is positive if the paper is right.
+    margin: the largest difference that would not matter.
+    control: what makes the two sides equal in the other respects.
+    declared: the commit that fixed it before the last of its scores was read; empty if it was chosen later.
     """
-    means = [fmean(contrast.values) for contrast in contrasts]
-    variances = [stdev(contrast.values) ** 2 / len(contrast.values) for contrast in contrasts]
-    weights = [1 / contrast for contrast in variances]
-    fixed = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
-    excess = sum(w * (m - fixed) ** 2 for w, m in zip(weights, means, strict=True)) - (len(means) - 1)
-    between = max(0.0, excess / (sum(weights) - sum(w * w for w in weights) / sum(weights)))
-    weights = [1 / (contrast + between) for contrast in variances]
-    mean = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
-    error = sum(w * (m - mean) ** 2 for w, m in zip(weights, means, strict=True)) / (len(means) - 1) / sum(weights)
-    reach = float(stats.t.isf(0.025, len(means) - 1)) * math.sqrt(error)
-    return mean, mean - reach, mean + reach
+
+    family: str
+    where: str
+    question: str
+    label: str
+    task: str
+    data: str
+    variant: str
+    at: str
+    contrast: str
+    margin: float
+    control: str
+    declared: str
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The weighted scores."""
+        return parse(self.contrast, self.variant, self.at)
+
+    @property
+    def mark(self) -> str:
+        """What marks it if it was chosen later."""
+        return "" if self.declared else f" {LATER}"
+
+
+class Registry:
+    """The rows of contrasts.csv with their answers from docs/data, each of which exists once.
+
+    Args:
+        folder: docs/data.
+        rows: other rows.
+    """
+
+    def __init__(self, folder: Path, rows: Sequence[Asked] | None = None) -> None:
+        self.folder = folder
+        self.rows = list(read_records(ROWS, Asked) if rows is None else rows)
+        self._scores: dict[str, Scores] = {}
+        self._index: dict[tuple[str, frozenset[Term]], Asked] = {}
+        for row in self.rows:
+            for sign in (1, -1):
+                if twin := self._index.get(_key(row.data, row.terms, sign)):
+                    raise ValueError(f"{ROWS.name} must have a contrast once, with one sign, got {twin} and {row}.")
+            self._index[_key(row.data, row.terms)] = row
+
+    @cached_property
+    def answers(self) -> dict[Asked, Contrast]:
+        """The answer of every row."""
+        answers: dict[Asked, Contrast] = {}
+        for family in dict.fromkeys(row.family for row in self.rows):
+            rows = [row for row in self.rows if row.family == family]
+            plain = [Contrast(differences(row.terms, self.scores(row.data)), row.margin) for row in rows]
+            answers |= zip(rows, adjust(plain, [LOOKS.get(row.data, 1.0) for row in rows]), strict=True)
+        return answers
+
+    def scores(self, data: str) -> Scores:
+        """Return the scores of a file of docs/data."""
+        if data not in self._scores:
+            self._scores[data] = read_scores(data, self.folder)
+        return self._scores[data]
+
+    def find(self, data: str, terms: Iterable[Term]) -> Contrast:
+        """Return the answer of a contrast, also with the other sign.
+
+        Raises:
+            ValueError: for one that is no row.
+        """
+        terms = tuple(terms)
+        for sign in (1, -1):
+            if row := self._index.get(_key(data, terms, sign)):
+                return self.answers[row] if sign == 1 else self.answers[row].reversed()
+        raise ValueError(f"`terms` must be a row of {ROWS.name}, got {data}: {terms}.")
+
+    def of(self, **fields: str) -> list[tuple[Asked, Contrast]]:
+        """Return the rows with these values, and their answers."""
+        rows = [row for row in self.rows if all(getattr(row, name) == value for name, value in fields.items())]
+        return [(row, self.answers[row]) for row in rows]
+
+
+def _key(data: str, terms: Iterable[Term], sign: int = 1) -> tuple[str, frozenset[Term]]:
+    return data, frozenset((sign * weight, *rest) for weight, *rest in terms)

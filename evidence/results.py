@@ -1,19 +1,22 @@
-"""Tables of docs/results: of declared studies, and of recorded measurements, a CSV file in docs/data/measured each.
+"""Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
-`python -m evidence.results` writes them between their markers in the pages of docs.
+`python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
+with the name of a file, `claims`, `which` and `why_lape` with that of a part.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evidence.claims import claims_part, which_part
+from evidence.contrasts import COLUMNS, Registry
+from evidence.why_lape import why_part
 from graticule.lab.studies.results import Results
-from graticule.lab.studies.significance import format_p
-from graticule.lab.studies.study import load_study
-from graticule.lab.studies.tables import Rows, between, markdown, marked, read_records
+from graticule.lab.studies.study import TRAINED, load_study
+from graticule.lab.studies.tables import Rows, between, markdown, read_records
 from graticule.system.files import write_text
 
 #: Declared studies.
@@ -80,40 +83,76 @@ def table_of(cells: Sequence[Cell]) -> Rows:
     return [*table, *((*row.split(" | "), *(by.get(column, "") for column in columns)) for row, by in rows.items())]
 
 
-def study_text(name: str, data: Path) -> str:
-    """Return question, origin, means and tests of a declared study, from its table in docs/data."""
-    study = load_study(STUDIES / f"{name}.py")
-    report = Results.of_table(name, study, data / f"study_{name}.csv")
-    parts = [f"**{study.question}** `{name}`: {report.provenance()} {report.interim()}".rstrip()]
-    parts += list(filter(None, (study.controls, study.limits)))
-    header, *rows = report.means()
-    seeds, *_ = sorted({row[1] for row in rows})
-    title = f"{report.tables()['means'][0].removesuffix(' over seeds')} of {seeds} seeds:"
-    parts += [title, markdown([(header[0], *header[3:]), *((row[0], *row[3:]) for row in rows)])]
-    tests: Rows = [("test", f"difference ({'over images too' if study_images(report) else '95 %'})", "p (Holm)")]
-    for test in report.tests():
-        if test.test is not None:
-            low, high = test.images or (test.test.low, test.test.high)
-            difference = f"{test.test.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-            tests.append((f"{test.label} - {test.reference}", difference, format_p(test.adjusted)))
-    return "\n\n".join([*parts, *([markdown(tests)] if tests[1:] else [])])
+def results_of(name: str, registry: Registry) -> Results:
+    """Return the results of a declared study from its table."""
+    return Results.of_table(name, load_study(STUDIES / f"{name}.py"), registry.folder / f"study_{name}.csv")
 
 
-def study_images(report: Results) -> bool:
-    """Return whether the intervals of a study are over other images, too."""
-    return any(test.images for test in report.tests())
+def origin_text(name: str, registry: Registry) -> str:
+    """Return the origin and the limits of a declared study."""
+    report = results_of(name, registry)
+    return f"`{name}`: {report.provenance()} {report.study.limits}"
 
 
-def page_text(text: str, data: Path) -> str:
-    """Return the text of a page with the parts between its markers rebuilt from the files in `data`."""
-    for name in marked(text, "measured"):
-        text = between(text, f"measured {name}", markdown(table_of(read_records(data / f"measured/{name}.csv", Cell))))
-    for name in marked(text, "origin"):
-        study = load_study(STUDIES / f"{name}.py")
-        origin = Results.of_table(name, study, data / f"study_{name}.csv").provenance()
-        text = between(text, f"origin {name}", f"`{name}`: {origin} {study.limits}")
-    for name in marked(text, "study"):
-        text = between(text, f"study {name}", study_text(name, data))
+def study_text(name: str, registry: Registry) -> str:
+    """Return question, origin, means and contrasts of a declared study."""
+    report = results_of(name, registry)
+    study = report.study
+    parts = [f"**{study.question}** `{name}`: {report.provenance()}", study.controls, study.limits]
+    if report.rows:
+        header, *rows = report.means()
+        seeds = " or ".join(sorted({row[1] for row in rows}))
+        parts += [f"{report.tables()['means'][0].removesuffix(' over seeds')} of {seeds} seeds:"]
+        parts += [markdown([(header[0], *header[3:]), *((row[0], *row[3:]) for row in rows)])]
+        parts += [contrasts_text(name, registry, [*study.variants, *report.conditions()])]
+    return "\n\n".join(filter(None, parts))
+
+
+def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> str:
+    """Return the rows of a study or gym, with a column for every variant and condition if there are several."""
+    rows = registry.of(data=name)
+    found = [(re.sub("encoding=|joining=", "", row.contrast), row, contrast) for row, contrast in rows]
+    places = list(dict.fromkeys((row.variant, row.at) for _, row, _ in found))
+    if len(places) == 1:
+        return markdown(
+            [("contrast", *COLUMNS), *((text + row.mark, *contrast.cells()) for text, row, contrast in found)]
+        )
+    if order:
+        places.sort(key=lambda place: [*map(order.index, place)])
+    titles = [", ".join(filter(None, (variant, at * (at != TRAINED)))) or TRAINED for variant, at in places]
+    cells = {(text, row.variant, row.at): contrast.short() + row.mark for text, row, contrast in found}
+    texts = dict.fromkeys(text for text, _, contrast in found if contrast.values)
+    return markdown(
+        [("contrast", *titles), *((text, *(cells.get((text, *place), "") for place in places)) for text in texts)]
+    )
+
+
+def measured_text(name: str, registry: Registry) -> str:
+    """Return a table of recorded measurements."""
+    return markdown(table_of(read_records(registry.folder / f"measured/{name}.csv", Cell)))
+
+
+#: Kind of a generated part -> its text by name.
+PARTS: dict[str, Callable[[str, Registry], str]] = {
+    "measured": measured_text,
+    "origin": origin_text,
+    "study": study_text,
+    "contrasts": contrasts_text,
+    "claims": claims_part,
+    "which": which_part,
+    "why_lape": why_part,
+}
+
+
+def parts_of(text: str) -> list[tuple[str, str]]:
+    """List kind and name of the generated parts of a page."""
+    return [pair for pair in re.findall(r"<!-- (\w+) ([^:\n]+): begin", text) if pair[0] in PARTS]
+
+
+def page_text(text: str, registry: Registry) -> str:
+    """Return the text of a page with the parts between its markers rebuilt from the data."""
+    for kind, name in parts_of(text):
+        text = between(text, f"{kind} {name}", PARTS[kind](name, registry))
     return text
 
 
@@ -123,14 +162,16 @@ def write_pages(docs: Path, studies: Path = STUDIES) -> list[Path]:
     Raises:
         ValueError: if a file of `docs`/data/measured is in no page.
     """
-    data, written, names = docs / "data", [], set()
+    registry, written, names = Registry(docs / "data"), [], set()
     for page in sorted(docs.rglob("*.md")):
         before = page.read_text(encoding="utf-8")
-        names |= {name for kind in ("measured", "study", "origin") for name in marked(before, kind)}
-        if (after := page_text(before, data)) != before:
+        names |= {name for _, name in parts_of(before)}
+        if (after := page_text(before, registry)) != before:
             written.append(write_text(page, after))
-    tables = {path.stem for path in (data / "measured").glob("*.csv")} | {
-        path.stem for path in studies.glob("[!_]*.py")
+    tables = {
+        path.stem
+        for folder, pattern in ((docs / "data/measured", "*.csv"), (studies, "[!_]*.py"))
+        for path in folder.glob(pattern)
     }
     if lost := sorted(tables - names):
         raise ValueError(f"`docs` must have a page with the markers of every table, got none for {', '.join(lost)}.")

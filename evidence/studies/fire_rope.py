@@ -82,7 +82,7 @@ def study() -> Study:
         choices={name: {"encoding": encoding} for name, encoding in encodings.items()},
         seeds=tuple(range(700, 708)),
         controls="The tests of this table are at the trained size. Those on more tokens, fixed before the runs, are "
-        "the rows of `evidence/fire_rope.csv`, one family. At the trained size counted and normalized coordinates "
+        "the rows of `evidence/contrasts.csv`, one family. At the trained size counted and normalized coordinates "
         "are the same function of the same weights. Counted: RoPE as trained; FIRE divided by the largest distance of "
         "the trained grid; DINOv3's coordinates at the spacing of the trained grid. Normalized: RoPE with position "
         "interpolation, FIRE and DINOv3 as published. Expected: normalized coordinates keep more where objects grow, "

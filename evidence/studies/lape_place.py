@@ -43,7 +43,7 @@ def study() -> Study:
         "'queries and keys' does the same without the values. 'LN chain, std 1' is LaPE of a table that starts at 1: "
         "it moves as slowly as one without a norm, while under a norm one that starts at 0.02 moves 50 times as fast.",
         limits="One data set, four layers, ten epochs, a grid of 5 x 5. The tests here are of the trained size; those "
-        "of other sizes, fixed at the same time, are in evidence/why_lape.py. 'LN chain, std 1' and its two tests were "
-        "added when the other scores were known.",
+        "of other sizes, fixed at the same time, are in evidence/contrasts.csv. 'LN chain, std 1' and its two tests "
+        "were added when the other scores were known.",
         seconds=30,
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence.results import Cell, page_text, table_of, write_pages
+from evidence.contrasts import Registry
+from evidence.results import PARTS, Cell, page_text, parts_of, table_of, write_pages
 from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[3]
@@ -35,12 +36,11 @@ def write(path, *cells):
 
 
 def test_the_tables_of_every_page_are_those_of_their_files():
-    names = []
+    names, registry = [], Registry(DATA.parent)
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if marked := re.findall(r"<!-- measured (\S+): begin", text):
-            names += marked
-            assert page_text(text, DATA.parent) == text, f"{page.name}: run python -m evidence.results"
+        names += [name for kind, name in parts_of(text) if kind == "measured"]
+        assert page_text(text, registry) == text, f"{page.name}: run python -m evidence.results"
     assert sorted(names) == sorted(path.stem for path in DATA.glob("*.csv"))
 
 
@@ -53,7 +53,7 @@ def test_every_cell_names_its_command_date_and_machine():
 
 def test_no_table_of_results_is_typed_by_hand():
     for page in set((DOCS / "results").glob("*.md")) - {GPU}:
-        kind = r"<!-- ((?:study|measured|why_lape) \S+|profile|ranks|spread): begin.*?<!-- \1: end -->"
+        kind = rf"<!-- ((?:{'|'.join(PARTS)}) \S+|profile|ranks|spread): begin.*?<!-- \1: end -->"
         written = re.sub(kind, "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert [line for line in written.splitlines() if line.startswith("|")] == [], page.name
 

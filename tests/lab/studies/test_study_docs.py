@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from evidence import claims, why_lape
-from evidence.claims import Asked
-from evidence.contrasts import differences, family, pooled, read_scores
+from evidence.claims import answer_of
+from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
 from graticule.lab.gym.profile import Profile, ProfileRow, write_profile
 from graticule.lab.studies.study import Study, load_study, write_table
-from graticule.lab.studies.tables import read_records
 from graticule.lab.training.task import build_model
 
 TOP = Path(__file__).parents[3]
@@ -25,17 +23,11 @@ sys.path.append(str(TOP / "benchmarks"))
 import extrapolation  # noqa: E402 - a script of benchmarks
 from test_study import rows  # noqa: E402 - a neighbor
 
-ASKED = {name: read_records(TOP / "evidence" / f"{name}.csv", Asked) for name in ("questions", "which")}
+REGISTRY = Registry(DOCS / "data")
 
 
 def score_of(choice, side, normalized, seed=0):
     return ProfileRow(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
-
-
-@pytest.mark.parametrize("module", [claims, why_lape])
-def test_the_pages_of_answers_are_made_of_the_kept_data(module):
-    for page, text in module.page_texts(DOCS).items():
-        assert page.read_text(encoding="utf-8") == text, f"run: python -m {module.__name__}"
 
 
 def test_the_page_on_more_tokens_is_made_of_its_scores():
@@ -44,34 +36,67 @@ def test_the_page_on_more_tokens_is_made_of_its_scores():
 
 
 def test_every_contrast_names_choices_of_its_study():
-    scores = cache(lambda name: read_scores(name, DOCS / "data"))
+    study_of = cache(lambda name: load_study(STUDIES / f"{name}.py"))
     known = {file.stem for file in STUDIES.glob("[!_]*.py")}
-    for question in (row for asked in ASKED.values() for row in asked):
-        where = f"{question.data}: {question.contrast}"
-        assert question.terms() and question.margin > 0, where
-        assert sum(weight for weight, *_ in question.terms()) == 0, where
-        if question.data in known:
-            study = load_study(STUDIES / f"{question.data}.py")
-            assert {variant for _, _, variant, _ in question.terms()} <= set(study.variants), where
-            assert {choice for _, choice, _, _ in question.terms()} <= set(study.choices), where
-        assert differences(question.terms(), scores(question.data)) or not scores(question.data), where
+    for row in REGISTRY.rows:
+        assert row.terms and row.margin > 0, row
+        assert sum(weight for weight, *_ in row.terms) == 0, row
+        if row.data in known:
+            assert {variant for _, _, variant, _ in row.terms} <= set(study_of(row.data).variants), row
+            assert {choice for _, choice, _, _ in row.terms} <= set(study_of(row.data).choices), row
+        measured = {choice for choice, *_ in REGISTRY.scores(row.data)}
+        assert REGISTRY.answers[row].values or not {choice for _, choice, *_ in row.terms} <= measured, row
 
 
-def test_the_page_of_claims_has_at_most_ten_questions_a_paper_and_forty_rows_each_with_its_control():
-    asked = ASKED["questions"]
-    assert len(asked) <= 40 and all(row.control and row.question.endswith("?") for row in asked)
-    assert max(Counter(paper for paper, _ in {(row.paper, row.question) for row in asked}).values()) <= 10
+@pytest.mark.parametrize("name", sorted(file.stem for file in STUDIES.glob("[!_]*.py")))
+def test_every_test_of_a_study_is_a_contrast_of_the_registry(name):
+    study = load_study(STUDIES / f"{name}.py")
+    at, minus, asked = study.endpoint.at, study.endpoint.minus, 0
+    if name in ("lape_place_deit", "fire_rope"):  # of one seed; of other endpoints
+        return
+    for variant in study.variants:
+        for a, b in study.tested:
+            if not any((choice, variant) in study.without for choice in (a, b)):
+                less = [f" - {a} @ {minus}", f" + {b} @ {minus}"] if minus else ["", ""]
+                asked += REGISTRY.find(name, parse(f"{a} @ {at}{less[0]} - {b} @ {at}{less[1]}", variant)) is not None
+        for a, b, c, d in study.interactions:
+            asked += REGISTRY.find(name, parse(f"{a} - {b} - {c} + {d}", variant)) is not None
+    assert asked > 1
+
+
+def test_a_contrast_exists_once_also_with_the_other_sign():
+    (row, *_) = REGISTRY.rows
+    twin = dataclasses.replace(row, family="which", contrast=" - ".join(reversed(row.contrast.split(" - "))))
+    with pytest.raises(ValueError, match="must have a contrast once, with one sign"):
+        Registry(DOCS / "data", [row, twin])
+    with pytest.raises(ValueError, match="must be a row of"):
+        REGISTRY.find(row.data, parse("once, std 1 - nothing"))
+    there, back = (REGISTRY.find(row.data, each.terms) for each in (row, twin))
+    assert there.values == back.reversed().values and there.adjusted == back.adjusted
+
+
+def test_declared_looks_multiply_p():
+    contrasts = [contrast for _, contrast in REGISTRY.of(data="more_seeds")]
+    plain, looked = adjust(contrasts), adjust(contrasts, [1.13, 1.13])
+    assert looked[0].adjusted == pytest.approx(1.13 * plain[0].adjusted)
+
+
+def test_the_page_of_claims_has_at_most_ten_questions_a_paper_each_with_its_control():
+    asked = [row for row in REGISTRY.rows if row.question]
+    assert all(row.control and row.question.endswith("?") for row in asked)
+    assert sum(bool(row.where) for row in asked) <= 55
+    assert max(Counter(paper for paper, _ in {(row.family, row.question) for row in asked}).values()) <= 10
 
 
 def test_a_contrast_of_images_of_another_size_has_the_margin_of_other_sizes():
-    for question in (row for asked in ASKED.values() for row in asked):
-        if any(term[3].startswith(("zoom", "canvas")) for term in question.terms()):
-            assert question.margin == 3, question
+    for row in REGISTRY.rows:
+        if any(term[3].startswith(("zoom", "canvas")) for term in row.terms):
+            assert row.margin == 3, row
 
 
-@pytest.mark.parametrize("name", why_lape.STUDIES)
+@pytest.mark.parametrize("name", ["lape_place", "lape_place_fashion", "lape_place_cifar10", "lape_place_deep"])
 def test_a_table_has_the_standard_deviation_that_its_study_names(name):
-    for choice, recipe in why_lape.load(name).recipes().items():
+    for choice, recipe in load_study(STUDIES / f"{name}.py").recipes().items():
         if named := re.match(r"once, std ([\d.]+)", str(choice)):
             model = build_model(recipe, num_classes=10, channels=1)
             assert model.position.encodings[0].pos_embed.std().item() == pytest.approx(float(named[1]), rel=0.1), choice
@@ -82,27 +107,18 @@ def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):
     fallen = rows({name: [value - 20 for value in values] for name, values in scores.items()}, at="zoom 40")
     write_table(tmp_path / "study_x.csv", [*rows(scores), *fallen])
     texts = ("b - a", "a - b", "c - a", "b @ zoom 40 - b - a @ zoom 40 + a")
-    asked = [Asked("P", "1", "q?", text, "x", "", text, 2.0, "none") for text in texts]
-    contrasts = claims.answers(asked, tmp_path, lambda question: question.label)
-    assert [claims.answer_of(question) for question in contrasts[:2]] == ["larger", "opposite"]
+    asked = [Asked(text, "1", "q?", text, "", "x", "", "trained", text, 2.0, "none", "") for text in texts[1:]]
+    registry = Registry(tmp_path, asked)
+    contrasts = [registry.find("x", parse(text)) for text in texts]
+    assert [answer_of(contrast) for contrast in contrasts[:2]] == ["larger", "opposite"]
     assert contrasts[0].cells()[0].startswith("+20.03 [") and contrasts[0].cells()[1] == "3"
     assert contrasts[2].answer == "within the margin" or contrasts[2].answer.startswith("undecided (")
     assert contrasts[3].values == pytest.approx((0.0, 0.0, 0.0))
 
 
 def test_a_difference_that_is_the_same_in_all_seeds_is_not_called_undecided():
-    (alike, alone) = family([("a", [75.0, 75.0, 75.0], 1.0), ("b", [75.0], 1.0)])
+    (alike, alone) = adjust([Contrast((75.0, 75.0, 75.0), 1.0), Contrast((75.0,), 1.0)])
     assert (alike.answer, alone.answer) == ("not tested: the same in all seeds", "undecided: one seed")
-
-
-def test_the_random_effects_model_of_equal_data_sets_is_their_mean():
-    sets = family(
-        [(name, [1.0 + shift, 2.0 + shift, 3.0 + shift], 1.0) for name, shift in zip("abc", (0, 3, 6), strict=True)]
-    )
-    mean, low, high = pooled(sets)
-    # equal variances, so the weights are equal; the error is that of the three means 2, 5 and 8
-    assert mean == pytest.approx(5.0)
-    assert high - mean == pytest.approx(mean - low) == pytest.approx(4.302653 * 3 / 3**0.5, rel=1e-5)
 
 
 def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(tmp_path):

@@ -1,10 +1,9 @@
-"""Contrasts of LaPE's factorial: each answer on scores that plainly deserve it, and equivalence against its formula."""
+"""Contrasts: each answer on scores that plainly deserve it, and equivalence against its formula."""
 
 import pytest
 from scipy import stats
 
-from evidence.contrasts import family
-from evidence.why_lape import CONTRASTS, STUDIES, load
+from evidence.contrasts import Contrast, adjust
 from graticule.lab.studies.significance import power, seeds_needed
 
 NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
@@ -21,22 +20,23 @@ NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
     ],
 )
 def test_clear_scores_get_their_answer(gain, scale, answer):
-    (contrast,) = family([("a", [gain + scale * value for value in NOISE], 1.0)])
+    (contrast,) = adjust([Contrast(tuple(gain + scale * value for value in NOISE), 1.0)])
     assert contrast.answer == answer
 
 
 def test_p_is_adjusted_for_all_contrasts_of_a_question():
-    values = [0.5 + value for value in NOISE]
-    alone, *_ = family([("a", values, 1.0)])
-    first, *_ = family([("a", values, 1.0), ("b", NOISE, 1.0), ("c", NOISE, 1.0)])
-    assert alone.adjusted == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    contrast, other = Contrast(tuple(0.5 + value for value in NOISE), 1.0), Contrast(tuple(NOISE), 1.0)
+    alone, *_ = adjust([contrast])
+    first, *_ = adjust([contrast, other, other])
+    assert alone.adjusted == pytest.approx(stats.ttest_1samp(contrast.values, 0).pvalue)
     assert first.adjusted == pytest.approx(alone.adjusted * 3 * (1 + 1 / 2 + 1 / 3))
 
 
 def test_equivalence_has_the_larger_p_of_two_one_sided_tests():
     values = [0.9 + value for value in NOISE]
-    (contrast,) = family([("a", values, 1.0)])
-    assert contrast.equivalent == pytest.approx(stats.ttest_1samp(values, 1.0, alternative="less").pvalue)
+    assert Contrast(tuple(values), 1.0).equivalent == pytest.approx(
+        stats.ttest_1samp(values, 1.0, alternative="less").pvalue
+    )
 
 
 def test_power_is_a_number_also_far_from_chance():
@@ -55,9 +55,3 @@ def test_power_agrees_with_simulated_tests():
     assert power(1.5, 1.0, 12) == pytest.approx(share, abs=0.01)
     needed = seeds_needed(1.5, 1.0)
     assert power(1.5, 1.0, needed) >= 0.8 > power(1.5, 1.0, needed - 1)
-
-
-@pytest.mark.parametrize("name", list(STUDIES))
-def test_every_test_of_a_study_has_a_name_and_a_margin(name):
-    study = load(name)
-    assert set(study.tests) <= set(CONTRASTS)
