@@ -165,7 +165,7 @@ def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
     run = Run.open(folder / "joining=default" / "seed-0")
     assert comparison.scores()["joining=default"][0] == run.result()["last_top1"]
     assert comparison.scores()["joining=default"][0] % 5 == 0  # no 37.79999923706055
-    assert (folder / "comparison.md").read_text().count("| choice |") == 2
+    assert (folder / "comparison.md").read_text().count("| choice |") == 3  # arms, means, tests
 
 
 def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):

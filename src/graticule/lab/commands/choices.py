@@ -76,7 +76,7 @@ class RunOptions(JsonOutput):
 
 
 def study_with(study: Study, values: RunOptions) -> Study:
-    """Return a study whose runs all have the values."""
+    """Return a study whose runs all have the values; it expects nothing of their models, which are others."""
     keys = [key.partition(".")[0] for key in values.flags()]
     if not keys:
         return study
@@ -95,7 +95,7 @@ def study_with(study: Study, values: RunOptions) -> Study:
         if getattr(changed_recipe, field.name) != getattr(start, field.name)
     }
     base = {**study.base, **{key: getattr(changed_recipe, key) for key in {*keys, *changed}}}
-    return dataclasses.replace(study, base=base)
+    return dataclasses.replace(study, base=base, expects={})
 
 
 def folder_suffix(values: RunOptions) -> str:

@@ -11,6 +11,7 @@ from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, show_results, study_with
 from graticule.lab.commands.options import output_folder, parse
 from graticule.lab.pages.report import run_page
+from graticule.lab.studies.arms import FACTS
 from graticule.lab.studies.execution import executor_of, parse_on
 from graticule.lab.studies.images import Correct, read_images, write_images
 from graticule.lab.studies.plan import plan, planned_rows
@@ -132,4 +133,5 @@ def _select(study: Study, options: StudyOptions) -> Study:
         seeds=tuple(seeds[:1] if options.quick else seeds),
         tests=tuple(pair for pair in study.tested if set(pair) <= set(choices)),
         interactions=tuple(four for four in study.interactions if set(four) <= set(choices)),
+        expects={key: facts for key, facts in study.expects.items() if key in (*FACTS, *choices, *variants)},
     )

@@ -138,9 +138,14 @@ class BatchOrder(Sampler[list[Key]]):
     def __len__(self) -> int:
         return self.steps * self.parts
 
+    @property
+    def examples(self) -> int:
+        """Return the number of examples per epoch, over all processes."""
+        return self._step(self.steps - 1)[1]
+
     def notes(self) -> list[str]:
         """Return a sentence on the examples of a last batch that is too small for all micro-batches."""
-        left = len(self.sampler) - self._step(self.steps - 1)[1]
+        left = len(self.sampler) - self.examples
         if not 0 < left < self._shares:
             return []
         return [f"the last {left} examples of each epoch are left out, fewer than its {self._shares} micro-batches"]

@@ -11,9 +11,11 @@ from statistics import fmean
 
 import torch
 
+from graticule.lab.studies.arms import OF_LENGTH, Arm, measure_arm
 from graticule.lab.studies.runs import read_metrics
+from graticule.lab.studies.study import Study
 from graticule.lab.tasks.language import check_lengths
-from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes
+from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
 from graticule.lab.training.module import warmup_of
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
@@ -104,35 +106,40 @@ def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
 
 
 def check_choices(
-    runs: Sequence[PlannedRun],
-    sizes: Sequence[tuple[int, int]] = (),
-    modes: Sequence[Mode] = ("zoom",),
-    lengths: Sequence[int] = (),
-) -> tuple[dict[str, int], int | None]:
-    """Check that choices can be built, also for further sizes or lengths, and that runs have this recipe and data.
+    study: Study, runs: Sequence[PlannedRun], *, quick: bool = False
+) -> tuple[dict[str, Arm], int | None]:
+    """Check that choices can be built, as `study` expects and for its sizes, and that runs have this recipe and data.
 
-    Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
+    With `quick` the runs are shorter than it expects. Returns the arm of every choice, and the number of test examples:
+    None if these differ or are not known.
     """
-    parameters, examples, data_of = {}, set(), {}
+    arms, examples, data_of = {}, set(), {}
     for name, recipe in {planned.choice: planned.recipe for planned in runs}.items():
         task = task_of(recipe)
         data = data_of[name] = task.build_data()
-        warmup_of(recipe, data.train_order().steps)
-        with torch.device("meta"):
+        order = data.train_order()
+        warmup_of(recipe, order.steps)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             model = task.build_model(task.describe(data))
-        parameters[name] = sum(p.numel() for p in model.parameters())
-        if sizes:
-            check_sizes(task.build_model(task.describe(data)), sizes)
-            for size in sizes if tuple(modes) == ("crop",) else ():
-                check_crop(size, data.size)
-        if lengths:
-            check_lengths(task.build_model(task.describe(data)), lengths, data)
+        arms[name] = measure_arm(study.cells[name], recipe, model, order.examples)
+        facts = study.expected(*study.cells[name])
+        if wrong := arms[name].differences({key: facts[key] for key in facts if not (quick and key in OF_LENGTH)}):
+            raise ValueError(
+                f"`expects` must be what is built: {name!r} must have {'; '.join(wrong)}; name the option in the "
+                "choice, as a family may have its own default (graticule models lists them), or expect another value."
+            )
+        check_sizes(model, study.sizes)
+        for size in study.sizes if study.modes == ("crop",) else ():
+            check_crop(size, data.size)
+        if study.lengths:
+            check_lengths(model, study.lengths, data)
         examples.add(getattr(data, "num_test", None))
     for planned in runs:
         run = Run(planned.folder)
         run.check_use(planned.recipe, resume=True)
         run.check_data(data_of[planned.choice])
-    return parameters, examples.pop() if len(examples) == 1 else None
+    return arms, examples.pop() if len(examples) == 1 else None
 
 
 def _folder_name(choice: str) -> str:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import MOST_LINES, length_plot, resolution_plot, score_plot
+from graticule.lab.studies.arms import Arm, arms_table, read_arms
 from graticule.lab.studies.images import Correct, crossed_interval, read_images
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import (
@@ -74,6 +75,7 @@ class Results:
     rows: the rows of its table.
     images: which test images its runs classify correctly.
     folder: of its runs; None if only the table is known.
+    arms: what its choices are.
     """
 
     name: str
@@ -81,11 +83,12 @@ class Results:
     rows: Sequence[StudyRow]
     images: Sequence[Correct] = ()
     folder: Path | None = None
+    arms: Sequence[Arm] = ()
 
     @classmethod
     def of_table(cls, name: str, study: Study, table: Path, folder: Path | None = None) -> Results:
-        """Read the results of a study from its table, and the file of images beside it."""
-        return cls(name, study, read_table(table), read_images(table), folder)
+        """Read the results of a study from its table, and the files of images and of arms beside it."""
+        return cls(name, study, read_table(table), read_images(table), folder, read_arms(table))
 
     @property
     def metric(self) -> str:
@@ -333,7 +336,9 @@ class Results:
     def tables(self) -> dict[str, tuple[str, Rows]]:
         """Return the tables of the page by name, each with its title; a header and rows."""
         measured = f"{_title(self.metric)}, mean and standard deviation over seeds"
-        tables = {"means": (measured, self.means()), "tests": (f"Tests of {self.endpoint}", self.findings())}
+        shared, arms = arms_table(self.arms)
+        tables = {"arms": (f"As built; all have {shared}", arms), "means": (measured, self.means())}
+        tables["tests"] = (f"Tests of {self.endpoint}", self.findings())
         if rows := self.differences():
             count = sum(cell.count("(p ") - cell.count("(p -") for row in rows for cell in row)
             title = f"Differences from the first (p; adjusted by Holm's method for {count} tests)"

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from graticule.lab.studies.arms import FACTS
 from graticule.lab.studies.tables import csv_of_records, read_records, size_text
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Positive, Seed, Side, check_fields
@@ -78,6 +79,9 @@ class Study:
     limits: a sentence on the limits of the result.
     folder: name of the data folder in the command; empty if none is needed.
     measure: function that returns further scores of a finished run.
+    expects: facts of the models that are built (`Arm`), of all or of a choice or a variant: {"grid": (8, 8), "once, std
+        0.02": {"std": 0.02}}; nothing is trained where another is built. Of a name with options, only those that are
+        given are compared: {"encoding": "peg(kernel=7)"}.
     """
 
     question: str
@@ -103,6 +107,7 @@ class Study:
     margin: Positive = 1.0
     deviation: Positive | None = None
     lengths: tuple[Count, ...] = ()
+    expects: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -117,6 +122,11 @@ class Study:
         for choice, variant in self.without:
             known_name("without", choice, self.choices)
             known_name("without", variant, self.variants)
+        for name, facts in self.expects.items():
+            if isinstance(facts, Mapping):
+                known_name("expects", name, [*self.choices, *self.variants])
+            for fact in facts if isinstance(facts, Mapping) else (name,):
+                known_name("expects", fact, FACTS)
         if any((seconds := self.seconds_of(variant)) is not None and seconds <= 0 for variant in self.variants):
             raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
         conditions = [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
@@ -127,6 +137,11 @@ class Study:
     def seconds_of(self, variant: str) -> float | None:
         """Return the estimated wall time of a run of a variant, on one core; None if it is not known."""
         return self.seconds[variant] if isinstance(self.seconds, Mapping) else self.seconds
+
+    def expected(self, choice: str, variant: str) -> dict[str, Any]:
+        """Return the expected facts of a choice in a variant; those of the choice replace those of all."""
+        of_all = {name: value for name, value in self.expects.items() if not isinstance(value, Mapping)}
+        return {**of_all, **self.expects.get(variant, {}), **self.expects.get(choice, {})}
 
     @property
     def tested(self) -> tuple[tuple[str, str], ...]:

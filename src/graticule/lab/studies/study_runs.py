@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from graticule.lab.studies.arms import FACTS, Arm, read_arms, write_arms
 from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.results import Results, supported_decimals
@@ -81,7 +83,6 @@ def compare(
     runs, folder = plan(choices, seeds, folder), Path(folder)
     if not replace:
         _check_replaced(folder, choices, seeds)
-    parameters, examples = check_choices(runs, sizes, (mode,), lengths)
     first = next(iter(choices.values()))
     if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
         raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
@@ -99,13 +100,14 @@ def compare(
         sizes=tuple(sizes),
         modes=(mode,),
         lengths=tuple(lengths),
-        decimals=supported_decimals(first.metric, examples, len(seeds)),
     )
+    arms, examples = check_choices(study, runs)
+    study = dataclasses.replace(study, decimals=supported_decimals(first.metric, examples, len(seeds)))
     train_runs(runs, executor, progress=progress)
-    rows = [row for run in runs for row in measured_rows(study, run, parameters[run.choice])]
-    results = Results("comparison", study, rows, folder=folder)
+    rows = [row for run in runs for row in measured_rows(study, run, arms[run.choice].parameters)]
+    results = Results("comparison", study, rows, folder=folder, arms=list(arms.values()))
     results.write(folder)
-    write_table(folder / "comparison.csv", rows)
+    write_arms(write_table(folder / "comparison.csv", rows), arms.values())
     values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in choices.items()}
     common = {k: v for k, v in values[next(iter(values))].items() if all(of.get(k) == v for of in values.values())}
     record = {
@@ -116,7 +118,7 @@ def compare(
         "seeds": list(seeds),
         "metric": dataclasses.asdict(first.metric),
         first.metric.key: results.scores(),
-        "parameters": parameters,
+        "parameters": {name: arm.parameters for name, arm in arms.items()},
         **surroundings(),
     }
     write_json(folder / "comparison.json", record)
@@ -187,16 +189,17 @@ def run_study(
         progress: whether progress is printed.
 
     Raises:
-        ValueError: if a choice cannot be built, or the table has scores of another recipe or of other data; before any
-            work.
+        ValueError: if a choice cannot be built, or not as the study expects, or the table has scores of another recipe,
+            of other data, or of another model; before any work.
     """
     rows = read_table(table)
     missing = missing_runs(study, rows, folder, quick=quick, data_root=data_root)
     _check_data(study, rows, quick=quick, data_root=data_root)
-    parameters, _ = check_choices(missing, study.sizes, study.modes, study.lengths)
+    arms, _ = check_choices(study, missing, quick=quick)
+    _add_arms(table, arms.values(), folder)
 
     def measure(run: PlannedRun) -> None:
-        _add_rows(table, measured_rows(study, run, parameters[run.choice]), folder)
+        _add_rows(table, measured_rows(study, run, arms[run.choice].parameters), folder)
 
     for run in missing:  # trained earlier, and not measured
         if run.run.finished:
@@ -222,18 +225,40 @@ def _check_data(study: Study, rows: Sequence[StudyRow], *, quick: bool, data_roo
             )
 
 
-def _add_rows(table: Path, rows: Sequence[StudyRow], folder: Path) -> None:
-    """Add the rows of runs that `table` lacks; other processes may have added the same since it was read.
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Lock `folder`, whose tables other processes may write meanwhile.
 
     Raises:
         OSError: if another process holds the lock of `folder`.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, wait=_PATIENCE) as free:
         if not free:
-            raise OSError(f"{folder} is in use by another process; end it and start again. The runs are finished.")
+            raise OSError(f"{folder} is in use by another process; end it and start again. Finished runs are kept.")
+        yield
+
+
+def _add_rows(table: Path, rows: Sequence[StudyRow], folder: Path) -> None:
+    """Add the rows of runs that `table` lacks; other processes may have added the same since it was read."""
+    with _writing(folder):
         before = read_table(table)
         known = {row.cell for row in before}
         write_table(table, [*before, *(row for row in rows if row.cell not in known)])
+
+
+def _add_arms(table: Path, arms: Iterable[Arm], folder: Path) -> None:
+    """Add the arms that the file beside `table` lacks; others must be as they are there."""
+    with _writing(folder):
+        known = {(arm.choice, arm.variant): arm for arm in read_arms(table)}
+        for arm in arms:
+            stored = known.setdefault((arm.choice, arm.variant), arm)
+            if wrong := arm.differences({name: getattr(stored, name) for name in FACTS}):
+                raise ValueError(
+                    f"`study` must build the models of its table, got another one for {arm.choice!r}, which must have "
+                    f"{'; '.join(wrong)}; restore it, or move {table.name} and {table.stem}_arms.csv away."
+                )
+        write_arms(table, known.values())
 
 
 def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[StudyRow]:

@@ -1,0 +1,227 @@
+"""Arms of a study: what each choice is in each variant, measured on the model that is built before training."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator
+from torch import nn
+
+from graticule.backbones.registry import MODELS
+from graticule.hub.config import argument_defaults, tuples
+from graticule.lab.studies.tables import Rows, csv_of_records, read_records
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.position.joining import JOININGS
+from graticule.position.places import by
+from graticule.position.position import ENCODINGS
+from graticule.registry.specs import Spec, parse_sum
+from graticule.system.files import write_text
+
+#: Facts that are a name with options, or several.
+_SPECS = ("model", "encoding", "joining")
+#: Arguments of a model that follow from the data and the grid.
+_OF_DATA = ("num_classes", "in_chans", "img_size")
+#: Columns of a table of arms, fact -> header; the parameters are in the table of scores.
+_COLUMNS = {name: name for name in ("encoding", "joining", "model", "grid", "windows", "std", "epochs")}
+_COLUMNS |= {"depth": "layers", "images": "images per epoch"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A choice in a variant as it is built.
+
+    model: its name, with those arguments of the backbone that are plain values.
+    encoding, joining: names with all options; one that is not given has the default of the family, or its own.
+    grid: of the first stage, in patches.
+    windows: within which tokens meet; empty if there are none.
+    depth: number of layers.
+    std: standard deviation, before training, of the learned values for the grid (a table, bias or matrix, of all
+        layers) of the first encoding that has some; None if there are none.
+    values: their number.
+    images: training examples per epoch.
+    """
+
+    choice: str
+    variant: str
+    model: str
+    encoding: str
+    joining: str
+    grid: str
+    windows: str
+    depth: int
+    std: Annotated[float | None, BeforeValidator(lambda value: None if value == "" else value)]
+    values: int
+    parameters: int
+    images: int
+    epochs: int
+
+    def differences(self, facts: Mapping[str, Any]) -> list[str]:
+        r"""Describe the facts of the arm that are not `facts`; an option that these do not name may have any value.
+
+        A standard deviation of n values may be off by four standard errors of a normal's, :math:`4 \sigma / \sqrt{2n}`.
+        """
+        pairs = [(name, getattr(self, name), value) for name, value in facts.items()]
+        return [
+            f"{name} {_text(value)}, got {_named(built, value) if name in _SPECS else _text(built)}"
+            for name, built, value in pairs
+            if not _alike(name, built, value, self.values)
+        ]
+
+
+#: Names of the facts of an arm.
+FACTS = tuple(field.name for field in dataclasses.fields(Arm))[2:]
+#: Those that a quick run changes.
+OF_LENGTH = ("images", "epochs")
+
+
+def _alike(name: str, built: Any, value: Any, count: int) -> bool:
+    if name in _SPECS and built and value:
+        return _options(value, name).items() <= _options(built, name).items()
+    if name == "std" and built is not None and value is not None:
+        return bool(abs(built - value) <= 4 * value / math.sqrt(2 * count))
+    return _text(built) == _text(value)
+
+
+def _options(text: str, name: str) -> dict[Any, Any]:
+    """Return the names and options of a sum of specs by their places, and their number."""
+    specs = parse_sum(text, name)
+    options = {(n, key): tuples(value) for n, spec in enumerate(specs) for key, value in spec.options.items()}
+    return {None: len(specs), **{n: spec.name for n, spec in enumerate(specs)}, **options}
+
+
+def _named(text: str, other: str) -> str:
+    """Return specs with those options alone that others name."""
+    names = {name for spec in parse_sum(other) for name in spec.options}
+    specs = [
+        (spec.name, {key: value for key, value in spec.options.items() if key in names}) for spec in parse_sum(text)
+    ]
+    return " + ".join(str(Spec(*spec)) for spec in specs)
+
+
+def _without(text: str, dropped: Callable[[Spec, str], bool]) -> str:
+    """Return specs without some of their options."""
+    specs = parse_sum(text) if text else ()
+    options = [{name: value for name, value in spec.options.items() if not dropped(spec, name)} for spec in specs]
+    return " + ".join(str(Spec(spec.name, left)) for spec, left in zip(specs, options, strict=True))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return by(value)
+    return f"{value:.2g}" if isinstance(value, float) else str(value)
+
+
+def measure_arm(cell: tuple[str, str], recipe: TrainingRecipe, model: Any, images: int) -> Arm:
+    """Return the facts of the untrained model of a choice and a variant, `cell`.
+
+    Args:
+        cell: choice and variant.
+        recipe: of the runs.
+        model: built for it.
+        images: training examples per epoch.
+    """
+    backbone = getattr(model, "backbone", model)
+    created = getattr(backbone, "created", None) or {"name": recipe.model, "arguments": {}}
+    words = {"encoding": recipe.encoding or "learnable", "joining": recipe.joining, **created["arguments"]}
+    sizes = {"num_classes": model, "in_chans": backbone, "img_size": backbone}
+    sizes = {name: getattr(owner, name) for name, owner in sizes.items() if hasattr(owner, name)}
+    arguments = {**_defaults("model", created["name"]), **words, **sizes}
+    plain = {
+        name: value
+        for name, value in arguments.items()
+        if name not in _SPECS and isinstance(value, bool | int | float | str | tuple)
+    }
+    grid = getattr(backbone, "grid", None)
+    grids = backbone.layer_grids(grid) if hasattr(backbone, "layer_grids") else []
+    tables = _tables(getattr(backbone, "position", backbone))
+    values = torch.cat([table.detach().flatten().double() for table in [*tables, torch.zeros(0)]])
+    return Arm(
+        *cell,
+        model=str(Spec(created["name"], plain)),
+        encoding=_resolved("encoding", words["encoding"]),
+        joining=_resolved("joining", words["joining"]),
+        grid="" if grid is None else by(grid.shape),
+        windows=", ".join(dict.fromkeys(by(at.within.shape) for at in grids if at.windows)),
+        depth=sum(getattr(backbone, "depths", ())) or len(getattr(backbone, "blocks", ())),
+        std=float(values.std(correction=0)) if tables else None,
+        values=len(values),
+        parameters=sum(p.numel() for p in model.parameters()),
+        images=images,
+        epochs=recipe.epochs + recipe.cooldown_epochs,
+    )
+
+
+def _tables(position: nn.Module) -> list[nn.Parameter]:
+    """Return the learned parameters with values for the grid, of the first kind of module that has some."""
+    holders = [module for module in position.modules() if getattr(module, "resampled", False)]
+    tables = [(type(module), table) for module in holders for table in module.parameters(False) if table.requires_grad]
+    return [table for kind, table in tables if kind is tables[0][0]]
+
+
+def _defaults(kind: str, name: str) -> dict[str, Any]:
+    """Return the default options of an encoding or a joining, or the arguments of a model by name."""
+    if kind == "model":
+        size = MODELS.get(name)
+        return {} if size is None else {**argument_defaults(size.kind), **size.arguments}
+    return {
+        key: option.default for key, option in (ENCODINGS if kind == "encoding" else JOININGS).options(name).items()
+    }
+
+
+def _resolved(kind: str, text: str) -> str:
+    """Return specs with all their options."""
+    return " + ".join(str(Spec(spec.name, {**_defaults(kind, spec.name), **spec.options})) for spec in parse_sum(text))
+
+
+def _short(kind: str, text: str) -> str:
+    """Return specs without the options that have their defaults, and without what a model gets from its data."""
+
+    def usual(spec: Spec, option: str) -> bool:
+        default = _defaults(kind, spec.name).get(option)
+        return option in _OF_DATA or tuples(default) == tuples(spec.options[option])
+
+    return _without(text, usual)
+
+
+def arms_table(arms: Iterable[Arm]) -> tuple[str, Rows]:
+    """Return a sentence with the facts that all choices share, and a table with the others, one row per choice.
+
+    A fact that differs between variants has its values in their order. Options that have their defaults are left out,
+    those of a family are not.
+    """
+    cells: dict[str, dict[str, list[str]]] = {name: {} for name in _COLUMNS}
+    for arm in arms:
+        for name, texts in cells.items():
+            value = getattr(arm, name)
+            texts.setdefault(arm.choice, []).append(
+                _short(name, value) if name in _SPECS else _text("" if value is None else value)
+            )
+    joined = {
+        name: {choice: ", ".join(dict.fromkeys(values)) for choice, values in texts.items()}
+        for name, texts in cells.items()
+    }
+    others = [name for name, texts in joined.items() if len(set(texts.values())) > 1]
+    same = {name: min(texts.values(), default="") for name, texts in joined.items() if name not in others}
+    rows = [(choice, *(joined[name][choice] for name in others)) for choice in joined["std"]]
+    shared = ", ".join(f"{_COLUMNS[name]} {text}" for name, text in same.items() if text)
+    return shared, [("choice", *(_COLUMNS[name] for name in others)), *rows]
+
+
+def read_arms(table: Path) -> list[Arm]:
+    """Read the arms of a table of scores, from the file beside it; an absent file has none."""
+    return read_records(_file(table), Arm)
+
+
+def write_arms(table: Path, arms: Iterable[Arm]) -> Path:
+    """Write the arms of a table of scores, completely or not at all; returns the file."""
+    return write_text(_file(table), csv_of_records(Arm, arms))
+
+
+def _file(table: Path) -> Path:
+    return table.with_name(f"{table.stem}_arms.csv")
