@@ -30,8 +30,7 @@ import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
 from graticule.lab.tasks.classification import Classification, Recipe
-from graticule.lab.training.callbacks import History, Progress
-from graticule.lab.training.checkpoints import Checkpoints
+from graticule.lab.training.callbacks import Checkpoints, History, Progress
 from graticule.lab.training.loop import build_trainer
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
@@ -110,7 +109,8 @@ def measure(recipe: Recipe, steps: int, rounds: int) -> list[tuple[float, float]
         turns.start = time.perf_counter()
         with contextlib.suppress(Enough), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer.fit(TrainingModule(task, model, batches), data.train_dataloader(batches), data.val_dataloader())
+            module, held_out = TrainingModule(task, model, batches), data.eval_dataloader(data.size)
+            trainer.fit(module, data.train_dataloader(batches), held_out)
     return turns.times
 
 

@@ -21,7 +21,7 @@ def labels_of(loader):
 @pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2)])
 def test_batches_have_the_documented_shapes_at_a_size_that_is_not_square(augmentation):
     data = module(size=(32, 24), augmentation=augmentation)
-    for loader in (data.train_dataloader(), data.val_dataloader()):
+    for loader in (data.train_dataloader(), data.eval_dataloader(data.size)):
         images, labels = next(iter(loader))
         assert images.shape[1:] == (1, 32, 24) and images.dtype == torch.float32
         assert labels.shape == (len(images),) and labels.dtype == torch.int64
@@ -29,14 +29,14 @@ def test_batches_have_the_documented_shapes_at_a_size_that_is_not_square(augment
 
 def test_evaluation_sees_every_image_once_in_order_at_any_size():
     data = module()
-    at_home, elsewhere = data.val_dataloader(), data.eval_dataloader((20, 36))
+    at_home, elsewhere = data.eval_dataloader(data.size), data.eval_dataloader((20, 36))
     assert torch.equal(labels_of(at_home), labels_of(elsewhere)) and len(labels_of(at_home)) == 30
     assert next(iter(elsewhere))[0].shape[1:] == (1, 20, 36)
 
 
 def test_images_held_in_memory_are_those_that_would_be_read_one_by_one():
     data = module()
-    stored = data.val_dataloader().dataset
+    stored = data.eval_dataloader(data.size).dataset
     image, label = data._images["test"][7]
     pixels = torch.from_numpy(np.asarray(image) / 255).float()
     torch.testing.assert_close(stored[7][0][0], (pixels - data.info.mean[0]) / data.info.std[0])
@@ -57,19 +57,19 @@ def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():
 def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentation, size):
     """The device is simulated: whatever `to` does not move, or is made elsewhere, fails on the meta device."""
     here = module(size=size, augmentation=augmentation)
-    expected = [*here.train_dataloader(), *here.val_dataloader()]
+    expected = [*here.train_dataloader(), *here.eval_dataloader(here.size)]
     moved, to = [], TensorImages.to
     monkeypatch.setattr(TensorImages, "to", lambda images, device: (moved.append(device), to(images, device))[1])
     there = module(size=size, augmentation=augmentation)
     there.train_dataloader()  # of images that were made before the device is known
     there.to(torch.device("meta"))
-    for loader in (there.train_dataloader(), there.val_dataloader()):
+    for loader in (there.train_dataloader(), there.eval_dataloader(there.size)):
         for images, labels in loader:
             assert images.device.type == labels.device.type == "meta"
     assert moved.count(torch.device("meta")) == 2
     there.to(torch.device("cpu"))
-    for ours, on_cpu in zip([*there.train_dataloader(), *there.val_dataloader()], expected, strict=True):
+    for ours, on_cpu in zip([*there.train_dataloader(), *there.eval_dataloader(there.size)], expected, strict=True):
         assert torch.equal(ours[0], on_cpu[0]) and torch.equal(ours[1], on_cpu[1])
     transform = evaluation_transform(here.info, size, Augmentation())
     one_by_one = torch.stack([transform(image) for image, _ in here._images["test"]])
-    assert torch.equal(torch.cat([images for images, _ in there.val_dataloader()]), one_by_one)
+    assert torch.equal(torch.cat([images for images, _ in there.eval_dataloader(there.size)]), one_by_one)

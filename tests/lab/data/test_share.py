@@ -85,14 +85,14 @@ def test_a_share_is_a_subset_of_all_training_images_and_the_test_images_are_unto
     held_out = [data.test_images((28, 28), [0, 500, 999]) for data in modules]
     for data, (images, labels) in zip(modules, held_out, strict=True):
         assert torch.equal(images, held_out[2][0]) and torch.equal(labels, held_out[2][1])
-        assert classes(data.val_dataloader()) == [100] * 10
+        assert classes(data.eval_dataloader(data.size)) == [100] * 10
 
 
 def test_a_limit_is_within_the_share_balanced_and_the_same_for_all_seeds():
     share = contents(module(train_share=0.1, share_seed=4).train_dataloader())
     data = module(train_share=0.1, share_seed=4, limit_train=50, limit_test=30)
     assert len(share) == 400 and set(contents(data.train_dataloader())) < set(share)
-    assert classes(data.train_dataloader()) == [5] * 10 and classes(data.val_dataloader()) == [3] * 10
+    assert classes(data.train_dataloader()) == [5] * 10 and classes(data.eval_dataloader(data.size)) == [3] * 10
     other = module(train_share=0.1, share_seed=4, limit_train=50, limit_test=30, seed=1)
     assert contents(other.train_dataloader()) == contents(data.train_dataloader())
 
@@ -105,7 +105,7 @@ def test_a_share_of_an_image_folder_is_a_share_of_every_class(tmp_path):
     write_folder(tmp_path, classes=("cat", "dog", "wolf"), per_class=5)
     data = folder_module(tmp_path, train_share=0.5)
     assert classes(data.train_dataloader()) == [3, 3, 3]  # 2.5 is rounded up
-    assert classes(data.val_dataloader()) == [5, 5, 5]
+    assert classes(data.eval_dataloader(data.size)) == [5, 5, 5]
     other = folder_module(tmp_path, train_share=0.5, seed=9)
     assert contents(other.train_dataloader()) == contents(data.train_dataloader())
     assert set(contents(data.train_dataloader())) < set(contents(folder_module(tmp_path).train_dataloader()))

@@ -42,7 +42,7 @@ def naive_bits(model, data: TextModule) -> float:
     model = model.double().eval()
     nats = 0.0
     with torch.inference_mode():
-        for inputs, targets in data.val_dataloader():
+        for inputs, targets in data.eval_dataloader(data.size):
             for text, words in zip(inputs, targets, strict=True):
                 chances = model(text[None])[0].softmax(-1)
                 nats -= sum(float(chances[place, word].log()) for place, word in enumerate(words) if word != PADDING)
@@ -97,7 +97,7 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
     model, data = run.model(checkpoint="last").bfloat16(), run.data()
     nats = 0.0
     with torch.inference_mode():
-        for inputs, targets in data.val_dataloader():
+        for inputs, targets in data.eval_dataloader(data.size):
             nats += token_nats(model(inputs), targets).sum(dtype=torch.float64).item()
     assert run.result()["last_bpb"] == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
 

@@ -220,7 +220,7 @@ def test_after_a_full_disk_the_run_resumes_from_the_last_checkpoint(tmp_path, mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return save(values, path, *arguments)
 
-    monkeypatch.setattr("graticule.lab.training.checkpoints.torch.save", limited)
+    monkeypatch.setattr("graticule.lab.training.callbacks.torch.save", limited)
     with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written .*No space left.*is the disk full"):
         train(short(checkpoint_steps=2), folder, progress=False)
     monkeypatch.undo()

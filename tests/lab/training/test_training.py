@@ -13,7 +13,7 @@ from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule, warmup_of
+from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.task import build_data, build_model
 from in_turn import in_turn
 from short_runs import short
@@ -121,10 +121,10 @@ def test_a_given_value_that_is_used_is_set_and_unused_ones_of_the_recipe_stay(ch
 def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():
     choices = parse_choices(load_recipe("digits_quick"), ["warmup_epochs=0,warmup_steps=800"], "train")
     recipe = choices.popitem()[1]
-    assert warmup_of(recipe, steps=81) == 800
+    assert recipe.warmup(steps=81) == 800
     with pytest.raises(ValueError, match="`warmup_steps` must be fewer than the steps of the run, 800, got 800"):
-        warmup_of(recipe, steps=80)
-    assert warmup_of(replace(recipe), steps=80) == 80  # a tenth
+        recipe.warmup(steps=80)
+    assert replace(recipe).warmup(steps=80) == 80  # a tenth
 
 
 def test_fewer_epochs_shorten_the_warm_up_of_the_recipe(capsys):

@@ -16,7 +16,6 @@ from graticule.external.images import pair
 from graticule.hub.kinds import TIMM
 from graticule.lab.commands.declared import Check
 from graticule.lab.recipes.load import RECIPES
-from graticule.lab.testing import check_task, check_training
 from graticule.lab.training.opening import create_named, open_module, source_kind
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.task import list_tasks
@@ -66,6 +65,8 @@ def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], what: str) -
 
 def _plugin(file: str) -> Iterator[Finding]:
     """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
+    from graticule.lab.testing import check_task, check_training  # imports the engine, which takes seconds
+
     load_plugin(file)
     place = Path(file).resolve()
 

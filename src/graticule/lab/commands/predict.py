@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from PIL import Image
 
 from graticule.lab.commands.declared import Predict
 from graticule.lab.commands.opening import choose_device, read_picture
@@ -115,8 +116,6 @@ def _summary(prediction: Any) -> list[str]:
 
 def _save_classes(classes: Any, path: Path) -> Path:
     """Write the class of each pixel as a PNG of 8 bits, or 16 with more classes."""
-    from PIL import Image
-
     values = classes.numpy()
     image = Image.fromarray(values.astype(np.uint8 if values.max() < 256 else np.uint16))
     return write_whole(path, lambda temporary: image.save(temporary, format="PNG"))

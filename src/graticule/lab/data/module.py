@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import lightning as L
 import numpy as np
 import torch
 from timm.data.mixup import Mixup
@@ -55,7 +54,7 @@ def build_mixup(
 
 
 @dataclass(eq=False, repr=False)
-class DataModule(Loading, L.LightningDataModule):
+class DataModule(Loading):
     """The batches of a data set for training and for evaluation at any size.
 
     Args:
@@ -93,7 +92,6 @@ class DataModule(Loading, L.LightningDataModule):
     train_sizes: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        super().__init__()
         if self.drop_last and self.batch_size % 2:
             raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {self.batch_size}.")
         DATASETS[self.dataset]  # refuses an unknown name
@@ -174,10 +172,6 @@ class DataModule(Loading, L.LightningDataModule):
         if in_memory and shifts_only(self.augmentation):
             return self._tensor_images(images, size, ShiftedImages, self.augmentation, self.seed)
         return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """Return batches of the test images at the training size."""
-        return self.eval_dataloader(self.size)
 
     def eval_dataloader(
         self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"

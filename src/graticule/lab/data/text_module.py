@@ -7,7 +7,6 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
@@ -159,7 +158,7 @@ class TextInfo:
 
 
 @dataclass(eq=False, repr=False)
-class TextModule(Loading, L.LightningDataModule):
+class TextModule(Loading):
     """The batches of a text for training, and for evaluation at any length.
 
     Args:
@@ -187,7 +186,6 @@ class TextModule(Loading, L.LightningDataModule):
     tokenizer = ByteTokenizer()
 
     def __post_init__(self) -> None:
-        super().__init__()
         TEXTS[self.dataset]  # refuses an unknown name
         for name in ("context", "eval_batch_size", "limit_train", "limit_test"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -235,10 +233,6 @@ class TextModule(Loading, L.LightningDataModule):
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
         return self.load(self._windows(), batch_sampler=order or self.train_order())
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """Return batches of the held-out text at the training length."""
-        return self.eval_dataloader(self.context)
 
     def eval_dataloader(self, length: int, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
         """Return batches of the held-out text in windows of `length`; each token is a target once over all processes.

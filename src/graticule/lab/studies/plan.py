@@ -16,7 +16,6 @@ from graticule.lab.studies.runs import read_metrics
 from graticule.lab.studies.study import Study
 from graticule.lab.tasks.language import check_lengths
 from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
-from graticule.lab.training.module import warmup_of
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import RunFolder
@@ -118,7 +117,7 @@ def check_choices(
         task = task_of(recipe)
         data = data_of[name] = task.build_data()
         order = data.train_order()
-        warmup_of(recipe, order.steps)
+        recipe.warmup(order.steps)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = task.build_model(task.describe(data))

@@ -26,9 +26,9 @@ from graticule.checkpoints.read import save_weights
 from graticule.checkpoints.transfer import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
-from graticule.lab.training.callbacks import History, Progress
-from graticule.lab.training.checkpoints import Checkpoints, WholeFileCheckpoints, read_rest, saved_checkpoints
-from graticule.lab.training.module import TrainingModule, warmup_of
+from graticule.lab.training.callbacks import Checkpoints, History, Progress, WholeFileCheckpoints
+from graticule.lab.training.checkpoints import read_rest, saved_checkpoints
+from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.opening import label_names, open_backbone
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
@@ -119,7 +119,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     data = task.build_data(run if run.recipe_file.exists() else None)
     run.check_data(data)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
-    warmup = warmup_of(recipe, batches.steps)
+    warmup = recipe.warmup(batches.steps)
     described = run.described() if run.recipe_file.exists() else task.describe(data)
     model: Any = task.build_model(described)
     if finished:

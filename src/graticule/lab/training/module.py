@@ -153,7 +153,7 @@ class TrainingModule(L.LightningModule):
         """Build the optimizer and its schedule by step."""
         recipe, optimizer = self.recipe, build_optimizer(self.recipe, self.model)
         steps = self.batches.steps
-        warmup = warmup_of(recipe, steps)
+        warmup = recipe.warmup(steps)
         scheduler, _ = create_scheduler_v2(
             optimizer,
             sched="multistep" if recipe.schedule == "step" else recipe.schedule,
@@ -192,21 +192,6 @@ def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opt
         param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=excluded),
         **eps,
     )
-
-
-def warmup_of(recipe: TrainingRecipe, steps: int) -> int:
-    """Return the steps of the warm-up for `steps` per epoch: a tenth of the run, if the recipe's do not end within it.
-
-    If the user gave such a warm-up, it is refused.
-    """
-    warm, total = recipe.warmup_steps or recipe.warmup_epochs * steps, recipe.epochs * steps
-    if warm < total:
-        return warm
-    if "warmup_steps" in recipe.overrides:
-        raise ValueError(
-            f"`warmup_steps` must be fewer than the steps of the run, {total}, got {warm}; give fewer, or train longer."
-        )
-    return total // 10
 
 
 def _total(rows: list[list[float]]) -> list[float]:

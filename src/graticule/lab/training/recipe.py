@@ -298,6 +298,21 @@ class TrainingRecipe:
         names = ("dataset", "batch_size", "eval_batch_size", "seed", "limit_train", "limit_test", "workers")
         return {"root": self.data_root, **{name: getattr(self, name) for name in names if hasattr(self, name)}}
 
+    def warmup(self, steps: int) -> int:
+        """Return the steps of the warm-up for `steps` per epoch: a tenth of the run, if the recipe's do not end in it.
+
+        If the user gave such a warm-up, it is refused.
+        """
+        warm, total = self.warmup_steps or self.warmup_epochs * steps, self.epochs * steps
+        if warm < total:
+            return warm
+        if "warmup_steps" in self.overrides:
+            raise ValueError(
+                f"`warmup_steps` must be fewer than the steps of the run, {total}, got {warm}; give fewer, or train "
+                "longer."
+            )
+        return total // 10
+
     def quick(self) -> Self:
         """Return a recipe with the same code path: two epochs of a few dozen examples, on the CPU."""
         further: dict[str, Any] = {"workers": 0, "sync_batchnorm": False}  # of some tasks

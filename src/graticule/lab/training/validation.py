@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from graticule.external.traced_model import view_of
@@ -46,6 +44,8 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 def in_precision(model: nn.Module, precision: Any, device: torch.device | str) -> nn.Module:
     """Let a model compute in Lightning's `precision`, as in training; 16-mixed is for GPUs. Returns it."""
+    from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+
     kind = torch.device(device).type
     if precision == "32-true" or (precision == "16-mixed" and kind == "cpu"):
         return model
@@ -75,6 +75,8 @@ def batch_results(
     compute: Callable[[Any], Any], batches: Iterable[Any], label: str, device: torch.device | str, progress: bool
 ) -> Iterator[tuple[Any, Any, float]]:
     """Yield each batch, what `compute` returns for it on `device`, and the seconds of this computation."""
+    from lightning.fabric.utilities import move_data_to_device  # takes seconds, and most commands do not need it
+
     for batch in progress_bar(batches, label, wanted=progress, leave=False):
         moved = move_data_to_device(batch, torch.device(device))
         start = time.perf_counter()
