@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.analysis.correlation import coefficients, norm_coefficients, position_correlations
+from graticule.analysis.correlation import position_correlations
 from graticule.analysis.similarity import Correlations, cosine_similarity, reach, two_dimensionality
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
@@ -210,10 +210,6 @@ def test_a_layer_with_both_sees_their_sum():
     [
         (lambda: position_correlations(torch.nn.Linear(2, 2)), "`model` must be a backbone"),
         (lambda: position_correlations(nano(), untrained=-1), "`untrained` must be at least 0, got -1"),
-        (
-            lambda: norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12)),
-            "`model` must be a backbone of one stage, got Linear",
-        ),
     ],
 )
 def test_another_model_and_a_negative_number_of_untrained_models_are_refused(call, message):
@@ -255,59 +251,6 @@ def test_layers_of_a_language_model_see_their_tables(joining):
         seen = block.norm1(stream) if position.after_norm is None else position.after_norm
         np.testing.assert_allclose(result.similarity[layer], cosine_similarity(seen.detach().numpy()), atol=1e-12)
     assert result.sources == (("after_norm",) if joining == "lape" else ("stream",)) * 4
-
-
-# The coefficients of LaPE's Eq. 6 and 7, which split the output of a norm into tokens, position and shift
-
-
-def test_the_coefficients_of_two_channels_by_hand():
-    # over two channels the standard deviation is half the distance: 1 for (0, 2), 2 for (1, 5), 3 for their sum (1, 7);
-    # for (2, 0) + (1, 5) = (3, 5) it is 1 and 2 and 1
-    tokens = torch.tensor([[[0.0, 2.0], [2.0, 0.0]]])
-    position = torch.tensor([[1.0, 5.0], [1.0, 5.0]])
-    result = coefficients(tokens, position)
-    torch.testing.assert_close(result.tokens, torch.tensor([[1 / 3, 1.0]]))
-    torch.testing.assert_close(result.position, torch.tensor([[2 / 3, 2.0]]))
-    torch.testing.assert_close(result.shift, torch.tensor([[0.0, -2.0]]))
-
-
-def small(encoding, joining="default", **kwargs):
-    return graticule.create_model(
-        "vit_nano_patch4_28",
-        encoding=encoding,
-        joining=joining,
-        **{"img_size": (8, 12), "embed_dim": 8, "num_heads": 2, "depth": 2, "in_chans": 1, "num_classes": 3} | kwargs,
-    )
-
-
-def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
-    torch.manual_seed(0)
-    model = small("learnable(std=1)").double().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    images = torch.randn(3, 1, 8, 12, dtype=torch.float64)
-    seen = []
-    norms = [model.block(0, index).norm1 for index in range(2)]
-    hooks = [norm.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out))) for norm in norms]
-    for norm in norms:
-        norm.eps = 0.0
-    result = norm_coefficients(model, images)
-    for hook in hooks:
-        hook.remove()
-    assert result.tokens.shape == (2, 3, 7)  # layers, images, tokens of a grid of 2 x 3 with a class token
-    w = model.position(model.grid_of(images))[0].added_to_stream
-    for layer in range(2):
-        norm, (inputs, out) = norms[layer], seen[layer]
-        parts = (result.tokens[layer], result.position[layer], result.shift[layer])
-        tokens, position, shift = (part[..., None] for part in parts)
-        sum_of_parts = tokens * norm(inputs - w) + position * norm(w) + shift * norm.bias
-        torch.testing.assert_close(sum_of_parts, out, rtol=1e-9, atol=1e-9)
-
-
-@in_turn("choice", [("learnable", "lape"), ("rope", "default"), ("none", "default")])
-def test_coefficients_need_one_table_at_the_start(choice):
-    with pytest.raises(ValueError, match="`model` must add one table to the embedded tokens"):
-        norm_coefficients(small(*choice), torch.randn(1, 1, 8, 12))
 
 
 @in_turn("joining", ["default", "shared", "lape_sharing", "lape"])

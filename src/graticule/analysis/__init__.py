@@ -6,7 +6,7 @@ A file is one measure, which returns numbers; figures and pages are in `graticul
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.audit import Audit, audit, audit_json
 from graticule.analysis.certificate import DebiasCertificate, ResizeCertificate, certify, certify_resize
-from graticule.analysis.correlation import Coefficients, norm_coefficients, position_correlations
+from graticule.analysis.correlation import position_correlations
 from graticule.analysis.debias import debias
 from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
@@ -19,7 +19,6 @@ from graticule.analysis.similarity import Correlations, cosine_similarity, reach
 __all__ = [
     "Audit",
     "BiasMaps",
-    "Coefficients",
     "Correlations",
     "DebiasCertificate",
     "Effect",
@@ -40,7 +39,6 @@ __all__ = [
     "debias",
     "mixing_maps",
     "mixing_parts",
-    "norm_coefficients",
     "pooled_features",
     "position_correlations",
     "position_share",

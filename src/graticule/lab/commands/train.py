@@ -79,16 +79,14 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
 
     from graticule.lab.pages.report import run_page
     from graticule.lab.training.loop import train
-    from graticule.lab.training.run import Run
 
-    run = Run(folder)
-    already = run.finished
+    already = RunFolder(folder).finished
     try:
-        run = train(recipe, run.folder, resume=resume)
+        run = train(recipe, folder, resume=resume)
     except Interrupted as reason:
         preempted = isinstance(reason, Preempted)
         if not getattr(rank_zero_only, "rank", 0):
-            again = printable(command_line("train", ["--resume", str(run.folder)]))
+            again = printable(command_line("train", ["--resume", str(folder)]))
             what = "saved and stopped on a signal" if preempted else "stopped"
             print(f"{what}; resume with: {again}", file=sys.stderr)
         return requeue if preempted else STOPPED

@@ -210,7 +210,7 @@ def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Return whether a process trains in `folder`, like `Run.running` but without writing to the folder."""
+    """Return whether a process trains in `folder`, without writing to it."""
     try:
         import fcntl
 

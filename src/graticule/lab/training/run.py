@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from graticule.lab.training.checkpoints import best_checkpoint, load_weights, saved_checkpoints
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
-from graticule.lab.training.run_folder import RunFolder, locked
+from graticule.lab.training.run_folder import RunFolder
 from graticule.lab.training.task import Task, read_recipe, task_of
 from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
 from graticule.registry.plugins import missing_plugins, named_again
@@ -60,12 +60,6 @@ class Run(RunFolder):
     def best(self) -> Path | None:
         """The checkpoint of the best score; None before the end of the first epoch."""
         return best_checkpoint(self.checkpoints)
-
-    @property
-    def running(self) -> bool:
-        """Return whether a process on this machine trains it now."""
-        with locked(self.folder) as free:
-            return not free
 
     def recipe(self) -> Any:
         """Read the recipe, an instance of the recipe class of its task.
