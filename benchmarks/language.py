@@ -1,18 +1,16 @@
 """Cost of the language model: training over torch.nn.TransformerEncoder, and generation per token.
 
     python benchmarks/language.py                                            # CPU, float32, lm_small, 8 texts of 256
-    python benchmarks/language.py --device cuda --size lm_base --batch 32 --context 1024 --bf16 [--compile]
-    python benchmarks/language.py --phases generation --context 1024         # the time of every token, and memory
+    python benchmarks/language.py --phases generation --context 1024         # the time of every token
 
 "torch" is the same model built from torch.nn.TransformerEncoder (norm_first, GELU, causal mask with is_causal=True)
 with an embedding, a learnable table and a tied head; it has our weights, and the difference of the logits is printed.
 "again" is our model a second time: the noise. Every round runs each model once, in an order that rotates.
 
 Generation starts with one token and fills the context. It prints the median time per token around positions that
-double, and its ratio to that of the first ones; "without" computes the whole text for each token. `--compile` affects
-training only.
+double, and its ratio to that of the first ones; "without" computes the whole text for each token.
 
-Goals: ours over torch at most 1.00; constant time per token up to 1,024; memory of the cache linear in the length.
+Goals: ours over torch at most 1.00; constant time per token up to 1,024.
 """
 
 from __future__ import annotations
@@ -44,14 +42,12 @@ class TorchModel(nn.Module):
     def __init__(self, ours: Any) -> None:
         super().__init__()
         dim, heads = ours.embed_dim, ours.blocks[0].attn.num_heads
-        layer = nn.TransformerEncoderLayer(
-            dim, heads, 4 * dim, 0.0, F.gelu, 1e-6, batch_first=True, norm_first=True, device=ours.embed.weight.device
-        )
-        norm = nn.LayerNorm(dim, 1e-6).to(ours.embed.weight.device)
+        layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, 0.0, F.gelu, 1e-6, batch_first=True, norm_first=True)
+        norm = nn.LayerNorm(dim, 1e-6)
         self.encoder = nn.TransformerEncoder(layer, len(ours.blocks), norm, enable_nested_tensor=False)
         self.embed = nn.Embedding.from_pretrained(ours.embed.weight.detach().clone(), freeze=False)
         self.table = nn.Parameter(ours.position.encodings[0].pos_embed[0].detach().clone())
-        mask = nn.Transformer.generate_square_subsequent_mask(ours.context, device=self.table.device)
+        mask = nn.Transformer.generate_square_subsequent_mask(ours.context)
         self.register_buffer("mask", mask)
         self.norm = self.encoder.norm
         self.norm.load_state_dict(ours.norm.state_dict())
@@ -74,22 +70,17 @@ class TorchModel(nn.Module):
 def create(options: argparse.Namespace, **kwargs: Any) -> Any:
     """Build our model."""
     torch.manual_seed(0)
-    model = graticule.create_language_model(options.size, vocab_size=WORDS, context=options.context, **kwargs)
-    return model.to(options.device)
+    return graticule.create_language_model(options.size, vocab_size=WORDS, context=options.context, **kwargs)
 
 
-def training_step(model: nn.Module, tokens: Tensor, options: argparse.Namespace) -> Step:
+def training_step(model: nn.Module, tokens: Tensor) -> Step:
     """Build a training step, including the optimizer step."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    call = torch.compile(model, fullgraph=True) if options.compile else model
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
-            logits = call(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
         optimizer.step()
 
     return step
@@ -97,39 +88,35 @@ def training_step(model: nn.Module, tokens: Tensor, options: argparse.Namespace)
 
 def training(options: argparse.Namespace) -> None:
     """Time interleaved training steps."""
-    tokens = torch.randint(WORDS, (options.batch, options.context + 1), device=options.device)
+    tokens = torch.randint(WORDS, (options.batch, options.context + 1))
     models = {name: create(options, **_choice(name)) for name in options.choices}
     ours = create(options)
     models["torch"] = TorchModel(ours)
     with torch.no_grad():
         difference = (ours(tokens[:1, :-1]) - models["torch"](tokens[:1, :-1])).abs().max().item()
     print(f"\nlogits of ours and torch's differ by {difference:.1e}")
-    steps = {name: training_step(model, tokens, options) for name, model in models.items()}
-    times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device)
+    steps = {name: training_step(model, tokens) for name, model in models.items()}
+    times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device="cpu")
     pairs = [("ours", "torch"), *((name, "ours") for name in options.choices if name != "ours")]
     print_ratios(f"training, {options.batch} texts of {options.context}", times, pairs)
 
 
-def seconds_a_token(model: Any, batch: int, count: int, options: argparse.Namespace, **kwargs: Any) -> list[float]:
+def seconds_a_token(model: Any, count: int, **kwargs: Any) -> list[float]:
     """Generate `count` tokens after one token; returns the time of each."""
-    start = torch.zeros(batch, 1, dtype=torch.long, device=options.device)
-    texts = graticule.generate(model, start, count, top_k=50, **kwargs)
+    texts = graticule.generate(model, torch.zeros(1, 1, dtype=torch.long), count, top_k=50, **kwargs)
     times = []
-    with torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
-        for _ in range(count):
-            before = time.perf_counter()
-            next(texts)
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - before)
+    for _ in range(count):
+        before = time.perf_counter()
+        next(texts)
+        times.append(time.perf_counter() - before)
     return times
 
 
 def generation(options: argparse.Namespace) -> None:
-    """Time every token of texts as long as the context, and print the memory of the cache."""
-    count, batch = options.context, options.texts
+    """Time every token of texts as long as the context."""
+    count = options.context
     marks = [2**power for power in range(4, count.bit_length()) if 2**power <= count]
-    print(f"\ngeneration, {batch} texts at once: median ms per token around position, (over that around {marks[0]})")
+    print(f"\ngeneration: median ms per token around position, (over that around {marks[0]})")
     print(f"{'':28s}" + "".join(f"{mark:>15d}" for mark in marks))
     for name in options.choices:
         if name == "again":
@@ -139,27 +126,19 @@ def generation(options: argparse.Namespace) -> None:
             if not use_cache and name != "ours":
                 continue
             rounds = range(options.generation_rounds if use_cache else 1)
-            seconds_a_token(model, batch, min(count, 16), options, use_cache=use_cache)  # warm up
-            seconds = [seconds_a_token(model, batch, count, options, use_cache=use_cache) for _ in rounds]
+            seconds_a_token(model, min(count, 16), use_cache=use_cache)  # warm up
+            seconds = [seconds_a_token(model, count, use_cache=use_cache) for _ in rounds]
             around = [
                 statistics.median(t for times in seconds for t in times[max(mark - mark // 8 - 1, 1) : mark])
                 for mark in marks
             ]
             row = "".join(f"{1e3 * t:8.2f} ({t / around[0]:4.2f})" for t in around)
             print(f"{name + how:28s}{row}")
-    print("\nmemory of the cache of one text: ", end="")
-    model = create(options, encoding="none").eval()
-    for mark in marks:
-        cache = model.new_cache(mark)
-        with torch.inference_mode(), torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
-            model(torch.zeros(1, 1, dtype=torch.long, device=options.device), cache)
-        print(f"{mark} tokens {cache.bytes / 2**20:.2f} MiB", end=", " if mark != marks[-1] else "\n")
 
 
 def main() -> None:
     """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--size", default="lm_small", choices=graticule.list_language_models())
     parser.add_argument(
         "--choices",
@@ -168,14 +147,11 @@ def main() -> None:
         choices=[*CHOICES, *graticule.list_encodings()],
     )
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--texts", type=int, default=1, help="number of texts generated at once")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--generation-rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--phases", nargs="+", default=["training", "generation"], choices=["training", "generation"])
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a small model and short texts, in seconds: as a test")
     options = parser.parse_args()
     if options.quick:
@@ -183,9 +159,8 @@ def main() -> None:
         options.choices, options.rounds, options.generation_rounds = ["ours", "again", "lape", "rope_1d"], 2, 1
     if options.context < 16:
         parser.error("--context must be at least 16, the position of the first mark.")
-    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{options.size}, {WORDS} words, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
-    print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}")
+    threads = torch.get_num_threads()
+    print(f"{options.size}, {WORDS} words, float32, eager, CPU, {threads} threads, torch {torch.__version__}")
     for phase in options.phases:
         (training if phase == "training" else generation)(options)
 

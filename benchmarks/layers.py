@@ -18,8 +18,8 @@
   ViT. Both are those of ViT-Adapter-Ti, with the queries of an injector (tokens of the ViT, which attend to three
   levels) and of an extractor (the cells of three levels, which attend to one).
 
-Peak memory is that of one pass in a separate process, after a pass of a small shape: allocated memory on CUDA, the
-growth of the resident memory on the CPU (read from /proc, so on Linux only).
+Peak memory is that of one pass in a separate process, after a pass of a small shape: the growth of the resident memory
+(read from /proc, so on Linux only). `benchmarks/gpu.py` measures on a GPU.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ def pass_of(call: Callable[[], Tensor], train: bool) -> Step:
     return step
 
 
-def bias_steps(side: int, *, train: bool, device: str) -> dict[str, Step]:
+def bias_steps(side: int, *, train: bool) -> dict[str, Step]:
     """Build passes of attention with every kind of bias."""
     grid = Grid(side, side)
-    layer = Attention(DIM, BIAS_HEADS).to(device)
-    x = torch.randn(1, grid.tokens, DIM, device=device, requires_grad=train)
-    weights = -torch.tensor([2**-4, 2**-8, 2**-2], device=device)
+    layer = Attention(DIM, BIAS_HEADS)
+    x = torch.randn(1, grid.tokens, DIM, requires_grad=train)
+    weights = -torch.tensor([2**-4, 2**-8, 2**-2])
     few = squared_distance_factors(grid, weights)
-    more = Sandwich(grid, BIAS_HEADS, channels=4).to(device).low_rank(grid)
+    more = Sandwich(grid, BIAS_HEADS, channels=4).low_rank(grid)
 
     @functools.cache
     def table(learned: bool = False) -> Tensor:
-        return torch.randn(BIAS_HEADS, grid.tokens, grid.tokens, device=device, requires_grad=learned)
+        return torch.randn(BIAS_HEADS, grid.tokens, grid.tokens, requires_grad=learned)
 
     biases: dict[str, Callable[[], Any]] = {
         "none": lambda: None,
@@ -106,7 +106,7 @@ def bias_steps(side: int, *, train: bool, device: str) -> dict[str, Step]:
         "factors (9), given": lambda: more,
         "table, given": table,
         "factors (4), made": lambda: squared_distance_factors(grid, weights),
-        "table, made": lambda: weights[:, None, None] * grid.offsets(device).to(weights.dtype).square().sum(-1),
+        "table, made": lambda: weights[:, None, None] * grid.offsets().to(weights.dtype).square().sum(-1),
         "table, learned": partial(table, learned=True),
     }
 
@@ -116,15 +116,15 @@ def bias_steps(side: int, *, train: bool, device: str) -> dict[str, Step]:
     return {name: pass_of(partial(attend, bias), train) for name, bias in biases.items()}
 
 
-def displacement_steps(side: int, *, train: bool, device: str) -> dict[str, Step]:
+def displacement_steps(side: int, *, train: bool) -> dict[str, Step]:
     """Build products of a sample of `side` x `side` tokens by matrix and by displacements."""
     grid = Grid(side, side)
-    x = torch.randn(1, grid.patches, CHANNELS, device=device, requires_grad=train)
+    x = torch.randn(1, grid.patches, CHANNELS, requires_grad=train)
     steps = {}
     for product in ("matrix", "displacement"):
         if product == "displacement" or grid.patches <= MATRIX_TOKENS:
             mixing = LearnableMixing(grid, GROUPS)
-            position = MixingPosition([mixing], bias=False, product=product).to(device)
+            position = MixingPosition([mixing], bias=False, product=product)
             steps[product] = pass_of(lambda p=position: mix_tokens(x, p(grid)[0].mixing), train)
     return steps
 
@@ -142,7 +142,7 @@ class Unit(nn.Module):
         return self.gate(x, self.position(self.position.grid)[0])
 
 
-def unit_steps(side: int, channels: int, groups: int, samples: int, *, train: bool, device: str) -> dict[str, Step]:
+def unit_steps(side: int, channels: int, groups: int, samples: int, *, train: bool) -> dict[str, Step]:
     """Build passes of gating units."""
     grid = Grid(side, side)
     dense = SpatialGatingUnit(2 * channels, grid.patches)
@@ -154,8 +154,8 @@ def unit_steps(side: int, channels: int, groups: int, samples: int, *, train: bo
         "dense": dense,
         "timm": SpatialGatingUnit(2 * channels, grid.patches),
     }
-    x = torch.randn(samples, grid.patches, 2 * channels, device=device, requires_grad=train)
-    return {name: pass_of(partial(unit.to(device), x), train) for name, unit in units.items()}
+    x = torch.randn(samples, grid.patches, 2 * channels, requires_grad=train)
+    return {name: pass_of(partial(unit, x), train) for name, unit in units.items()}
 
 
 def by_grid_sample(value: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
@@ -177,29 +177,29 @@ def levels(kind: str, height: int, width: int) -> tuple[list[tuple[int, int]], l
     return (tokens, spatial) if kind == "injector" else (spatial, tokens)
 
 
-def sampling_steps(kind: str, height: int, width: int, *, train: bool, device: str) -> dict[str, Step]:
+def sampling_steps(kind: str, height: int, width: int, *, train: bool) -> dict[str, Step]:
     """Build passes of both implementations of sampling."""
     queries, read = levels(kind, height, width)
-    at = cell_centers(queries, torch.zeros(1, device=device))
+    at = cell_centers(queries, torch.zeros(1))
     cells = sum(height * width for height, width in read)
-    value = torch.randn(1, cells, HEADS, DIM // HEADS, device=device, requires_grad=True)
+    value = torch.randn(1, cells, HEADS, DIM // HEADS, requires_grad=True)
     shape = (1, at.shape[1], HEADS, len(read), POINTS)
-    sides = torch.tensor([(width, height) for height, width in read], device=device)[:, None]
-    locations = (at[:, :, None, :, None] + 2 * torch.randn(*shape, 2, device=device) / sides).requires_grad_()
-    weights = torch.rand(*shape, device=device, requires_grad=True)
+    sides = torch.tensor([(width, height) for height, width in read])[:, None]
+    locations = (at[:, :, None, :, None] + 2 * torch.randn(*shape, 2) / sides).requires_grad_()
+    weights = torch.rand(*shape, requires_grad=True)
     ways = {"ours": deformable_sample, "grid_sample": by_grid_sample}
     return {name: pass_of(partial(way, value, read, locations, weights), train) for name, way in ways.items()}
 
 
-def attention_steps(kind: str, height: int, width: int, *, train: bool, device: str) -> dict[str, Step]:
+def attention_steps(kind: str, height: int, width: int, *, train: bool) -> dict[str, Step]:
     """Build passes of a layer of deformable attention and of one of plain attention."""
     queries, read = levels(kind, height, width)
-    at = cell_centers(queries, torch.zeros(1, device=device))
-    deformable = DeformableAttention(DIM, len(read), HEADS, POINTS).to(device)
-    plain = Attention(DIM, BIAS_HEADS).to(device)
-    query = torch.randn(1, at.shape[1], DIM, device=device, requires_grad=True)
-    value = torch.randn(1, sum(height * width for height, width in read), DIM, device=device, requires_grad=True)
-    tokens = torch.randn(1, height // 16 * (width // 16), DIM, device=device, requires_grad=True)
+    at = cell_centers(queries, torch.zeros(1))
+    deformable = DeformableAttention(DIM, len(read), HEADS, POINTS)
+    plain = Attention(DIM, BIAS_HEADS)
+    query = torch.randn(1, at.shape[1], DIM, requires_grad=True)
+    value = torch.randn(1, sum(height * width for height, width in read), DIM, requires_grad=True)
+    tokens = torch.randn(1, height // 16 * (width // 16), DIM, requires_grad=True)
     return {
         "deformable": pass_of(partial(deformable, query, at, value, read), train),
         "plain": pass_of(partial(plain, tokens), train),
@@ -250,14 +250,9 @@ def status(name: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def growth(step: Step, small: Step, device: str) -> float:
+def growth(step: Step, small: Step) -> float:
     """Return the peak memory of a pass in MB, after a small pass, which allocates what only a first one allocates."""
     small()
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which the imports have raised
     before = status("VmRSS")
     step()
@@ -270,16 +265,16 @@ def measure(name: str, shape: str, options: argparse.Namespace) -> None:
     clock = time.process_time if options.clock == "cpu" else time.perf_counter
     for train in (False, True) if part.forward else (True,):
         torch.manual_seed(0)
-        steps = part.steps(*(part.small if options.quick else part.shapes[shape]), train=train, device=options.device)
-        times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device, clock=clock)
+        steps = part.steps(*(part.small if options.quick else part.shapes[shape]), train=train)
+        times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device="cpu", clock=clock)
         phase = "forward and backward" if train else "forward"
         print_ratios(f"{name}, {shape}, {phase}", times, [(way, part.base) for way in steps if way != part.base])
         ways = [way for way in steps if way != "none again"]
         if options.quick:
-            small = [part.steps(*part.small, train=train, device=options.device) for _ in range(2)]
-            peaks = [growth(small[0][way], small[1][way], options.device) for way in ways]
+            small = [part.steps(*part.small, train=train) for _ in range(2)]
+            peaks = [growth(small[0][way], small[1][way]) for way in ways]
         else:
-            arguments = ["--device", options.device, "--threads", str(torch.get_num_threads()), "--memory-of", name]
+            arguments = ["--threads", str(torch.get_num_threads()), "--memory-of", name]
             command = [sys.executable, __file__, *arguments, shape, str(int(train))]
             peaks = [float(subprocess.run([*command, way], capture_output=True, check=True).stdout) for way in ways]
         print("  peak MB " + ", ".join(f"{way} {peak:.0f}" for way, peak in zip(ways, peaks, strict=True)), flush=True)
@@ -290,7 +285,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--shapes", nargs="+", help="such as 4096 (tokens) or 'injector 512x512'; all by default")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -301,13 +295,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.memory_of:
         name, shape, train, way = options.memory_of
-        build = partial(PARTS[name].steps, train=train == "1", device=options.device)
-        print(growth(build(*PARTS[name].shapes[shape])[way], build(*PARTS[name].small)[way], options.device))
+        build = partial(PARTS[name].steps, train=train == "1")
+        print(growth(build(*PARTS[name].shapes[shape])[way], build(*PARTS[name].small)[way]))
         return
     if options.quick:
         options.rounds, options.warmup = 2, 1
-    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {options.threads} threads"
-    print(f"float32, {where}, {options.clock} time, torch {torch.__version__}")
+    print(f"float32, CPU, {options.threads} threads, {options.clock} time, torch {torch.__version__}")
     for name in options.parts:
         shapes = ["small"] if options.quick else options.shapes or list(PARTS[name].shapes)
         if unknown := set(shapes) - {"small", *PARTS[name].shapes}:

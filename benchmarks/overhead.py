@@ -3,7 +3,6 @@
     python benchmarks/overhead.py                                            # DeiT-Ti, CPU, float32, batch 16
     python benchmarks/overhead.py --cases peg --batch 16 --rounds 60 --phases inference
     python benchmarks/overhead.py --cases swin cct t2t ceit --batch 1 --rounds 20
-    python benchmarks/overhead.py --device cuda --batch 256 --bf16 [--compile]
 
 - deit: LaPE and folded LaPE over the default joining of DeiT-Ti, and DeiT-Ti over timm's. Goals: LaPE / default at most
   1.01 in training (LaPE, 2023, Table 6: 412 s / 410 s = 1.005), folded / default at most 1.005, ours / timm at most
@@ -18,7 +17,7 @@
 
 Every round runs each model once, in an order that rotates. Printed are the median and the quartiles of the ratios of
 the two times of a round, so a machine that gets slower or faster during the run does not affect them. "again" is the
-same model a second time: the noise.
+same model a second time: the noise. `benchmarks/gpu.py` measures on a GPU.
 """
 
 from __future__ import annotations
@@ -181,11 +180,10 @@ def measure(name: str, phase: str, options: argparse.Namespace) -> None:
     batch = 1 if options.quick else options.batch * case.batch
     build = training_step if phase == "training" else inference_step
     torch.manual_seed(0)
-    images = torch.randn(batch, 3, case.size, case.size, device=options.device)
+    images = torch.randn(batch, 3, case.size, case.size)
     models = {key: make for key, make in case.models.items() if phase == "inference" or "folded" not in key}
-    how = {"bf16": options.bf16, "compile": options.compile}
-    steps = {key: build(make().to(options.device), images, **how) for key, make in models.items()}
-    times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device)
+    steps = {key: build(make(), images, bf16=False, compile=False) for key, make in models.items()}
+    times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device="cpu")
     print_ratios(f"{name}, {phase}, batch {batch}", times, case.pairs)
 
 
@@ -193,20 +191,16 @@ def main() -> None:
     """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["deit"], choices=list(CASES))
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--phases", nargs="+", default=["inference", "training"], choices=["training", "inference"])
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--quick", action="store_true", help="all cases with one image and two rounds, as a test")
     options = parser.parse_args()
     if options.quick:
         options.cases, options.rounds, options.warmup = list(CASES), 2, 0
-    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{'bfloat16' if options.bf16 else 'float32'}, {'compiled' if options.compile else 'eager'}, ", end="")
-    print(f"{where}, torch {torch.__version__}, timm {timm.__version__}")
+    threads = torch.get_num_threads()
+    print(f"float32, eager, CPU, {threads} threads, torch {torch.__version__}, timm {timm.__version__}")
     for name in options.cases:
         for phase in options.phases:
             if phase == "inference" or not options.quick or name == "deit":  # training takes the same code in all cases

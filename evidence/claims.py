@@ -16,7 +16,7 @@ from graticule.lab.studies.study import TRAINED
 from graticule.lab.studies.tables import Rows, markdown, read_records
 
 #: Data that is no study -> its page.
-PAGES = {"extrapolation": "extrapolation.md", "gym": "results/gym.md"}
+PAGES = {"gym": "results/gym.md"}
 
 
 @cache

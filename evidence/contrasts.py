@@ -16,7 +16,6 @@ References: The Control of the False Discovery Rate in Multiple Testing under De
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,18 +58,12 @@ def parse(contrast: str, variant: str = "", at: str = TRAINED) -> tuple[Term, ..
 
 
 def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Read the scores of a study, of the benchmark 'extrapolation', or of a gym (in percent), from docs/data.
+    """Read the scores of a study, or of a gym (in percent), from docs/data.
 
     The condition of a metric that is not the accuracy or loss of the recipe begins with the metric.
     """
     scores: dict[tuple[str, str, str], dict[int, float]] = {}
-    if name == "extrapolation":
-        with (folder / "extrapolation.csv").open(newline="") as file:
-            for row in csv.DictReader(file):
-                at = TRAINED if row["height"] == "20" else f"{row['mode']} {row['height']}"
-                if row["variant"] == "plain":
-                    scores.setdefault((row["choice"], "", at), {})[int(row["seed"])] = float(row["top1"])
-    elif name.startswith("gym"):
+    if name.startswith("gym"):
         profile = read_profile(folder / f"{name}.csv")
         where = {side: TRAINED if side == profile.trained else f"{side} cells" for side in profile.sides}
         for score in profile.rows:

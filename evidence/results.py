@@ -1,7 +1,7 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `claims`, `which` and `why_lape` with that of a part.
+with the name of a file, `claims`, `which` and `why_lape` with that of a part, and others of `PARTS`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from evidence.claims import claims_part, which_part
@@ -127,6 +128,41 @@ def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> 
     )
 
 
+def grid_text(name: str, registry: Registry) -> str:
+    """Return a table for each question to a study, whose rows have labels such as 'row: column'."""
+    tables = []
+    for question, pairs in groupby(registry.of(data=name), key=lambda pair: pair[0].question):
+        cells: dict[str, dict[str, str]] = {}
+        for asked, contrast in pairs:
+            label, _, column = asked.label.rpartition(": ")
+            cells.setdefault(label, {})[column] = contrast.short() + asked.mark
+        columns = list(dict.fromkeys(column for by in cells.values() for column in by))
+        rows = [(label, *(by.get(column, "") for column in columns)) for label, by in cells.items()]
+        tables.append(markdown([(question, *columns), *rows]))
+    return "\n\n".join(tables)
+
+
+def beyond_text(name: str, registry: Registry) -> str:
+    """Return a sentence with those contrasts of a family that are beyond zero."""
+    pairs = registry.of(family=name)
+    beyond = [
+        (row.label, c.test.difference) for row, c in pairs if c.test and c.answer.startswith(("larger", "smaller"))
+    ]
+    listed = "; ".join(f"{label} ({difference:+.1f})" for label, difference in beyond)
+    return f"Of {len(pairs)} contrasts, {len(beyond)} are beyond zero: {listed}."
+
+
+def means_text(name: str, registry: Registry) -> str:
+    """Return the means of a study at the trained size and at the largest of each mode."""
+    report = results_of(name, registry)
+    if not report.rows:
+        return "Not run."
+    header, *rows = report.means()
+    shown = [at for at in header if at == TRAINED or at.endswith(f" {report.study.sizes[-1][0]}")]
+    columns = [header.index(at) for at in shown]
+    return markdown([("choice", *shown), *((f"`{row[0]}`", *(row[column] for column in columns)) for row in rows)])
+
+
 def measured_text(name: str, registry: Registry) -> str:
     """Return a table of recorded measurements."""
     return markdown(table_of(read_records(registry.folder / f"measured/{name}.csv", Cell)))
@@ -138,6 +174,9 @@ PARTS: dict[str, Callable[[str, Registry], str]] = {
     "origin": origin_text,
     "study": study_text,
     "contrasts": contrasts_text,
+    "grid": grid_text,
+    "beyond": beyond_text,
+    "means": means_text,
     "claims": claims_part,
     "which": which_part,
     "why_lape": why_part,

@@ -50,7 +50,7 @@ def study() -> Study:
         "layers in Table 6; 'PEG at 2', the last position with an effect, was added when the other scores were known. "
         "In 'PEG at 0 to 3' three PEGs have an effect. A kernel of 9 x 9 covers a grid of 5 x 5 "
         "from each of its positions, as 27 x 27 does on 14 x 14. The runs of 'none', 'PEG at 0' and 'learnable' are "
-        "those of `benchmarks/extrapolation.py` and were known when the tests were chosen. After 10 epochs this "
+        "those of `extrapolation` and were known when the tests were chosen. After 10 epochs this "
         "measures the speed of learning as much as the final accuracy.",
         seconds=30,
     )

@@ -2,12 +2,12 @@
 
 import dataclasses
 import re
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+from test_study import rows
 
 from evidence.claims import answer_of
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
@@ -18,21 +18,12 @@ from graticule.lab.training.task import build_model
 TOP = Path(__file__).parents[3]
 DOCS = TOP / "docs"
 STUDIES = TOP / "evidence" / "studies"
-sys.path.append(str(TOP / "benchmarks"))
-
-import extrapolation  # noqa: E402 - a script of benchmarks
-from test_study import rows  # noqa: E402 - a neighbor
 
 REGISTRY = Registry(DOCS / "data")
 
 
 def score_of(choice, side, normalized, seed=0):
     return ProfileRow(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
-
-
-def test_the_page_on_more_tokens_is_made_of_its_scores():
-    page = (DOCS / "extrapolation.md").read_text(encoding="utf-8")
-    assert page == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
 
 
 def test_every_contrast_names_choices_of_its_study():
@@ -52,7 +43,7 @@ def test_every_contrast_names_choices_of_its_study():
 def test_every_test_of_a_study_is_a_contrast_of_the_registry(name):
     study = load_study(STUDIES / f"{name}.py")
     at, minus, asked = study.endpoint.at, study.endpoint.minus, 0
-    if name in ("lape_place_deit", "fire_rope"):  # of one seed; of other endpoints
+    if name == "lape_place_deit":  # of one seed
         return
     for variant in study.variants:
         for a, b in study.tested:
@@ -119,19 +110,6 @@ def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):
 def test_a_difference_that_is_the_same_in_all_seeds_is_not_called_undecided():
     (alike, alone) = adjust([Contrast((75.0, 75.0, 75.0), 1.0), Contrast((75.0,), 1.0)])
     assert (alike.answer, alone.answer) == ("not tested: the same in all seeds", "undecided: one seed")
-
-
-def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(tmp_path):
-    (tmp_path / "extrapolation.csv").write_text(
-        "choice,variant,mode,height,width,seed,top1,loss,date,torch,machine\n"
-        "peg,plain,canvas,20,20,0,90.0,1,d,t,m\n"
-        "peg,plain,zoom,40,40,0,80.0,1,d,t,m\n"
-        "peg,plain + log_n,zoom,40,40,0,85.0,1,d,t,m\n"
-    )
-    assert read_scores("extrapolation", tmp_path) == {
-        ("peg", "", "trained"): {0: 90.0},
-        ("peg", "", "zoom 40"): {0: 80.0},
-    }
 
 
 def test_the_studies_of_the_guide_can_be_planned():

@@ -311,19 +311,20 @@ class Results:
         if not runs:
             return f"none of {len(self.study.cells) * len(self.study.seeds)} runs."
         dates = sorted({row.date for row in runs.values()})
-        versions = sorted({f"torch {row.torch}, timm {row.timm}" for row in runs.values()})
+        versions = sorted({f"torch {row.torch}" + f", timm {row.timm}" * bool(row.timm) for row in runs.values()})
         machines = sorted({f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}" for row in runs.values()})
         planned = len(self.study.cells) * len(self.study.seeds)
         number = str(len(runs)) if len(runs) >= planned else f"{len(runs)} of {planned}"
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-        took = format_seconds(fmean(row.seconds for row in runs.values()))
-        return f"{number} runs, {when}, {took} per run, {'; '.join(machines)}; {'; '.join(versions)}."
+        seconds = [row.seconds for row in runs.values() if math.isfinite(row.seconds)]
+        took = f", {format_seconds(fmean(seconds))} per run" if seconds else ""
+        return f"{number} runs, {when}{took}, {'; '.join(machines)}; {'; '.join(versions)}."
 
     def cost(self) -> str:
         """Return an estimate of the wall time on one core of the runs that are not in the table."""
         measured = {row.cell: row for row in self.rows}
         took: dict[str, list[float]] = {}
-        for row in measured.values():
+        for row in filter(lambda row: math.isfinite(row.seconds), measured.values()):
             took.setdefault(row.variant, []).append(row.seconds)
         left = sum(
             fmean(took[variant]) if variant in took else self.study.seconds_of(variant) or 0.0

@@ -223,7 +223,7 @@ class StudyRow:
 
     recipe: the hash of its recipe, and that of its data, `run_hash`; earlier versions recorded the first alone.
     date: of the end of the training.
-    seconds: wall time of the training.
+    seconds: wall time of the training; not finite if it was not recorded.
     """
 
     choice: str
