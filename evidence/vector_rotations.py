@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,55 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from evidence.position_codes import NoInterface, part, rotations_of_diffusers, rotations_of_transformers
 
-#: Name, convention, parameters, inputs, output (or a function of it), source.
-Row = tuple[str, str, dict[str, Any], dict[str, Any], Any, str]
-#: Grids of images: of the rotations, and of those whose tables are square.
-GRID, SQUARE = (2, 3), (2, 2)
-_CENTERS = {"coordinates": "centers", "unit": "turns", "base": 100.0}
-_SAM = {"layout": "interleaved", "order": "xy"}
-#: Model of transformers -> how it differs from rows first, T = 10,000 and halves.
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), _CENTERS),
-    **dict.fromkeys(("edgetam_video", "inkling2", "sam2_video", "sam3", "sam3_tracker_video"), _SAM),
-    "gemma4": {"layout": "half per axis", "order": "xy", "base": 100.0},
-    "kimi_k25": {"order": "xy", "arrangement": "alternating"},
-    "lfm3_vl": {"base": 1_000_000.0},
-    "llama4": {"grid": SQUARE, "layout": "interleaved", "order": "xy", "offset": 1.0},
-    "minimax_m3_vl": {"grid": (1, *GRID)},
-    "pixtral": {"series": "strided"},
-    "step3p7": {"order": "xy"},
-    "vjepa2": {"layout": "tiled per axis"},
-}
-_FLUX = {"grid": (1, *GRID), "split": (8, 28, 28), "layout": "interleaved"}
-_Z_IMAGE = _FLUX | {"split": (16, 24, 24), "base": 256.0}
-_COSMOS = {"grid": (1, *GRID), "split": (22, 21, 21), "base": (10_000 * 2 ** (44 / 42), 10_000.0, 10_000.0)}
-_PAIRS = {"arrangement": "alternating", "series": "pair"}
-_IDEOGRAM = {"grid": (1, *GRID), "split": (24, 20, 20), "base": 5_000_000.0, "offset": 65_536.0} | _PAIRS
-_LTX = {"split": (10, 10, 10), "arrangement": "alternating", "series": "growing", "unit": "quarter turns"}
-_SHARE = {"coordinates": "share", "reference": (62.5, 64.0, 64.0), "still": "first channels"}
-#: Model of diffusers -> the parameters of its rotation.
-DIFFUSERS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bria", "flux", "krea2", "longcat_image", "ovis_image", "qwenimage.scale_rope_false"), _FLUX),
-    **dict.fromkeys(("chronoedit", "sana_video", "skyreels_v2", "wan", "wan_animate"), _FLUX | {"split": (22, 21, 21)}),
-    **dict.fromkeys(("hunyuan_video", "hunyuan_video15", "motif_video"), _FLUX | {"base": 256.0}),
-    **dict.fromkeys(("nucleusmoe_image", "qwenimage"), _FLUX | {"coordinates": "centered"}),
-    **dict.fromkeys(("kandinsky", "kandinsky6", "kandinsky6_sr"), _FLUX | {"split": (8, 12, 12)}),
-    "cogview4": {"grid": GRID, "coordinates": "floored", "reference": (256, 256)},
-    "cosmos": _COSMOS,
-    "ernie_image": _Z_IMAGE | {"layout": "crossed"},
-    "flux2": {"grid": (1, *GRID, 1), "layout": "interleaved", "base": 2_000.0},
-    "glm_image": {"grid": GRID},
-    "hunyuanimage": {"grid": GRID, "layout": "interleaved", "base": 256.0},
-    "ideogram4": _IDEOGRAM,
-    "ltx": _FLUX | _LTX | _SHARE,
-    "minimax_h3": {"grid": (1, *GRID), "split": (16, 16, 16)},
-    "z_image": _Z_IMAGE,
-}
-#: What is no rotation by the place of a patch -> why.
-NOTES = {
-    "cogview4": ": no function of displacements, for coordinates are floored to 256 steps of the image",
-    **dict.fromkeys(("ernie_image", "vjepa2"), ": no rotation, for the channels of a pair have different angles"),
-}
+#: Name, inputs, output (or a function of it).
+Row = tuple[str, dict[str, Any], Any]
+VECTORS = Path(__file__).parents[1] / "vectors"
+#: Name -> what is declared of a vector: its convention, parameters, dtype and source.
+DECLARED: dict[str, dict[str, Any]] = json.loads((VECTORS / "vectors.json").read_text(encoding="utf-8"))["vectors"]
+#: Grid of images.
+GRID = (2, 3)
 
 
 #: What is of float32 -> what takes its place, so that no table of a library is rounded.
@@ -98,22 +58,21 @@ def draw(*shape: int) -> Tensor:
 
 
 def rotations() -> Iterator[Row]:
-    """Yield the rotation of each class of transformers, and of those of diffusers that are described above."""
+    """Yield the rotation of each class of transformers and diffusers that is declared."""
     for path, build in (rotations_of_transformers() | rotations_of_diffusers()).items():
-        library, model, name = path.split(".")
-        model += ".scale_rope_false" * name.endswith("(scale_rope=False)")
-        if library == "diffusers" and model not in DIFFUSERS:
+        _, model, name = path.split(".")
+        vector = f"rope.{model}{'.scale_rope_false' * name.endswith('(scale_rope=False)')}"
+        if vector not in DECLARED:
+            print(f"{path} is left out: vectors.json declares no {vector}")
             continue
         try:
             code = build()
         except (NoInterface, AttributeError) as error:
             print(f"{path} is left out: {error}")
             continue
-        parameters = {"grid": GRID} | (DIFFUSERS if library == "diffusers" else TRANSFORMERS).get(model, {})
-        height, width = SQUARE if parameters["grid"] == SQUARE else GRID
+        height, width = (side for side in DECLARED[vector]["parameters"]["grid"] if side > 1)
         q = draw(height * width, code.channels)
-        rotated = code.rotate(q[None, None], (height, width))[0, 0].detach()
-        yield f"rope.{model}", "rotation", parameters, {"q": q}, rotated, f"{library}, {name}{NOTES.get(model, '')}"
+        yield vector, {"q": q}, code.rotate(q[None, None], (height, width))[0, 0].detach()
 
 
 def diffusion(model: str, name: str) -> Any:
@@ -147,18 +106,16 @@ def texts() -> Iterator[Row]:
     last = diffusion("flux2", "Flux2PosEmbed")(2_000, [32] * 4)(torch.cat(ids2, 1)[0])
     glm = diffusion("glm_image", "GlmImageRotaryPosEmbed")(64, 2)(latent[:, :, 0])
     tables = {
-        "flux": ("FluxAttnProcessor", {}, diffusion("flux", "FluxPosEmbed")(10_000, axes)(flux)),
-        "flux2": ("Flux2AttnProcessor", {"text_at": "last"}, last),
-        "qwenimage": ("QwenDoubleStreamAttnProcessor2_0", {"text_at": "after"}, qwen((1, *GRID), latent.device, count)),
-        "hunyuan_video": ("HunyuanVideoAttnProcessor2_0", {"text_first": False}, hunyuan),
-        "glm_image": ("GlmImageAttnProcessor", {}, glm),
+        "flux": ("FluxAttnProcessor", diffusion("flux", "FluxPosEmbed")(10_000, axes)(flux)),
+        "flux2": ("Flux2AttnProcessor", last),
+        "qwenimage": ("QwenDoubleStreamAttnProcessor2_0", qwen((1, *GRID), latent.device, count)),
+        "hunyuan_video": ("HunyuanVideoAttnProcessor2_0", hunyuan),
+        "glm_image": ("GlmImageAttnProcessor", glm),
     }
-    for model, (processor, more, table) in tables.items():
+    for model, (processor, table) in tables.items():
         q = draw(count + tokens, 64 if model == "glm_image" else 128)
-        words, patches = (q[:count], q[count:]) if "text_first" not in more else (q[tokens:], q[:tokens])
-        rotated = in_attention(model, processor, patches, words, table)
-        parameters = DIFFUSERS[model] | {"text": count} | more
-        yield f"rope.{model}.text", "rotation", parameters, {"q": q}, rotated, f"diffusers, {processor}"
+        words, patches = (q[tokens:], q[:tokens]) if model == "hunyuan_video" else (q[:count], q[count:])
+        yield f"rope.{model}.text", {"q": q}, in_attention(model, processor, patches, words, table)
     film, frames, places = (2, 1, 2), torch.zeros(1, 16, 2, 2, 4), torch.cartesian_prod(*map(torch.arange, (2, 1, 2)))
     ltx = diffusion("ltx", "LTXVideoRotaryPosEmbed")(64)
     for model, table, layout in (
@@ -176,22 +133,19 @@ def texts() -> Iterator[Row]:
         q, table = draw(4, 64 if model == "ltx" else 128), [each.reshape(4, -1) for each in table]
         turned, still = q[None, None].tensor_split([table[0].shape[1]], -1)
         turned = part("diffusers.models.embeddings", "apply_rotary_emb")(turned, table, use_real_unbind_dim=layout)
-        parameters, rotated = DIFFUSERS[model] | {"grid": film}, torch.cat([turned, still], -1)[0, 0]
-        yield f"rope.{model}.film", "rotation", parameters, {"q": q}, rotated, f"diffusers, {model}, film"
+        yield f"rope.{model}.film", {"q": q}, torch.cat([turned, still], -1)[0, 0]
     z_image = diffusion("z_image", "ZImageTransformer2DModel")
     own, films, captions = z_image.__new__(z_image), [torch.zeros(4, 1, 8, 16)], [torch.zeros(32, 8)]  # no padding
     _, _, _, patches, words, *_ = z_image.patchify_and_embed(own, films, captions, 2, 1)
     krea = diffusion("krea2", "Krea2Pipeline").prepare_position_ids(count, *GRID, latent.device)
     ideogram = diffusion("ideogram4", "Ideogram4Pipeline")._prepare_ids([count], *GRID, count, latent.device)[0][0]
-    before = {"grid": (1, 4, 8), "text": 32, "text_at": "before", "text_first": False}
-    for model, more, positions in (
-        ("flux", {}, flux),
-        ("flux2", {"grid": (1, *GRID, 1), "text_at": "last"}, torch.cat(ids2, 1)[0]),
-        ("krea2", {}, krea),
-        ("z_image", before, torch.cat([patches[0], words[0]])),
-        ("ideogram4", {"text_at": "index", "offset": 65_536.0}, ideogram),
+    for model, positions in (
+        ("flux", flux),
+        ("flux2", torch.cat(ids2, 1)[0]),
+        ("krea2", krea),
+        ("z_image", torch.cat([patches[0], words[0]])),
+        ("ideogram4", ideogram),
     ):
-        parameters, source = {"grid": (1, *GRID), "text": count} | more, f"diffusers, pipeline of {model}"
-        yield f"positions.{model}", "token_positions", parameters, {}, positions.double(), source
-    blocks = part("transformers.vision_utils", "get_vision_position_ids")(torch.tensor([[1, 4, 6]]), 2).double()
-    yield "positions.blocks", "token_positions", {"grid": (4, 6), "merge": 2}, {}, blocks, "transformers, vision_utils"
+        yield f"positions.{model}", {}, positions.double()
+    blocks = part("transformers.vision_utils", "get_vision_position_ids")(torch.tensor([[1, 4, 6]]), 2)
+    yield "positions.blocks", {}, blocks.double()

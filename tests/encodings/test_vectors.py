@@ -162,7 +162,7 @@ import verify
 known = {name: (about, array) for name, about, _, outputs in verify.vectors() for array in outputs.values()}
 for rows in (rotary, rotations, texts, tables, resampling):
     with in_float64():
-        for name, _, _, _, output, _ in rows():
+        for name, _, output in rows():
             about, expected = known.pop(name)
             try:
                 array = np.asarray(output() if callable(output) else output)
