@@ -74,7 +74,6 @@ lint: $(VENV)/.installed
 
 tables: $(VENV)/.installed
 	$(BIN)/python -m evidence.names
-	$(BIN)/python -m evidence.gallery_page
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

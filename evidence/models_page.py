@@ -1,9 +1,8 @@
 """What was run on the models of timm and transformers, class by class: the table of docs/models.md.
 
 `python -m evidence.models_page` writes the page from evidence/models.csv. With `--measure timm` or `--measure
-transformers` it first runs all operations on small models with random weights, in processes of a few models each, with
-at most 4 GB, two at a time; with `--measure NAME ...` on those models, and with `--only OPERATION ...` of these
-operations alone.
+transformers` it first runs all operations on the models of small_models.csv with random weights, in two processes with
+at most 4 GB each; with `--measure NAME ...` on those models, and with `--only OPERATION ...` of these operations alone.
 """
 
 from __future__ import annotations
@@ -12,18 +11,20 @@ import argparse
 import copy
 import csv
 import datetime
+import json
+import multiprocessing
 import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -47,174 +48,24 @@ DATA = Path(__file__).with_name("models.csv")
 MEMORY, SLICE = 4 * 2**30, 12
 #: Seconds of processor time after which an operation is stopped.
 SECONDS = 40
-#: Small configurations of transformers; the sizes of windows and stages are those of the classes that have them.
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
-STAGES: dict[str, Any] = {
-    "image_size": 32,
-    "patch_size": 2,
-    "embed_dim": 8,
-    "depths": [2, 2],
-    "num_heads": [2, 4],
-    "window_size": 4,
-}
-VIDEO: dict[str, Any] = {**SMALL, "num_frames": 4, "tubelet_size": 2}
-MERGED: dict[str, Any] = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8}
-#: Class of transformers -> its configuration.
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    **{
-        f"{name}Model": SMALL
-        for name in ("ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "CLIPVision", "SiglipVision", "IJepa")
-    },
-    "DINOv3ViTModel": {**SMALL, "num_register_tokens": 4},
-    "Siglip2VisionModel": {**SMALL, "num_patches": 16},
-    "ViTMAEModel": {**SMALL, "mask_ratio": 0.0},
-    "BeitModel": {**SMALL, "use_relative_position_bias": True},
-    "SwinModel": STAGES,
-    "Swinv2Model": STAGES,
-    "SamVisionModel": {**SMALL, "mlp_dim": 48, "output_channels": 8, "window_size": 2, "global_attn_indexes": [1]},
-    "SamHQVisionModel": {**SMALL, "mlp_dim": 48, "output_channels": 8, "window_size": 2, "global_attn_indexes": [1]},
-    # a tiled table of 4 x 4 patches, and windows as large
-    "Sam3ViTModel": {
-        **SMALL,
-        "image_size": 64,
-        "pretrain_image_size": 32,
-        "window_size": 4,
-        "global_attn_indexes": [1],
-    },
-    "PixtralVisionModel": {**SMALL, "hidden_act": "silu"},
-    "ViTMSNModel": SMALL,
-    "HieraModel": {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
-    "VideoMAEModel": VIDEO,
-    "VivitModel": {**VIDEO, "tubelet_size": [2, 8, 8]},
-    "VivitForVideoClassification": {**VIDEO, "tubelet_size": [2, 8, 8], "num_labels": 5},
-    "VideoMAEForVideoClassification": {**VIDEO, "num_labels": 5},
-    "Qwen2VisionTransformerPretrainedModel": {**MERGED, "embed_dim": 32, "mlp_ratio": 2},
-    "Qwen3VLVisionModel": {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-    "Sapiens2Model": {
-        **SMALL,
-        "num_hidden_layers": 3,
-        "num_key_value_attention_heads": 1,
-        "num_first_full_attention_layers": 1,
-        "num_last_full_attention_layers": 1,
-    },
-    "MllamaVisionModel": {
-        **SMALL,
-        "attention_heads": 2,
-        "num_global_layers": 1,
-        "intermediate_layers_indices": [0],
-        "vision_output_dim": 64,
-    },
-    "SegformerModel": {},
-    "Data2VecVisionModel": {**SMALL, "use_relative_position_bias": True},
-    "DonutSwinModel": STAGES,
-    "MaskFormerSwinModel": STAGES,
-    "VitDetModel": {**SMALL, "use_relative_position_embeddings": True, "window_size": 2, "window_block_indices": [0]},
-    "VJEPA2Model": {
-        **{**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
-        **{"pred_hidden_size": 16, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 2},
-    },
-    "CvtModel": {"embed_dim": [12, 24, 48], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
-    "LevitModel": {
-        "image_size": 64,
-        "hidden_sizes": [16, 32, 48],
-        "num_attention_heads": [1, 2, 3],
-        "depths": [2, 2, 2],
-        "key_dim": [8, 8, 8],
-    },
-    "MobileViTModel": {"image_size": 128, "hidden_sizes": [16, 24, 32]},
-    "MobileViTV2Model": {"image_size": 128, "width_multiplier": 0.5},
-    "PvtModel": {"image_size": 128, "hidden_sizes": [8, 16, 40, 64], "depths": [1, 1, 1, 2]},
-    "Sam2HieraDetModel": {
-        "image_size": [64, 64],
-        "hidden_size": 12,
-        "embed_dim_per_stage": [12, 24, 48, 96],
-        "num_attention_heads_per_stage": [1, 2, 4, 8],
-        "blocks_per_stage": [1, 2, 2, 1],
-        "window_size_per_stage": [4, 2, 2, 2],
-        "global_attention_blocks": [4],
-    },
-}
-#: Forms of these classes whose outputs are maps, logits or embeddings.
-TRANSFORMERS |= {
-    **{
-        f"{name}Backbone": TRANSFORMERS[f"{name}Model"]
-        for name in ("Beit", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "Sapiens2", "Swin", "Swinv2", "VitDet")
-    },
-    **{f"{name}ForImageClassification": TRANSFORMERS[f"{name}Model"] for name in ("ViT", "Dinov2")},
-    "CLIPVisionModelWithProjection": TRANSFORMERS["CLIPVisionModel"],
-    "RfDetrDinov2Backbone": {**SMALL, "num_windows": 2, "out_indices": [1]},
-    "DepthAnythingForDepthEstimation": {
-        "backbone_config": transformers.Dinov2Config(
-            **{**SMALL, "num_hidden_layers": 4}, out_indices=[1, 2, 3, 4], reshape_hidden_states=False
-        ),
-        "patch_size": 8,
-        **{"reassemble_hidden_size": 32, "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8},
-    },
-}
-
-
-#: Further image encoders of transformers with attention; each is built with the values of `SHRUNK` that it knows.
-OTHERS = (
-    *("Aimv2VisionModel", "AltCLIPVisionModel", "BlipVisionModel", "Blip2VisionModel", "ChineseCLIPVisionModel"),
-    *("CLIPSegVisionModel", "Cosmos3EdgeVisionModel", "CvtModel", "DPTModel"),
-    *("Gemma4VisionModel", "GitVisionModel", "Glm4vVisionModel", "GlmImageVisionModel"),
-    *("GLPNModel", "GroupViTVisionModel", "HunYuanVLVisionTransformer", "Idefics3VisionTransformer"),
-    *("InstructBlipVisionModel", "InternVLVisionModel", "JanusVisionModel", "LevitModel", "Llama4VisionModel"),
-    *("MetaClip2VisionModel", "MllamaVisionModel", "MLCDVisionModel", "MobileViTModel", "MobileViTV2Model"),
-    *("OwlViTVisionModel", "PixioBackbone", "PixioModel", "PvtModel", "PvtV2Model"),
-    *("RadioModel", "Sam2HieraDetModel", "Sam3ViTModel", "SamHQVisionModel", "Sapiens2Model", "SegformerModel"),
-    *("SegGptModel", "SmolVLMVisionTransformer", "SwiftFormerModel", "Swin2SRModel", "TimesformerModel"),
-    *("Tipsv2VisionModel", "XCLIPVisionModel", "YolosModel"),
-)
-SHRUNK: dict[str, Any] = {
-    **{**SMALL, **MERGED, **VIDEO},
-    **dict.fromkeys(("d_model", "embed_dim", "out_hidden_size"), 32),
-    **dict.fromkeys(("mlp_dim", "encoder_ffn_dim"), 48),
-    **dict.fromkeys(("encoder_layers", "encoder_attention_heads"), 2),
-    **dict.fromkeys(("num_patches", "num_position_embeddings"), 16),
-}
+with Path(__file__).with_name("small_models.csv").open(encoding="utf-8") as _file:
+    #: Name -> library, the row whose values it has too, and options. Of timm: a model of each family with attention, of
+    #: MLPs that `convert` takes, and with other options or fewer layers. Of transformers: the encoders of images with
+    #: attention, whose windows and stages are those of the classes that have them.
+    MODELS = {cells["name"]: cells for cells in csv.DictReader(_file)}
 
 
 def configured(name: str) -> dict[str, Any]:
-    """Return the values of a small configuration of a class of transformers."""
-    if name in TRANSFORMERS:
-        return TRANSFORMERS[name]
-    config_class = class_of(transformers, name).config_class()
-    return {key: value for key, value in SHRUNK.items() if isinstance(getattr(config_class, key, None), int)}
+    """Return the values of a small configuration; one like `known` has the values that its class knows."""
+    like, options = MODELS[name]["like"], json.loads(MODELS[name]["options"] or "{}")
+    values = configured(like) if like else {}
+    if like == "known":
+        config = class_of(transformers, name).config_class()
+        values = {key: value for key, value in values.items() if isinstance(getattr(config, key, None), int)}
+    return {**values, **options}
 
 
-#: Models of other options or fewer layers: name of a row -> name of the model and its arguments.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "samvit_base_patch16": ("samvit_base_patch16", {"depth": 2, "window_size": 2, "global_attn_indexes": (1,)}),
-    "vit_tiny_patch16_224(dynamic_img_pad=True)": ("vit_tiny_patch16_224", {"dynamic_img_pad": True}),
-    "naflexvit_base_patch16_gap(attn_gated=True)": ("naflexvit_base_patch16_gap", {"depth": 2, "attn_gated": True}),
-    **{
-        f"vit_base_patch16_sapiens2{options}": ("vit_base_patch16_sapiens2", {"depth": 2, "num_kv_heads": heads})
-        for options, heads in (("", 12), ("(num_kv_heads=6)", 6))
-    },
-}
-#: A model of each family of timm with attention, and of MLPs that `convert` takes.
-TIMM = (
-    *("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"),
-    *("vit_relpos_small_patch16_224", "convit_tiny"),
-    *("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "twins_svt_small", "mixer_s32_224"),
-    *("naflexvit_base_patch16_gap", "vit_dwee_patch16_reg1_gap_256", "hiera_tiny_224", "sam2_hiera_tiny"),
-    *("xcit_nano_12_p16_224", "levit_128s", "tiny_vit_5m_224", "maxvit_nano_rw_256", "davit_tiny", "pvt_v2_b0"),
-    *("swinv2_cr_tiny_ns_224", "gcvit_xxtiny", "vitamin_small_224", "tnt_s_patch16_224", "pit_ti_224"),
-    *("crossvit_tiny_240", "coat_tiny", "nest_tiny", "volo_d1_224", "efficientformer_l1", "visformer_tiny"),
-    *("halonet26t", "cpubone_nano", "csatv2", "deepseek_vit_412m", "edgenext_small", "efficientformerv2_s0"),
-    *("efficientvit_b0", "efficientvit_m0", "gemma4_vit_167m", "iformer_s", "lowformer_b0", "caformer_s18"),
-    *("mobilevit_xxs", "nextvit_small", "qwen3_vit_88m", "swiftformer_xs", "vit_tiny_r_s16_p8_224"),
-    "vit_small_patch16_dinov3",
-    *VARIANTS,
-)
+SMALL, STAGES, VIDEO, MERGED = map(configured, ("small", "stages", "video", "merged"))
 #: Names of blocks and of their norm before attention, for `attach`.
 BLOCKS = (
     ("blocks.*", "norm1"),
@@ -255,10 +106,6 @@ class Row:
 COLUMNS = ("convert", "view", "audit", "attach", "export", "wide", "half", "double", "saved", "kept", "onnx")
 
 
-class TooSlowError(Exception):
-    """An operation ran longer than `SECONDS`."""
-
-
 #: The reason of other classes of transformers, most of which are plain ViTs under other names.
 UNTRIED = "not registered"
 
@@ -267,13 +114,13 @@ def attempt(work: Callable[[], str | None], reasons: dict[str, str], name: str) 
     """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long. `reasons` get the error."""
 
     def stop(*_: Any) -> None:
-        raise TooSlowError
+        raise TimeoutError
 
     signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         return work() or "yes"
-    except TooSlowError:
+    except TimeoutError:
         return "slow"
     except Exception as error:  # any error of another library
         reasons[name] = " ".join(str(error).split())[:300]
@@ -468,17 +315,15 @@ def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[d
 
 def small(name: str) -> tuple[nn.Module, int]:
     """Return a model of timm with few layers and for small images, if its class can have them, and its image size."""
-    name, options = VARIANTS.get(name, (name, {}))
+    options = configured(name)
+    name = name.partition("(")[0]
     pixels = timm.get_pretrained_cfg(name).input_size[-1]
-    frames: tuple[tuple[int, dict[str, Any]], ...] = (
-        (64, {"img_size": 64}),
-        (56, {"img_size": 56}),
-        (128, {}),
-        (pixels, {}),
-    )
+    frames: list[tuple[int, dict[str, Any]]] = [(side, {"img_size": side}) for side in (64, 56)]
     # of ConViT, whose last layers must not be gated; of others; of Swin
-    layers: tuple[dict[str, Any], ...] = ({"depth": 2, "local_up_to_layer": 1}, {"depth": 2}, {"window_size": 2}, {})
-    for side, shape in ((side, frame | layer) for side, frame in frames for layer in layers):
+    layers: list[dict[str, Any]] = [{"depth": 2, "local_up_to_layer": 1}, {"depth": 2}, {"window_size": 2}, {}]
+    for side, shape in (
+        (side, frame | layer) for side, frame in [*frames, (128, {}), (pixels, {})] for layer in layers
+    ):
         try:
             model = timm.create_model(name, **shape | options).eval()
             with torch.no_grad():
@@ -496,7 +341,7 @@ def small(name: str) -> tuple[nn.Module, int]:
 
 def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     """Return a small model of timm or transformers, and the size of its images, or (frames, height, width)."""
-    if name in TIMM:
+    if MODELS[name]["library"] == "timm":
         model, side = small(name)
         return model, (side, side)
     kind = class_of(transformers, name)
@@ -505,44 +350,30 @@ def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     return model, (*frames, *(image_size(model) or (64, 64)))
 
 
-def measure(names: list[str], only: list[str]) -> None:
-    """Run operations on some models, within the memory of a process, and print their rows."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    before = {row.name: row for row in read_records(DATA, Row)}
+def measure(name: str, only: list[str], before: Row | None) -> Row | None:
+    """Run operations on a model; others are as before."""
+    torch.manual_seed(0)
+    library = MODELS[name]["library"]
+    try:
+        model, size = built(name)
+    except Exception as error:  # any error of another library
+        return print(f"{name} cannot be built: {error}", file=sys.stderr)
+    cells, reasons = rows_of(model, size, only)
+    cells = {column: cells.get(column, getattr(before, column, "-")) for column in COLUMNS}
+    print(name, cells, reasons, file=sys.stderr)
+    why = before.reason if before and before.convert == cells["convert"] else reasons.get("convert", "")
+    why = UNTRIED if "must be of one of timm's classes" in why else why
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    for name in names:
-        torch.manual_seed(0)
-        library = "timm" if name in TIMM else "transformers"
-        version = (timm if library == "timm" else transformers).__version__
-        try:
-            model, size = built(name)
-        except Exception as error:  # any error of another library
-            print(f"{name} cannot be built: {error}", file=sys.stderr)
-            continue
-        rows, reasons = rows_of(model, size, only)
-        if only:
-            rows = {column: rows.get(column, getattr(before.get(name), column, "-")) for column in COLUMNS}
-        print(name, rows, reasons, file=sys.stderr)
-        known = before.get(name)
-        why = known.reason if known and known.convert == rows["convert"] else reasons.get("convert", "")
-        why = UNTRIED if "must be of one of timm's classes" in why else why
-        writer.writerow([library, name, type(model).__name__, *rows.values(), version, date, why])
-        sys.stdout.flush()
+    return Row(library, name, type(model).__name__, **cells, version=version(library), date=date, reason=why)
 
 
 def record(names: list[str], only: list[str]) -> None:
     """Measure models in processes of a few each, two at a time, and replace their rows in the recorded data."""
-
-    def lines(part: list[str]) -> list[str]:
-        command = [sys.executable, "-m", "evidence.models_page", "--slice", *part, "--only", *only]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
-
-    names = list(dict.fromkeys(names))
-    with ThreadPoolExecutor(2) as pool:
-        for results in pool.map(lines, [names[start : start + SLICE] for start in range(0, len(names), SLICE)]):
-            rows = {row.name: row for row in read_records(DATA, Row)}
-            rows |= {cells[1]: Row(*cells) for cells in csv.reader(results) if len(cells) == len(Row.__match_args__)}
+    rows = {row.name: row for row in read_records(DATA, Row)}
+    context, limit = multiprocessing.get_context("spawn"), (resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    with ProcessPoolExecutor(2, context, resource.setrlimit, limit, max_tasks_per_child=SLICE) as pool:
+        for row in pool.map(measure, names, [only] * len(names), map(rows.get, names)):
+            rows |= {row.name: row} if row else {}
             ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
             write_text(DATA, csv_of_records(Row, ordered))
 
@@ -567,17 +398,16 @@ def main() -> None:
     """Measure models, if asked to, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", nargs="*", default=[], help="timm, transformers, or names of models")
-    parser.add_argument("--slice", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*", default=[], help="operations to measure (default: all)")
     options = parser.parse_args()
-    if options.slice:
-        return measure(options.slice, options.only)
-    libraries = {"timm": TIMM, "transformers": (*TRANSFORMERS, *OTHERS)}
-    record([name for requested in options.measure for name in libraries.get(requested, (requested,))], options.only)
+    requested = set(options.measure)
+    if unknown := requested - {"timm", "transformers", *MODELS}:
+        parser.error(f"`--measure` must name timm, transformers or models of small_models.csv, got {unknown}")
+    record([name for name, cells in MODELS.items() if requested & {name, cells["library"]}], options.only)
     rows = read_records(DATA, Row)
     text = PAGE.read_text(encoding="utf-8")
     texts = []
-    for library in libraries:
+    for library in ("timm", "transformers"):
         of_library = [row for row in rows if row.library == library]
         text = between(text, library, table(of_library))
         versions, dates = sorted({row.version for row in of_library}), sorted({row.date for row in of_library})

@@ -44,7 +44,8 @@ def two_processes(work: Callable[..., Any], *arguments: Any) -> None:
 
 
 def _member(rank: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2") | {"TORCHELASTIC_RUN_ID": "test"}
-    os.environ |= {"GROUP_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) | {"MASTER_PORT": str(port)}
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2") | {"MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     work(*arguments)

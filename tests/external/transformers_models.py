@@ -10,7 +10,7 @@ import transformers
 import transformers.models.dinov3_vit.modeling_dinov3_vit as dinov3
 from torch import Tensor, nn
 
-from evidence.models_page import MERGED, SMALL, TRANSFORMERS, VIDEO
+from evidence.models_page import MERGED, SMALL, VIDEO, configured
 from evidence.models_page import STAGES as WINDOWS
 from evidence.vector_rotations import in_float64
 from graticule.external.images import call
@@ -57,7 +57,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("VideoMAEForVideoClassification", {**VIDEO, "num_labels": 5}, {}),
     ("VivitModel", {**VIDEO, "tubelet_size": [2, 8, 8]}, {}),
     ("VivitForVideoClassification", {**VIDEO, "tubelet_size": [2, 8, 8], "num_labels": 5}, {}),
-    ("VJEPA2Model", TRANSFORMERS["VJEPA2Model"], {}),
+    ("VJEPA2Model", configured("VJEPA2Model"), {}),
     ("Qwen2VisionTransformerPretrainedModel", {**MERGED, "embed_dim": 32, "mlp_ratio": 2}, {}),
     ("Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}, {}),
 ]

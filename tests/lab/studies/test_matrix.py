@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import graticule
-from evidence.gallery_page import gallery_table
-from evidence.names import table
+from evidence.names import gallery_table, table
 from graticule.backbones.registry import MODELS
 from graticule.lab.studies.matrix import GROUPS, build, combinations, initials
 from graticule.position.joining import JOININGS
