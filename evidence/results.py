@@ -1,17 +1,20 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `claims`, `which` and `why_lape` with that of a part, and others of `PARTS`.
+with the name of a file, `claims`, `which` and `why_lape` with that of a part, and others of `PARTS`. The models of the
+studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from evidence.built import built_text, write_built
 from evidence.claims import claims_part, which_part
 from evidence.contrasts import COLUMNS, Registry
 from evidence.why_lape import why_part
@@ -96,15 +99,17 @@ def origin_text(name: str, registry: Registry) -> str:
 
 
 def study_text(name: str, registry: Registry) -> str:
-    """Return question, origin, means and contrasts of a declared study."""
+    """Return question, origin, means beside what was built, and contrasts of a declared study."""
     report = results_of(name, registry)
     study = report.study
     parts = [f"**{study.question}** `{name}`: {report.provenance()}", study.controls, study.limits]
     if report.rows:
         header, *rows = report.means()
         seeds = " or ".join(sorted({row[1] for row in rows}))
-        parts += [f"{report.tables()['means'][0].removesuffix(' over seeds')} of {seeds} seeds:"]
-        parts += [markdown([(header[0], *header[3:]), *((row[0], *row[3:]) for row in rows)])]
+        title = report.tables()["means"][0].removesuffix(" over seeds")
+        shared, built = built_text(report.arms)
+        parts += [f"{title} of {seeds} seeds; all have {shared}:"]
+        parts += [markdown([(header[0], "built", *header[3:]), *((row[0], built[row[0]], *row[3:]) for row in rows)])]
         parts += [contrasts_text(name, registry, [*study.variants, *report.conditions()])]
     return "\n\n".join(filter(None, parts))
 
@@ -218,4 +223,5 @@ def write_pages(docs: Path, studies: Path = STUDIES) -> list[Path]:
 
 
 if __name__ == "__main__":
-    print("wrote", *write_pages(Path("docs")))
+    roots = {name: Path(root) for name, _, root in (text.partition("=") for text in sys.argv[1:])}
+    print("wrote", *write_built(STUDIES, Path("docs/data"), roots), *write_pages(Path("docs")))

@@ -10,23 +10,23 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2355
-evidence: . 3900
+evidence: . 4080
 graticule: . 30, analysis 3390, backbones 4960, checkpoints 1620, dense 2110, encodings 5310, external 6580, hub 750,
   layers 1020, position 3470, registry 1110, surgery 2510, system 470, testing 3190
 graticule/lab: . 750, commands 3180, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2610, tasks
   2430, training 2620
 tests: . 3210, analysis 2780, backbones 4710, checkpoints 1590, dense 800, encodings 4870, external 3100, gpu 840, hub
   310, layers 920, parity 1670, position 2860, registry 690, surgery 2850, system 190, testing 1590
-tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 2130, tasks 1860,
+tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 2165, tasks 1860,
   training 1440
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
-claims.md 2700, compare.md 1235, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750, extrapolation.md 2240,
-  gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470, results/costs.md 2080, results/gym.md
-  1250, results/lape_place.md 4000, results/peg.md 1250, which.md 1800
+claims.md 2700, compare.md 1235, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
+  extrapolation.md 2270, gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470, results/costs.md
+  2080, results/gym.md 1250, results/lape_place.md 4000, results/peg.md 1250, which.md 1800
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_900, 45, 291
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_010, 45, 291
 
 
 def limits(table: str) -> dict[str, int]:

@@ -44,17 +44,23 @@ def study() -> Study:
         base={"fit": TRAINED, "img_size": TRAINED, "epochs": 5, "warmup_steps": 40, "accelerator": "cpu"},
         seeds=(0, 1, 2),
         tests=(*((name, "none") for name in named[1:]), ("learnable, LaPE", "learnable")),
-        controls="The models are a small ViT (6 blocks, patches of 8 x 8) with Segmenter's mask transformer, without "
-        "padded convolutions, and a small PVT (5 blocks in four stages) with Semantic FPN, which has them. They are "
-        "trained from scratch on 367 images at 96 x 128 for 5 epochs, and the last weights are tested on all 101 "
-        "validation images at 96 x 128 (trained), 144 x 192 and 192 x 256, against the labels of the original images; "
-        "for PVT, images of 144 rows are padded to 160. PVT supports neither a relative bias nor a rotation, since it "
-        "has fewer keys than queries.",
+        controls="The ViT has Segmenter's mask transformer and no padded convolutions, the PVT has Semantic FPN "
+        "and some. The last weights are tested on all 101 validation images at 96 x 128 (trained), 144 x 192 and "
+        "192 x 256, against the labels of the original images; for PVT, images of 144 rows are padded to 160. PVT "
+        "supports neither a relative bias nor a rotation, since it has fewer keys than queries.",
         follows="LaPE (Yu et al., 2023), Table 4, and CPVT (Chu et al., 2023), Table 13, with other models and data",
         limits="After 5 epochs this compares how early position helps, not the final accuracy. With three seeds a "
-        "test has little power: a difference that is not significant may still exist. No table with std 1 was run, so "
-        "LaPE's amplitude is not controlled for. The scores of seed 0 of four choices of the ViT (none, learnable, "
-        "with LaPE, sinusoidal_2d) were known when the tests were chosen.",
+        "test has little power. No table with std 1 was run, so LaPE's amplitude is not controlled for. The scores "
+        "of seed 0 of four choices of the ViT (none, learnable, with LaPE, sinusoidal_2d) were known when the "
+        "tests were chosen.",
+        expects={
+            "images": 367,
+            "ViT": {"model": "vit_nano_patch4_28(patch_size=8)", "depth": 6, "grid": (12, 16)},
+            "PVT": {"depth": 5, "grid": (24, 32)},
+            "learnable": {"std": 0.02},
+            "learnable, LaPE": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
+            "peg": {"encoding": "peg(places=[0])"},
+        },
         folder="CAMVID",
         seconds=75,
         measure=measure,

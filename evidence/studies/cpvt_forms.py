@@ -41,16 +41,25 @@ def study() -> Study:
             ("PEG for queries and keys", "none"),
             ("PEG and learnable", "PEG at 0"),
         ),
-        controls="'four 1 x 1 layers' have more parameters than a PEG and do not read neighbors. 'PEG, circular' has "
-        "no border. Without padding, tokens with an incomplete neighborhood get no encoding, so the border still "
-        "differs.",
+        controls="'four 1 x 1 layers' have more parameters than a PEG and do not read neighbors. 'PEG, circular' "
+        "has no border. Without padding, tokens with an incomplete neighborhood get no encoding, so the border "
+        "still differs.",
         follows="CPVT (Chu et al., 2023), Tables 5, 6, 7 and 11",
-        limits="'PEG at 3' is after the last layer, where it cannot change the class token, the only token that is "
-        "read. It is thus a model without position, and its test says nothing on late positions, such as 10 of 12 "
-        "layers in Table 6; 'PEG at 2', the last position with an effect, was added when the other scores were known. "
-        "In 'PEG at 0 to 3' three PEGs have an effect. A kernel of 9 x 9 covers a grid of 5 x 5 "
-        "from each of its positions, as 27 x 27 does on 14 x 14. The runs of 'none', 'PEG at 0' and 'learnable' are "
-        "those of `extrapolation` and were known when the tests were chosen. After 10 epochs this "
-        "measures the speed of learning as much as the final accuracy.",
+        limits="'PEG at 3' is after the last layer, where it cannot change the class token, the only token that "
+        "is read: a model without position, which says nothing on late positions, such as 10 of 12 layers in Table "
+        "6. 'PEG at 2', the last position with an effect, was added when the other scores were known. A kernel of "
+        "9 x 9 covers the grid from each of its positions, as 27 x 27 does on 14 x 14. The runs of 'none', 'PEG at "
+        "0' and 'learnable' are those of `extrapolation` and were known when the tests were chosen. This measures "
+        "the speed of learning as much as the final accuracy.",
+        expects={
+            "grid": (5, 5),
+            "depth": 4,
+            "PEG at 0": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1, padding='zeros')"},
+            "PEG at -1": {"encoding": "peg(places=[-1], kernel=3)"},
+            "PEG, fixed": {"encoding": "peg(places=[0], frozen=True)"},
+            "PEG for queries and keys": {"encoding": "peg(places=[0], acts_on='queries_keys')"},
+            "PEG and learnable": {"encoding": "peg(places=[0]) + learnable", "std": 0.02},
+            "learnable": {"std": 0.02},
+        },
         seconds=30,
     )

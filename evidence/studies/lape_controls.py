@@ -61,14 +61,28 @@ def study() -> Study:
             ("PEG", "table"),
         ),
         interactions=(("PEG, GAP", "PEG", "table, GAP", "table"),),
-        controls="'table' has the exact standard deviation of a normalized table, 1 (1.37 before truncation at 2), and "
-        "'spread 1' multiplies the sinusoids such that their rows differ from their mean as much. 'beside' adds the "
-        "table to the normalized tokens of every layer, without LaPE's norms, with the spread that those norms give "
-        "it. The relative bias of 'std 1' starts as large as LaPE's norm makes it; over the heads it stays relative, "
-        "over the keys it also adds absolute position. 'from zero' is the start of LaPE's "
-        "released code. In all models the final norm is before the pooling.",
+        controls="'table' has the spread of a normalized table; the rows of sinusoids of 'spread 1' differ from "
+        "their mean as much. 'beside' adds the table to the normalized tokens of every layer, without LaPE's "
+        "norms, with the spread that those norms give it. The relative bias of 'std 1' starts as large as LaPE's "
+        "norm makes it; over the heads it stays relative, over the keys it also adds absolute position. 'from "
+        "zero' is the start of LaPE's released code. In all models the final norm is before the pooling.",
         follows="LaPE (Yu et al., 2023), Table 7; its first version (2022), Table 6; CPVT (Chu et al., 2023), Table 3",
-        limits="Digits of 20 pixels, four layers, ten epochs. One of eight runs of 'table, GAP' stayed at 55 %. "
-        "The three choices 'from zero', with their tests, were added when the other scores were known.",
+        limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero', with their "
+        "tests, were added when the other scores were known.",
+        expects={
+            "grid": (5, 5),
+            "depth": 4,
+            **{name: {"std": 1.0} for name in choices if name.startswith("table") or name.endswith("std 1")},
+            **{
+                name: {"std": 0.02}
+                for name in ("relative bias", "relative bias, LaPE", "relative bias, LaPE over heads")
+            },
+            **{name: {"std": 0.0} for name in choices if "from zero" in name},
+            "table, GAP": {"std": 1.0, "model": "vit_nano_patch4_28(global_pool='avg', fc_norm=False)"},
+            "PEG": {"encoding": "peg(places=[0], kernel=3)", "model": "vit_nano_patch4_28(global_pool='token')"},
+            "PEG, GAP": {"encoding": "peg(places=[0], kernel=3)", "model": "vit_nano_patch4_28(global_pool='avg')"},
+            "sinusoidal 2-D, LaPE": {"joining": "lape(decomposition='layer_norm', layers=None)"},
+            "relative bias, LaPE": {"std": 0.02, "joining": "lape(over='keys')"},
+        },
         seconds=30,
     )

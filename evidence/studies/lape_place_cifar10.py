@@ -10,18 +10,19 @@ EXACT = "learnable(std=1.37)"
 def study() -> Study:
     """Compare seven choices on 5,000 images, at the trained size and on 2.25 times as many tokens in two modes."""
     beside = "lape(decomposition='w')"
+    choices = {
+        "once, std 0.02": {"encoding": "learnable(std=0.02)"},
+        "once, std 0.2": {"encoding": "learnable(std=0.2)"},
+        "once, std 1": {"encoding": EXACT},
+        "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": beside},
+        "beside, std 1": {"encoding": EXACT, "joining": beside},
+        "beside, LN chain": {"encoding": "learnable(std=0.2)", "joining": "lape"},
+        "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
+    }
     return Study(
         question="Does LaPE help on CIFAR-10 by where the table is added, by its amplitude, or by its norm?",
         recipe="fashion_mnist",
-        choices={
-            "once, std 0.02": {"encoding": "learnable(std=0.02)"},
-            "once, std 0.2": {"encoding": "learnable(std=0.2)"},
-            "once, std 1": {"encoding": EXACT},
-            "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": beside},
-            "beside, std 1": {"encoding": EXACT, "joining": beside},
-            "beside, LN chain": {"encoding": "learnable(std=0.2)", "joining": "lape"},
-            "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
-        },
+        choices=choices,
         base={
             "dataset": "cifar10",
             "model": "vit_lite_2_4_32",
@@ -51,12 +52,19 @@ def study() -> Study:
             ("beside, LN chain", "beside, LN chain, std 1"),
         ),
         interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
-        controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
-        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms. Tables of "
-        "ViT-Lite start at 0.2 in the authors' code, and so does that of 'LN chain'.",
+        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
+        "tokens of every layer: LaPE without its norms. Tables of ViT-Lite start at 0.2 in the authors' code, and "
+        "so does that of 'LN chain'.",
         follows="LaPE (Yu et al., 2023), Table 2, rows ViT-Lite",
-        limits="Two layers, a tenth of the images, for 10 epochs, with crops and flips alone, tested on 2,000 images. "
-        "The images are JPEG copies of the published ones.",
+        limits="A tenth of the images, with crops and flips alone, tested on 2,000. They are JPEG copies of the "
+        "published ones.",
         folder="CIFAR10",
+        expects={
+            "grid": (8, 8),
+            "depth": 2,
+            "images": 5000,
+            **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
+            "beside, LN chain": {"std": 0.2, "joining": "lape(decomposition='layer_norm')"},
+        },
         seconds=70,
     )

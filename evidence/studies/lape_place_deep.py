@@ -8,17 +8,18 @@ EXACT = "learnable(std=1.37)"
 
 def study() -> Study:
     """Compare six choices with 24 layers, at the trained size and on zoomed images."""
+    choices = {
+        "once, std 1": {"encoding": EXACT},
+        "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+        "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+        "once, std 0.2": {"encoding": "learnable(std=0.2)"},
+        "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
+        "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
+    }
     return Study(
         question="In 24 layers, does LaPE help by where the table is added, or by its norms?",
         recipe="digits_small",
-        choices={
-            "once, std 1": {"encoding": EXACT},
-            "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
-            "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
-            "once, std 0.2": {"encoding": "learnable(std=0.2)"},
-            "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
-            "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
-        },
+        choices=choices,
         base={"model_kwargs": ("depth=24",)},
         seeds=tuple(range(80, 85)),
         sizes=((40, 40),),
@@ -32,9 +33,14 @@ def study() -> Study:
             ("beside, LN chain", "beside, LN chain, std 1"),
         ),
         interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
-        controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
-        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
-        limits="Ten epochs, a grid of 5 x 5. The last three choices, with their tests, were added when the scores of "
-        "the others were known.",
+        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
+        "tokens of every layer: LaPE without its norms.",
+        limits="The last three choices, with their tests, were added when the scores of the others were known.",
+        expects={
+            "grid": (5, 5),
+            "depth": 24,
+            **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
+            "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
+        },
         seconds=140,
     )

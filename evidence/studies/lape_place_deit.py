@@ -8,17 +8,18 @@ EXACT = "learnable(std=1.37)"
 
 def study() -> Study:
     """Compare five choices on 14 x 14 patches of 2 pixels, and on zoomed images of 20 x 20 and 28 x 28 patches."""
+    choices = {
+        "once, std 0.02": {"encoding": "learnable"},
+        "once, std 1": {"encoding": EXACT},
+        "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+        "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+        "PEG, GAP": {"encoding": "peg", "global_pool": "avg"},
+    }
     return Study(
         question="Does LaPE help DeiT-Ti on all of Fashion-MNIST by where the table is added, by its amplitude, or by "
         "its norm, and is a PEG with average pooling as good?",
         recipe="fashion_mnist",
-        choices={
-            "once, std 0.02": {"encoding": "learnable"},
-            "once, std 1": {"encoding": EXACT},
-            "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
-            "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
-            "PEG, GAP": {"encoding": "peg", "global_pool": "avg"},
-        },
+        choices=choices,
         base={
             "model": "deit_tiny_patch16_224",
             "patch_size": 2,
@@ -43,8 +44,16 @@ def study() -> Study:
             ("PEG, GAP", "once, std 0.02"),
         ),
         margin=0.3,
-        controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
-        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
+        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
+        "tokens of every layer: LaPE without its norms.",
         limits="Three epochs, a tenth of the usual training; the seeds are those that a GPU had time for, in order.",
+        expects={
+            "grid": (14, 14),
+            "depth": 12,
+            "images": 60_000,
+            **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
+            "PEG, GAP": {"encoding": "peg(places=[0])", "model": "deit_tiny_patch16_224(global_pool='avg')"},
+            "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
+        },
         seconds=15,
     )

@@ -8,20 +8,21 @@ EXACT = "learnable(std=1.37)"
 
 def study() -> Study:
     """Compare nine choices on 3,000 images, at the trained size and on zoomed images."""
+    choices = {
+        "once, std 0.02": {"encoding": "learnable"},
+        "once, std 1": {"encoding": EXACT},
+        "queries and keys, std 1": {"encoding": EXACT, "joining": "queries_keys"},
+        "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+        "beside, LN": {"encoding": "learnable", "joining": "lape_sharing"},
+        "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+        "once, std 0.2": {"encoding": "learnable(std=0.2)"},
+        "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
+        "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
+    }
     return Study(
         question="Does LaPE help on Fashion-MNIST by where the table is added, by its amplitude, or by its norm?",
         recipe="fashion_mnist",
-        choices={
-            "once, std 0.02": {"encoding": "learnable"},
-            "once, std 1": {"encoding": EXACT},
-            "queries and keys, std 1": {"encoding": EXACT, "joining": "queries_keys"},
-            "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
-            "beside, LN": {"encoding": "learnable", "joining": "lape_sharing"},
-            "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
-            "once, std 0.2": {"encoding": "learnable(std=0.2)"},
-            "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
-            "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
-        },
+        choices=choices,
         base={
             "model": "vit_nano_patch4_28",
             "limit_train": 3_000,
@@ -45,9 +46,17 @@ def study() -> Study:
             ("beside, LN chain", "beside, LN chain, std 1"),
         ),
         interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
-        controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
-        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
-        limits="A small model of six layers on a twentieth of the images, for 10 epochs, tested on 1,000 images. "
-        "The last three choices, with their tests, were added when the scores of the others were known.",
+        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
+        "tokens of every layer: LaPE without its norms.",
+        limits="A twentieth of the images, tested on 1,000. The last three choices, with their tests, were added "
+        "when the scores of the others were known.",
+        expects={
+            "grid": (7, 7),
+            "depth": 6,
+            "images": 3_000,
+            **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
+            "beside, LN": {"std": 0.02, "joining": "lape_sharing"},
+            "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
+        },
         seconds=45,
     )

@@ -22,11 +22,18 @@ def study() -> Study:
         seeds=tuple(range(130, 152)),
         deviation=1.48,
         tests=(("PEG", "table"), ("sinusoidal 1-D, LaPE", "sinusoidal 1-D beside")),
-        controls="As in lape_controls: 'table' has the exact standard deviation 1, and the sinusoids have the same "
-        "spread and the same place with and without LaPE's norms. None of its seeds is used again.",
+        controls="As in lape_controls: the sinusoids have the same spread and place with and without LaPE's "
+        "norms. None of its seeds is used again.",
         follows="CPVT (Chu et al., 2023), Tables 2 and 7; LaPE (Yu et al., 2023), Table 7",
-        limits="The number of seeds is the one that lape_controls names for the first question (22); the second needs "
-        "12. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
-        "finding. Digits of 20 pixels, four layers, ten epochs.",
+        limits="The number of seeds is the one that lape_controls names for the first question (22); the second "
+        "needs 12. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
+        "finding.",
+        expects={
+            "grid": (5, 5),
+            "depth": 4,
+            "table": {"std": 1.0},
+            "PEG": {"encoding": "peg(places=[0], kernel=3)"},
+            "sinusoidal 1-D, LaPE": {"joining": "lape(decomposition='layer_norm')"},
+        },
         seconds=30,
     )

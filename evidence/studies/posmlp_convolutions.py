@@ -26,9 +26,22 @@ def study() -> Study:
             ("conv, conv", "linear, linear"),
         ),
         interactions=(("conv, conv", "linear, conv", "conv, linear", "linear, linear"),),
-        controls="All have a dense gating unit. A choice is named by its patch embedding and its patch merging. 'one "
-        "stage' is a gMLP with about twice the parameters.",
+        controls="All have a dense gating unit, which starts as in the authors' code of each model. A choice is "
+        "named by its patch embedding and its patch merging. 'one stage' is a gMLP with about twice the "
+        "parameters.",
         follows="PosMLP (Wang et al., 2022), Table 10",
         limits="After 8 epochs this measures the speed of learning as much as the final accuracy.",
+        expects={
+            "depth": 6,
+            "one stage": {"grid": (7, 7), "windows": "", "std": 1e-6},
+            **{
+                f"{first}, {second}": {
+                    "model": f"posmlp_nano_32(patch_embedding={first!r}, patch_merging={second!r})",
+                    **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "std": 0.02},
+                }
+                for first in embedding
+                for second in merging
+            },
+        },
         seconds=40,
     )

@@ -21,7 +21,7 @@ def study() -> Study:
             "isotropic": {"encoding": "ggqpe(form='alpha')"},
             "isotropic, fixed width": {"encoding": "ggqpe(form='alpha_released')"},
             "GQPE": {"encoding": "gqpe"},
-            "dense, one group": {**dense, "encoding": "sgu(gaussian=True)"},
+            "dense, one group": {**dense, "encoding": "sgu(std=1e-06, gaussian=True)"},
         },
         seeds=tuple(range(500, 506)),
         tests=(
@@ -35,11 +35,29 @@ def study() -> Study:
             ("GQPE", "dense, one group"),
         ),
         interactions=(("GGQPE, 500 digits", "dense, 500 digits", "GGQPE", "dense"),),
-        controls="All units start as the Gaussians of the authors' code, with a bias of zero and no norm in the gating "
-        "unit. 'dense' has a free matrix for each of GGQPE's groups. The stages have 8 x 8 and 4 x 4 patches, so "
-        "windows of 4 x 4 are smaller than the first stage only.",
+        controls="All units start as the Gaussians of the authors' code, with a bias of zero and no norm in the "
+        "gating unit. 'dense' has a free matrix for each of GGQPE's groups. Windows of 4 x 4 are smaller than the "
+        "first stage only.",
         follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6 and Figure 1 (f)",
         limits="Convolutions of the stem and between the stages give position to all and carry content between "
         "windows. LRPE and GLRPE have tables without a width and are left out.",
+        expects={
+            "grid": (8, 8),
+            "windows": "8 x 8, 4 x 4",
+            **{name: {"epochs": 120, "images": 500} for name in ("GGQPE, 500 digits", "dense, 500 digits")},
+            "GGQPE": {
+                "encoding": "ggqpe(form='gamma_gamma_t', shift=True, start='released')",
+                "epochs": 15,
+                "images": 4000,
+            },
+            "dense": {"encoding": "gsgu(std=1e-06, gaussian=True)", "model": "posmlp_nano_32(gate_norm=False)"},
+            "dense, one group": {
+                "encoding": "sgu(std=1e-06, gaussian=True)",
+                "model": "posmlp_nano_32(gate_norm=False)",
+            },
+            "windows of 4 x 4": {"windows": (4, 4)},
+            "windows of 2 x 2": {"windows": (2, 2)},
+            "isotropic": {"encoding": "ggqpe(start='released', shift=True)"},
+        },
         seconds=45,
     )

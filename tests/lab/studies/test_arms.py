@@ -1,20 +1,40 @@
 """An arm of a study has the facts of its built model, and one that is not what it says is refused before training."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from test_study import SMALL, TINY, study
 
 from commands import run_command
-from graticule.lab.studies.arms import Arm, arms_table, read_arms, write_arms
+from graticule.lab.studies.arms import Arm, arms_table, measure_arm, read_arms, write_arms
 from graticule.lab.studies.plan import check_choices, plan
+from graticule.lab.studies.study import load_study, read_table
 from graticule.lab.studies.study_runs import run_study
+from graticule.lab.training.task import build_model
+from graticule.registry.specs import Spec
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 LITE = {"model": "vit_lite_2_4_32", "img_size": (32, 32)}
 FOUR = ("depth=4",)
+
+
+TOP = Path(__file__).parents[3]
+#: A part of a label of the studies -> the facts that it says, by its numbers.
+LABELS = {
+    r"\bstd ([\d.]+)": lambda std: {"std": float(std)},
+    r"^(\d+) epochs": lambda epochs: {"epochs": int(epochs)},
+    r"^windows of (\d) x (\d)": lambda *sides: {"windows": " x ".join(sides)},
+    r"(\d+) digits": lambda count: {"images": int(count)},
+    r"(LaPE|LN chain)$": lambda _: {"joining": "lape(decomposition='layer_norm')"},
+    r"^(beside), std": lambda _: {"joining": "lape(decomposition='w')"},
+    r"^(once)": lambda _: {"joining": "default"},
+    r"^PEG.*, (\d) x \d$": lambda side: {"encoding": f"peg(kernel={side})"},
+}
 
 
 def arms_of(choices, expects=None, **fields):
@@ -130,9 +150,8 @@ def test_a_quick_run_is_not_expected_to_have_the_length_of_the_study():
 def test_a_table_of_arms_has_only_what_differs():
     arms = [arm("a", "x"), arm("a", "y", epochs=20), arm("b", "x", encoding="learnable(std=1.37)", std=0.996)]
     shared, rows = arms_table([*arms, arm("b", "y", encoding="learnable(std=1.37)", std=0.996, epochs=20)])
-    assert (
-        shared == "joining default, model vit_nano_patch4_28, grid 5 x 5, epochs 10, 20, layers 4, images per epoch 100"
-    )
+    numbers = "grid 5 x 5, layers 4, images 100, epochs 10, 20"
+    assert shared == f"joining default, model vit_nano_patch4_28, {numbers}"
     assert rows == [("choice", "encoding", "std"), ("a", "learnable", "0.02"), ("b", "learnable(std=1.37)", "1")]
     assert len(arms_table([])[1]) == 1
 
@@ -142,8 +161,29 @@ def test_the_command_prints_the_arms(capsys, tmp_path, monkeypatch):
     choices, numbers = ["encoding=none", "encoding=learnable"], ["limit_train=20", "limit_test=10", "batch_size=20"]
     values = ["--set", *numbers, "epochs=1", "model_kwargs=depth=1", "--output", "out"]
     code, out, _ = run_command(capsys, "compare", "digits_quick", "--choices", *choices, "--seeds", "0", *values)
-    assert code == 0 and "As built; all have joining default, model vit_nano_patch4_28(depth=1), grid 7 x 7" in out
+    assert code == 0 and "As built; all have joining default, model vit_nano_patch4_28, grid 7 x 7, layers 1" in out
     assert [arm.choice for arm in read_arms(tmp_path / "out" / "comparison.csv")] == [
         "encoding=none",
         "encoding=learnable",
     ]
+
+
+@pytest.mark.parametrize("file", sorted((TOP / "evidence" / "studies").glob("[!_]*.py")), ids=lambda file: file.stem)
+def test_the_arms_of_every_study_are_as_stored_as_it_expects_and_as_its_labels_say(file):
+    declared, table = load_study(file), TOP / "docs" / "data" / f"study_{file.stem}.csv"
+    stored = {(arm.choice, arm.variant): arm for arm in read_arms(table)}
+    assert list(stored) == list(declared.cells.values()), "run: python -m evidence.results"
+    for name, recipe in declared.recipes().items():
+        arm = stored[cell := declared.cells[name]]
+        data = Spec.parse(arm.model).options
+        classes = {"num_classes": data["num_classes"], "class_names": ["class"] * data["num_classes"]}
+        torch.manual_seed(0)
+        today = measure_arm(cell, recipe, build_model(recipe, channels=data["in_chans"], **classes), arm.images)
+        said = [
+            facts(*match.groups()) for text, facts in LABELS.items() for match in re.finditer(text, ", ".join(cell))
+        ]
+        for facts in (arm.facts, declared.expected(*cell), *said):
+            assert today.differences(facts) == [], f"{name}: the label, expects, or python -m evidence.results"
+        assert recipe.limit_train in (None, arm.images), name
+    parameters = {(*cell, arm.parameters) for cell, arm in stored.items()}
+    assert {(row.choice, row.variant, row.parameters) for row in read_table(table)} <= parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,12 +24,9 @@ from graticule.registry.specs import Spec, parse_sum
 from graticule.system.files import write_text
 
 #: Facts that are a name with options, or several.
-_SPECS = ("model", "encoding", "joining")
-#: Arguments of a model that follow from the data and the grid.
-_OF_DATA = ("num_classes", "in_chans", "img_size")
-#: Columns of a table of arms, fact -> header; the parameters are in the table of scores.
-_COLUMNS = {name: name for name in ("encoding", "joining", "model", "grid", "windows", "std", "epochs")}
-_COLUMNS |= {"depth": "layers", "images": "images per epoch"}
+NAMED = ("model", "encoding", "joining")
+#: Arguments of a model that follow from its data or its pooling, or are measured.
+_OF_DATA = ("num_classes", "in_chans", "img_size", "depth", "depths", "class_token")
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,11 @@ class Arm:
     images: int
     epochs: int
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but choice and variant, by name."""
+        return {name: getattr(self, name) for name in FACTS}
+
     def differences(self, facts: Mapping[str, Any]) -> list[str]:
         r"""Describe the facts of the arm that are not `facts`; an option that these do not name may have any value.
 
@@ -68,7 +70,7 @@ class Arm:
         """
         pairs = [(name, getattr(self, name), value) for name, value in facts.items()]
         return [
-            f"{name} {_text(value)}, got {_named(built, value) if name in _SPECS else _text(built)}"
+            f"{name} {_text(value)}, got {_named(built, value) if name in NAMED else _text(built)}"
             for name, built, value in pairs
             if not _alike(name, built, value, self.values)
         ]
@@ -81,7 +83,7 @@ OF_LENGTH = ("images", "epochs")
 
 
 def _alike(name: str, built: Any, value: Any, count: int) -> bool:
-    if name in _SPECS and built and value:
+    if name in NAMED and built and value:
         return _options(value, name).items() <= _options(built, name).items()
     if name == "std" and built is not None and value is not None:
         return bool(abs(built - value) <= 4 * value / math.sqrt(2 * count))
@@ -98,17 +100,8 @@ def _options(text: str, name: str) -> dict[Any, Any]:
 def _named(text: str, other: str) -> str:
     """Return specs with those options alone that others name."""
     names = {name for spec in parse_sum(other) for name in spec.options}
-    specs = [
-        (spec.name, {key: value for key, value in spec.options.items() if key in names}) for spec in parse_sum(text)
-    ]
-    return " + ".join(str(Spec(*spec)) for spec in specs)
-
-
-def _without(text: str, dropped: Callable[[Spec, str], bool]) -> str:
-    """Return specs without some of their options."""
-    specs = parse_sum(text) if text else ()
-    options = [{name: value for name, value in spec.options.items() if not dropped(spec, name)} for spec in specs]
-    return " + ".join(str(Spec(spec.name, left)) for spec, left in zip(specs, options, strict=True))
+    specs = [Spec(spec.name, {n: spec.options[n] for n in spec.options if n in names}) for spec in parse_sum(text)]
+    return " + ".join(map(str, specs))
 
 
 def _text(value: Any) -> str:
@@ -135,7 +128,7 @@ def measure_arm(cell: tuple[str, str], recipe: TrainingRecipe, model: Any, image
     plain = {
         name: value
         for name, value in arguments.items()
-        if name not in _SPECS and isinstance(value, bool | int | float | str | tuple)
+        if name not in NAMED and isinstance(value, bool | int | float | str | tuple)
     }
     grid = getattr(backbone, "grid", None)
     grids = backbone.layer_grids(grid) if hasattr(backbone, "layer_grids") else []
@@ -179,38 +172,45 @@ def _resolved(kind: str, text: str) -> str:
     return " + ".join(str(Spec(spec.name, {**_defaults(kind, spec.name), **spec.options})) for spec in parse_sum(text))
 
 
-def _short(kind: str, text: str) -> str:
-    """Return specs without the options that have their defaults, and without what a model gets from its data."""
+def _short(kind: str, text: str) -> Iterator[Spec]:
+    """Yield specs without the options that have their defaults, and without those of `_OF_DATA`."""
+    for spec in parse_sum(text) if text else ():
+        usual = {**_defaults(kind, spec.name), **{name: spec.options.get(name) for name in _OF_DATA}}
+        options = {name: value for name, value in spec.options.items() if tuples(usual.get(name)) != tuples(value)}
+        yield Spec(spec.name, options)
 
-    def usual(spec: Spec, option: str) -> bool:
-        default = _defaults(kind, spec.name).get(option)
-        return option in _OF_DATA or tuples(default) == tuples(spec.options[option])
 
-    return _without(text, usual)
+def _columns(arm: Arm) -> dict[str, str]:
+    """Return the facts of an arm as columns of a table, with one for each argument of its model."""
+    texts = {name: " + ".join(map(str, _short(name, getattr(arm, name)))) for name in ("encoding", "joining")}
+    for model in _short("model", arm.model):
+        texts |= {"model": model.name, **{name: str(value) for name, value in model.options.items()}}
+    numbers = {"grid": arm.grid, "windows": arm.windows, "layers": arm.depth, "std": arm.std}
+    numbers |= {"images": arm.images, "epochs": arm.epochs}
+    return texts | {name: "" if value is None else _text(value) for name, value in numbers.items()}
 
 
 def arms_table(arms: Iterable[Arm]) -> tuple[str, Rows]:
     """Return a sentence with the facts that all choices share, and a table with the others, one row per choice.
 
-    A fact that differs between variants has its values in their order. Options that have their defaults are left out,
-    those of a family are not.
+    A fact that differs between variants has its values in their order. Options and arguments that have their defaults
+    are left out, defaults of a family are not.
     """
-    cells: dict[str, dict[str, list[str]]] = {name: {} for name in _COLUMNS}
-    for arm in arms:
-        for name, texts in cells.items():
-            value = getattr(arm, name)
-            texts.setdefault(arm.choice, []).append(
-                _short(name, value) if name in _SPECS else _text("" if value is None else value)
-            )
-    joined = {
-        name: {choice: ", ".join(dict.fromkeys(values)) for choice, values in texts.items()}
-        for name, texts in cells.items()
-    }
-    others = [name for name, texts in joined.items() if len(set(texts.values())) > 1]
-    same = {name: min(texts.values(), default="") for name, texts in joined.items() if name not in others}
-    rows = [(choice, *(joined[name][choice] for name in others)) for choice in joined["std"]]
-    shared = ", ".join(f"{_COLUMNS[name]} {text}" for name, text in same.items() if text)
-    return shared, [("choice", *(_COLUMNS[name] for name in others)), *rows]
+    built = [(arm, _columns(arm)) for arm in arms]
+    names = list(dict.fromkeys(name for _, texts in built for name in texts))
+    values = {name: [(arm.choice, arm.variant, texts.get(name, "")) for arm, texts in built] for name in names}
+    differ = [
+        name for name in names if len({cell[1:] for cell in values[name]}) > len({arm.variant for arm, _ in built})
+    ]
+
+    def text(name: str, choice: str | None = None) -> str:
+        return ", ".join(dict.fromkeys(value for of, _, value in values[name] if value and choice in (None, of)))
+
+    rows = [
+        (choice, *(text(name, choice) for name in differ)) for choice in dict.fromkeys(arm.choice for arm, _ in built)
+    ]
+    shared = ", ".join(f"{name} {text(name)}" for name in names if name not in differ and text(name))
+    return shared, [("choice", *differ), *rows]
 
 
 def read_arms(table: Path) -> list[Arm]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graticule.lab.studies.arms import FACTS, Arm, read_arms, write_arms
+from graticule.lab.studies.arms import Arm, read_arms, write_arms
 from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.results import Results, supported_decimals
@@ -253,7 +253,7 @@ def _add_arms(table: Path, arms: Iterable[Arm], folder: Path) -> None:
         known = {(arm.choice, arm.variant): arm for arm in read_arms(table)}
         for arm in arms:
             stored = known.setdefault((arm.choice, arm.variant), arm)
-            if wrong := arm.differences({name: getattr(stored, name) for name in FACTS}):
+            if wrong := arm.differences(stored.facts):
                 raise ValueError(
                     f"`study` must build the models of its table, got another one for {arm.choice!r}, which must have "
                     f"{'; '.join(wrong)}; restore it, or move {table.name} and {table.stem}_arms.csv away."
