@@ -56,13 +56,7 @@ def test_without_position_a_permutation_of_the_patches_permutes_the_map():
 def test_a_pyramid_has_coarser_keys():
     model = graticule.create_model("pvt_tiny", num_classes=5, **PYRAMID)
     maps = attention_maps(model, images(64, 96))
-    assert [layer.weights.shape[1:] for layer in maps] == [
-        (1, 384, 6),
-        (2, 96, 6),
-        (2, 96, 6),
-        (3, 24, 6),
-        (4, 7, 7),
-    ]
+    assert [layer.weights.shape[1:] for layer in maps] == [(1, 384, 6), (2, 96, 6), (2, 96, 6), (3, 24, 6), (4, 7, 7)]
     assert maps[0].keys == Grid(2, 3) and maps[-1].keys == Grid(2, 3, prefix=1)
     for layer in maps:
         np.testing.assert_allclose(layer.weights.sum(-1), 1, atol=1e-6)

@@ -10,10 +10,7 @@ from tiny import SMALL, THREE, draw, families, gradients, images, shallow, tiny
 
 @pytest.mark.parametrize(
     ("encoding", "joining"),
-    [
-        pytest.param("learnable", "shared", marks=pytest.mark.slow),
-        ("shaw+rope+convolutional_projection", "default"),
-    ],
+    [pytest.param("learnable", "shared", marks=pytest.mark.slow), ("shaw+rope+convolutional_projection", "default")],
 )
 def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, joining):
     model = draw(tiny(encoding, joining, depth=2)).double().eval()

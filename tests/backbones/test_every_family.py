@@ -32,19 +32,7 @@ from graticule.lab.studies.matrix import build
 from graticule.layers.gating import mix_tokens
 from graticule.surgery.change import change_position
 from in_turn import in_turn
-from tiny import (
-    GATED,
-    SMALL,
-    THREE,
-    assert_same,
-    count,
-    draw,
-    families,
-    having,
-    images_for,
-    shallow,
-    three_families,
-)
+from tiny import GATED, SMALL, THREE, assert_same, count, draw, families, having, images_for, shallow, three_families
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
@@ -230,11 +218,7 @@ def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, enco
         cosines = result(refused, position_correlations, model, (2 * height, width), stage)
         if cosines is None:
             continue
-        assert cosines.similarity.shape == (
-            len(cosines.sources),
-            cosines.grid.patches,
-            cosines.grid.patches,
-        )
+        assert cosines.similarity.shape == (len(cosines.sources), cosines.grid.patches, cosines.grid.patches)
         known = cosines.similarity[[source is not None for source in cosines.sources]]
         np.testing.assert_allclose(known, known.transpose(0, 2, 1), atol=1e-12)
         np.testing.assert_allclose(np.diagonal(known, axis1=1, axis2=2), 1.0)

@@ -57,10 +57,7 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
 
 @in_turn(
     ("name", "encoding"),
-    [
-        ("vit_tiny_patch16_224", "rope_mixed + causal"),
-        ("deit_tiny_distilled_patch16_224", "alibi + causal"),
-    ],
+    [("vit_tiny_patch16_224", "rope_mixed + causal"), ("deit_tiny_distilled_patch16_224", "alibi + causal")],
 )
 @torch.no_grad()
 def test_patches_know_nothing_of_later_frames_with_a_causal_mask(name, encoding):

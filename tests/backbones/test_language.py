@@ -136,10 +136,7 @@ def test_it_folds_into_constants_and_back(encoding, joining):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("encoding", "joining"),
-    [("learnable+relative_bias", "lape"), ("rope_1d+shaw", "default")],
-)
+@pytest.mark.parametrize(("encoding", "joining"), [("learnable+relative_bias", "lape"), ("rope_1d+shaw", "default")])
 def test_it_is_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
     model, tokens = draw(small(encoding, joining, depth=2)).double(), texts()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")

@@ -106,8 +106,7 @@ def millions(name, **peg):
 
 
 @pytest.mark.parametrize(
-    ("size", "printed", "told"),
-    [("tiny", (5.9, 6.1), (5.69, 5.70)), ("small", (22.9, 23.8), (21.99, 22.02))],
+    ("size", "printed", "told"), [("tiny", (5.9, 6.1), (5.69, 5.70)), ("small", (22.9, 23.8), (21.99, 22.02))]
 )
 def test_cpvts_table_12_has_separable_pegs_at_6_and_12_places(size, printed, told):
     """Not depth-wise ones at 5 and 11, as its text says, which would be `told`."""

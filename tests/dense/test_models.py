@@ -114,12 +114,7 @@ def test_points_of_a_fresh_layer_lie_one_to_p_cells_from_the_query_in_a_directio
 @in_turn(("encoding", "joining"), POSITIONS)
 def test_a_fresh_adapter_leaves_the_tokens_of_the_vit_as_they_are_with_any_position_at_any_size(encoding, joining):
     model = graticule.create_segmenter(
-        **VIT,
-        num_classes=2,
-        decoder="uperhead(channels=8)",
-        encoding=encoding,
-        joining=joining,
-        neck=ADAPTER,
+        **VIT, num_classes=2, decoder="uperhead(channels=8)", encoding=encoding, joining=joining, neck=ADAPTER
     ).eval()
     adapter, vit, image = model.features.reader, model.backbone, torch.randn(2, 3, 64, 96)
     grid = vit.grid_of(image)

@@ -205,10 +205,7 @@ REFUSED = [
     ({"encoding": "shaw", "joining": "lape"}, r"'default' with encoding 'shaw': .* to join, got 'lape'"),
     ({"encoding": "none", "joining": "default(layers=2)"}, r"`layers` of the joining must be left out .*'none'"),
     ({"encoding": "peg", "joining": "default(layers=1)"}, r"`layers` of the joining must be left out .*'peg'"),
-    (
-        {"encoding": "peg+learnable", "joining": "default(layers=2)"},
-        r"`layers` must be left out with joining 'defa",
-    ),
+    ({"encoding": "peg+learnable", "joining": "default(layers=2)"}, r"`layers` must be left out with joining 'defa"),
     ({"encoding": "learnable(kernel=5)"}, r"`encoding` learnable must not have the option 'kernel': .* are std,"),
     ({"encoding": "none(places=[1])"}, r"`encoding` none must not have the option 'places': it has no options"),
     ({"encoding": "shaw(clip=0)"}, r"`clip` must be at least 1, got 0"),

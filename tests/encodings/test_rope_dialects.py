@@ -50,11 +50,7 @@ DIALECTS = [
         {"ref_feat_shape": [24, 24], "grid_indexing": "xy", "grid_offset": 1.0},
         "rope(preset='pe', reference=(24, 24))",
     ),
-    (
-        RotaryEmbeddingCat,
-        {"ref_feat_shape": [5, 3]},
-        "rope(base=10000, scaling='interpolation', reference=(5, 3))",
-    ),
+    (RotaryEmbeddingCat, {"ref_feat_shape": [5, 3]}, "rope(base=10000, scaling='interpolation', reference=(5, 3))"),
     (RotaryEmbeddingCat, {"in_pixels": True, "max_res": 224}, "rope(pixels=224, coordinates='corners')"),
     (
         RotaryEmbeddingCat,

@@ -63,10 +63,7 @@ def interleaved(encoding, layer, head, y, x, pair, grid):
 ROTATIONS = {
     "rope": (lambda grid: Rope(grid, D, Frequencies(100.0)), axial),
     "rope, half": (lambda grid: Rope(grid, D, Frequencies(100.0), layout="half"), axial),
-    "rope, interpolated": (
-        lambda grid: Rope(grid, D, Frequencies(100.0), scaling=Scaling("interpolation")),
-        axial,
-    ),
+    "rope, interpolated": (lambda grid: Rope(grid, D, Frequencies(100.0), scaling=Scaling("interpolation")), axial),
     "rope_1d": (lambda grid: Rope1d(grid, D, 20.0), sequence),
     "rope_mixed": (lambda grid: MixedRope(grid, 2, HEADS, D), mixed),
     "rope_golden_gate": (lambda grid: GoldenGateRope(grid, HEADS, D, lowest=0.5, highest=4.0, zeros=0.25), golden),

@@ -129,26 +129,17 @@ NOT_PLAIN = "must have floating-point values, neither quantized nor missing,"
 #: Models that are refused, and part of the error.
 REFUSED = [
     # changed models
-    (
-        changed(VIT, attribute("layers.0.forward", lambda x: x)),
-        "`layers.0.forward` of ViTModel must be that of its",
-    ),
+    (changed(VIT, attribute("layers.0.forward", lambda x: x)), "`layers.0.forward` of ViTModel must be that of its"),
     (changed(VIT, tie), "`layers.1.mlp.fc1.weight` of ViTModel must be a parameter of its own, not a tied one,"),
     (changed(VIT, attribute("layernorm.eps", 1e-3)), "`layernorm.eps` of ViTModel must be 1e-12, as in its config,"),
     (changed(VIT, attribute("layers.0.attention.scaling", 2.0)), "must be 0.25, as in its config,"),
     (changed(VIT, attribute("config.intermediate_size", 64)), "must be 64, as in its config,"),
-    (
-        changed(VIT, attribute("config.num_hidden_layers", 3)),
-        "`layers.2` of ViTModel must be ViTLayer, as in",
-    ),
+    (changed(VIT, attribute("config.num_hidden_layers", 3)), "`layers.2` of ViTModel must be ViTLayer, as in"),
     (changed(VIT, attribute("layers.0.mlp", nn.Identity())), "`layers.0.mlp` of ViTModel must be ViTMLP, as in its"),
     (changed(VIT, lambda m: m.layers[0].mlp.fc1.register_parameter("bias", None)), "must exist, by its config, to be"),
     (changed(VIT, lambda m: m.layers[0].mlp.to("meta")), NOT_PLAIN),
     (changed(VIT, quantize), "`model` must have weights in floating point, got a quantized one"),
-    (
-        changed(VIT, attribute("config.quantization_config", {"bits": 4})),
-        "`config.quantization_config` of V",
-    ),
+    (changed(VIT, attribute("config.quantization_config", {"bits": 4})), "`config.quantization_config` of V"),
     (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "must be 0.5, as in its config"),
     # configurations without a counterpart
     (of("ViTModel", hidden_act="mish"), "`config.hidden_act` of ViTModel must be one of gelu_pytorch_tanh, "),
@@ -157,10 +148,7 @@ REFUSED = [
     (of("DINOv3ViTModel", key_bias=True, query_bias=False), "`key_bias` of DINOv3ViTModel must be as"),
     (of("DINOv3ViTModel", mlp_bias=False), "`config.mlp_bias` of DINOv3ViTModel must be True "),
     (of("Dinov2Model", drop_path_rate=0.1), "`drop_path` of Dinov2Model must grow linearly from 0 "),
-    (
-        partial(build, "SwinModel", {**WINDOWS, "hidden_act": "relu"}),
-        "`config.hidden_act` of SwinModel must be 'gelu'",
-    ),
+    (partial(build, "SwinModel", {**WINDOWS, "hidden_act": "relu"}), "`config.hidden_act` of SwinModel must be 'gelu'"),
     (partial(build, "SegformerModel", {}), "or of transformers' BeitForImageClassification, "),
 ]
 

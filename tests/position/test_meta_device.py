@@ -261,10 +261,7 @@ WAYS = {
     "transformers#34234": (lambda make, state: filled(parameters_alone(make()).to_empty(device="cpu"), state), None),
     "pytorch-image-models#2350": (lambda make, state: assigned(parameters_alone(make()), state), None),
     "prime-rl#937": (lambda make, state: copied(on_meta(make).to_empty(device="cpu"), state), None),
-    "SkyRL#1725": (
-        lambda make, state: filled(on_meta(make).bfloat16().to_empty(device="cpu"), state),
-        torch.bfloat16,
-    ),
+    "SkyRL#1725": (lambda make, state: filled(on_meta(make).bfloat16().to_empty(device="cpu"), state), torch.bfloat16),
     "llm-foundry#916": (lambda make, state: assigned(on_meta(make), state), torch.bfloat16),
     "borzoi-pytorch#21": (lambda make, state: assigned(on_meta(make), state).to("cpu"), torch.float64),
 }

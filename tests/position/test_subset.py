@@ -11,10 +11,7 @@ from graticule.position.tokens import Subset
 
 GRID, HEADS, DIM = Grid(3, 4, prefix=1), 3, 12
 N, F64 = GRID.tokens, torch.float64
-INDICES = {
-    "one for all": torch.tensor([0, 7, 2, 11]),
-    "one per sample": torch.tensor([[0, 7, 2, 11], [0, 1, 5, 12]]),
-}
+INDICES = {"one for all": torch.tensor([0, 7, 2, 11]), "one per sample": torch.tensor([[0, 7, 2, 11], [0, 1, 5, 12]])}
 ENCODINGS = [
     *("relative_bias", "shaw", "rope", "rope_mixed", "pope", "liere", "log_n", "sandwich(channels=4)"),
     *("irpe(on='qkv')", "alibi + shaw", "decomposed"),

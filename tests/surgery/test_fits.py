@@ -21,10 +21,7 @@ from graticule.position.joining import TableScale
 from graticule.position.position import ENCODINGS
 from graticule.surgery.change import change_position
 from graticule.surgery.fits.biases import displacement_means
-from graticule.surgery.fits.contributions import (
-    is_pre_norm,
-    table_contributions,
-)
+from graticule.surgery.fits.contributions import is_pre_norm, table_contributions
 from graticule.surgery.fits.registry import Before
 from graticule.surgery.fits.tables import factorize, fit_norm
 from in_turn import in_turn

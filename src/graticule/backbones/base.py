@@ -161,10 +161,7 @@ class Backbone(StagedModel, HubModel):
         return result if output_dict else (result["image_features"], outputs)
 
     def prune_intermediate_layers(
-        self,
-        indices: int | list[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; return the kept indices."""
         take, last = taken(len(self.feature_info), indices)

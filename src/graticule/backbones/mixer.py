@@ -34,11 +34,7 @@ class SingleStage(Pyramid):
     needs = frozenset({"mixing"})
     first_conv = "stem.proj"
 
-    def build_blocks(
-        self,
-        block: Callable[[], nn.Module],
-        stem_norm: Callable[[int], nn.Module] | None = None,
-    ) -> None:
+    def build_blocks(self, block: Callable[[], nn.Module], stem_norm: Callable[[int], nn.Module] | None = None) -> None:
         """Build the patch embedding, optionally with a norm after it, and the blocks, one by one."""
         (self.embed_dim,), (count,) = self.embed_dims, self.depths
         self.stem = Patches(self.img_size, self.patch_size, self.in_chans, self.embed_dim, norm_layer=stem_norm)

@@ -104,9 +104,7 @@ class SamVisionTransformer(VisionTransformer):
         self.global_layers = frozenset(global_layers)
         self.neck_dim = neck_dim
         super().__init__(
-            position,
-            global_pool=global_pool,
-            **{"class_token": False, "fc_norm": False, "final_norm": False, **kwargs},
+            position, global_pool=global_pool, **{"class_token": False, "fc_norm": False, "final_norm": False, **kwargs}
         )
         self.num_features = self.head_hidden_size = neck_dim or self.embed_dim
         self.neck: nn.Module = LayerNorm2d(self.embed_dim)

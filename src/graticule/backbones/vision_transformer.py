@@ -245,9 +245,7 @@ class VisionTransformer(Backbone):
 
     @checked
     def set_input_size(
-        self,
-        img_size: int | tuple[int, ...] | None = None,
-        patch_size: int | tuple[int, ...] | None = None,
+        self, img_size: int | tuple[int, ...] | None = None, patch_size: int | tuple[int, ...] | None = None
     ) -> None:
         """Change the image or patch size that position information is stored for.
 

@@ -225,11 +225,7 @@ def leave_meta(
 
 
 def rename_published(
-    module: Any,
-    state_dict: dict[str, Any],
-    prefix: str,
-    local_metadata: Mapping[str, Any] | None = None,
-    *_: Any,
+    module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any] | None = None, *_: Any
 ) -> None:
     """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
 

@@ -165,11 +165,7 @@ class Anchors(AnchorGenerator):
         self.strides = tuple(strides)
 
     def generate_anchors(
-        self,
-        scales: Any,
-        aspect_ratios: Any,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
+        self, scales: Any, aspect_ratios: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ) -> Tensor:
         """Return the anchors of a cell at the origin, (ratios * scales, 4)."""
         sides = torch.tensor(scales, dtype=dtype, device="cpu")

@@ -290,12 +290,7 @@ class SimplePyramid(PyramidNeck):
     """
 
     def __init__(
-        self,
-        inputs: Sequence[int],
-        strides: Sequence[int],
-        channels: int = 256,
-        first: int = 0,
-        extra: Extra = "none",
+        self, inputs: Sequence[int], strides: Sequence[int], channels: int = 256, first: int = 0, extra: Extra = "none"
     ) -> None:
         super().__init__()
         if len(inputs) > 1 or strides[0] % 4:

@@ -232,12 +232,7 @@ class SemanticFpn(Decoder):
     neck = "fpn"
 
     def __init__(
-        self,
-        inputs: Sequence[int],
-        strides: Sequence[int],
-        num_classes: int,
-        channels: int = 128,
-        drop: float = 0.1,
+        self, inputs: Sequence[int], strides: Sequence[int], num_classes: int, channels: int = 128, drop: float = 0.1
     ) -> None:
         super().__init__()
         heads = []

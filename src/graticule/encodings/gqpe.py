@@ -67,12 +67,7 @@ class QuadraticMixing(MixingEncoding):
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        groups: int = 1,
-        form: Form = "gamma_gamma_t",
-        shift: bool = True,
-        start: Start = "released",
+        self, grid: Grid, groups: int = 1, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released"
     ) -> None:
         super().__init__(grid, groups)
         self.form = form
@@ -205,12 +200,7 @@ class GqpeBias(PatchBias):
     crops = True
 
     def __init__(
-        self,
-        grid: Grid,
-        num_heads: int,
-        form: Form = "gamma_gamma_t",
-        shift: bool = True,
-        start: Start = "spread",
+        self, grid: Grid, num_heads: int, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "spread"
     ) -> None:
         super().__init__(grid, num_heads)
         self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)

@@ -20,15 +20,7 @@ from graticule.checkpoints.read import check_whole
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.debiased import Debiased
-from graticule.external.images import (
-    Size,
-    call,
-    error_line,
-    evaluating,
-    image_size,
-    set_input_size,
-    window_of,
-)
+from graticule.external.images import Size, call, error_line, evaluating, image_size, set_input_size, window_of
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, select, stem_map, tokens_last
 from graticule.external.tracer import Change, PositionTracer
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled

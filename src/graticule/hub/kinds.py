@@ -78,11 +78,7 @@ class HubModel(nn.Module):
 
     @checked
     def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        preprocessing: Mapping[str, Any] | None = None,
-        card: Card | None = None,
+        self, folder: str | Path, *, preprocessing: Mapping[str, Any] | None = None, card: Card | None = None
     ) -> Path:
         """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it.
 

@@ -273,10 +273,7 @@ class Loading:
     workers: int = 0
 
     def load(
-        self,
-        examples: Dataset[Any],
-        collate: Callable[[Any], Any] | None = None,
-        **batches: Any,
+        self, examples: Dataset[Any], collate: Callable[[Any], Any] | None = None, **batches: Any
     ) -> DataLoader[Any]:
         """Return the loader of `examples`; whole batches need no collation and no workers.
 

@@ -247,12 +247,7 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
 
 
 def evaluate_text(
-    model: Any,
-    data: TextModule,
-    lengths: Sequence[int],
-    *,
-    device: torch.device | str = "cpu",
-    progress: bool = True,
+    model: Any, data: TextModule, lengths: Sequence[int], *, device: torch.device | str = "cpu", progress: bool = True
 ) -> list[TextScore]:
     """Score a language model on the held-out text in windows of each of `lengths`, in tokens.
 
