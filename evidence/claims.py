@@ -1,10 +1,9 @@
-"""Parts of docs/claims.md, answers to the papers, and of docs/which.md, answers by task."""
+"""Parts of docs/claims.md, answers to the papers, docs/which.md, answers by task, and docs/why_lape.md."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,7 @@ from statistics import fmean
 from evidence.contrasts import COLUMNS, Asked, Contrast, Registry
 from graticule.lab.studies.significance import spread
 from graticule.lab.studies.study import TRAINED
-from graticule.lab.studies.tables import Rows, markdown, read_records
+from graticule.lab.studies.tables import Rows, markdown
 
 #: Data that is no study -> its page.
 PAGES = {"gym": "results/gym.md"}
@@ -29,9 +28,7 @@ def link(data: str, docs: Path) -> str:
 
 
 def claims_part(name: str, registry: Registry) -> str:
-    """Return the table of a paper, or 'counts' of all answers, or the table 'left out'."""
-    if name == "left out":
-        return left_out_table()
+    """Return the table of a paper, or 'counts' of all answers."""
     if name == "counts":
         answers = [answer_of(contrast) for row, contrast in registry.of() if row.question and row.where]
         counts = Counter(re.split("[:,(]", answer)[0].strip() for answer in answers).most_common()
@@ -51,25 +48,6 @@ def answer_of(contrast: Contrast) -> str:
     return contrast.answer.replace("smaller", "opposite")
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Runs that a table of a paper would need on a small scale; hours: on one core, from the time of similar runs."""
-
-    paper: str
-    where: str
-    what: str
-    runs: int
-    hours: float
-
-
-def left_out_table() -> str:
-    """Return the table of what was not run, with its cost."""
-    records = read_records(Path(__file__).parent / "left_out.csv", LeftOut)
-    rows = [(record.paper, record.where, record.what, str(record.runs), f"{record.hours:.1f}") for record in records]
-    total = sum(record.hours for record in records)
-    return markdown([("paper", "table", "not run", "runs", "hours"), *rows, ("all", "", "", "", f"{total:.0f}")])
-
-
 #: Columns of the first table of docs/which.md: title -> data, variant, condition.
 SETS = {
     "Fashion-MNIST": ("lape_place_fashion", "", TRAINED),
@@ -78,8 +56,8 @@ SETS = {
     "CIFAR-10, zoomed": ("lape_place_cifar10", "", "zoom 48"),
     "CamVid, ViT (mIoU)": ("camvid", "ViT", TRAINED),
     "digits": ("extrapolation", "", TRAINED),
-    "digits, zoomed": ("extrapolation", "", "zoom 40"),
-    "digits, empty canvas": ("extrapolation", "", "canvas 40"),
+    "digits, zoomed, 4 x tokens": ("extrapolation", "", "zoom 40"),
+    "digits, empty canvas, 4 x tokens": ("extrapolation", "", "canvas 40"),
 }
 #: Its rows: title -> names of the choice in the data.
 CHOICES = {
@@ -136,3 +114,38 @@ def ranked(registry: Registry, task: str) -> list[tuple[str, Asked, Contrast]]:
         text = re.sub("encoding=|joining=", "", first).replace(",", ", ").replace(",  ", ", ")
         labeled.append((f"{where}`{text}`{against}{when}", row, contrast))
     return sorted(labeled, key=lambda item: -fmean(item[2].values or [0.0]))
+
+
+#: Rows of the table of docs/why_lape.md: title -> study and condition.
+WHERE = {
+    "Fashion-MNIST": ("lape_place_fashion", TRAINED),
+    "Fashion-MNIST, zoomed": ("lape_place_fashion", "zoom 40"),
+    "CIFAR-10": ("lape_place_cifar10", TRAINED),
+    "CIFAR-10, zoomed": ("lape_place_cifar10", "zoom 48"),
+    "CIFAR-10, empty canvas": ("lape_place_cifar10", "canvas 48"),
+    "digits": ("lape_place", TRAINED),
+    "digits, zoomed": ("lape_place", "zoom 40"),
+    "digits, empty canvas": ("lape_place", "canvas 40"),
+    "digits, 24 layers": ("lape_place_deep", TRAINED),
+    "digits, 24 layers, zoomed": ("lape_place_deep", "zoom 40"),
+}
+#: Its columns: title -> contrast.
+EFFECTS = {
+    "LaPE less the default": "beside, LN chain - once, std 0.02",
+    "amplitude, once: 1 less 0.02": "once, std 1 - once, std 0.02",
+    "place of a table of 1": "beside, std 1 - once, std 1",
+    "place of a table of 0.2": "beside, std 0.2 - once, std 0.2",
+    "their difference": "beside, std 1 - once, std 1 - beside, std 0.2 + once, std 0.2",
+    "norms": "beside, LN chain - beside, std 1",
+    "learning rate": "beside, LN chain - beside, LN chain, std 1",
+}
+
+
+def why_part(_: str, registry: Registry) -> str:
+    """Return the table of answers by data set."""
+    rows = {(row.data, row.at, row.contrast): (row, contrast) for row, contrast in registry.of(variant="")}
+    table = [("where", *EFFECTS)]
+    for title, (data, at) in WHERE.items():
+        found = [rows.get((data, at, contrast)) for contrast in EFFECTS.values()]
+        table.append((title, *(pair[1].short() + pair[0].mark if pair else "" for pair in found)))
+    return markdown(table)

@@ -32,10 +32,6 @@ from graticule.lab.studies.study import TRAINED, read_table
 from graticule.lab.studies.tables import read_records
 
 ROWS = Path(__file__).parent / "contrasts.csv"
-#: What marks a contrast that was not fixed before the last of its scores was read.
-LATER = "†"
-#: The variant of a gym that is the mean over all its tasks, where a score below chance counts as chance.
-MEAN = "mean"
 #: Study -> factor of p for looks at its scores that were declared before the last one.
 LOOKS = {"more_seeds": 1.13}
 #: (choice, variant, at) -> seed -> score.
@@ -70,8 +66,8 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
             if not math.isnan(score.normalized):
                 of_task = scores.setdefault((score.choice, score.task, where[score.side]), {})
                 of_task[score.seed] = 100 * score.normalized
-        for side, at in where.items():
-            scores |= {(choice, MEAN, at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
+        for side, at in where.items():  # a mean over all tasks, where a score below chance counts as chance
+            scores |= {(choice, "mean", at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
     else:
         for score in read_table(folder / f"study_{name}.csv"):
             if score.metric != "loss":
@@ -207,7 +203,7 @@ class Asked:
     @property
     def mark(self) -> str:
         """What marks it if it was chosen later."""
-        return "" if self.declared else f" {LATER}"
+        return "" if self.declared else " †"
 
 
 class Registry:

@@ -15,9 +15,8 @@ from itertools import groupby
 from pathlib import Path
 
 from evidence.built import built_text, write_built
-from evidence.claims import claims_part, which_part
+from evidence.claims import claims_part, which_part, why_part
 from evidence.contrasts import COLUMNS, Registry
-from evidence.why_lape import why_part
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.study import TRAINED, load_study
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
@@ -34,10 +33,7 @@ class Cell:
     keys: the headers of the columns that name a row, separated by ' | '.
     row, column: the names of its row and column; several keys of a row are separated in the same way.
     value: a number, or a word; empty if nothing was measured.
-    unit: of the value, or a mark after it.
     low, high: quartiles, or the smallest and the largest value.
-    deviation: standard deviation over seeds.
-    p, adjusted: of a paired t-test over seeds, and adjusted by Holm's method.
     command, date, machine: the command that printed it, the date and the machine.
     """
 
@@ -45,26 +41,15 @@ class Cell:
     row: str
     column: str
     value: str
-    unit: str
     low: str
     high: str
-    deviation: str
-    p: str
-    adjusted: str
     command: str
     date: str
     machine: str
 
     def __str__(self) -> str:
         """Return its text in a table."""
-        text = grouped(self.value)
-        if self.low:
-            text += f" [{grouped(self.low)}, {grouped(self.high)}]"
-        if self.deviation:
-            text += f" ± {self.deviation}"
-        if self.p:
-            text += f" (p {self.p}; {self.adjusted})"
-        return f"{text} {self.unit}".strip()
+        return grouped(self.value) + (f" [{grouped(self.low)}, {grouped(self.high)}]" if self.low else "")
 
 
 def grouped(number: str) -> str:

@@ -10,23 +10,23 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2355
-evidence: . 4080
+evidence: . 4130
 graticule: . 30, analysis 3390, backbones 4950, checkpoints 1620, dense 2090, encodings 5300, external 6580, hub 750,
   layers 1020, position 3470, registry 1110, surgery 2510, system 470, testing 3190
 graticule/lab: . 750, commands 3180, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2610, tasks
   2420, training 2620
 tests: . 3210, analysis 2770, backbones 4680, checkpoints 1590, dense 800, encodings 4860, external 3090, gpu 840, hub
   310, layers 920, parity 1670, position 2860, registry 690, surgery 2850, system 190, testing 1590
-tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 2165, tasks 1860,
+tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 2300, tasks 1860,
   training 1440
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
-claims.md 2700, compare.md 1235, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
-  extrapolation.md 2270, gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470, results/costs.md
-  2080, results/gym.md 1250, results/lape_place.md 4000, results/peg.md 1250, which.md 1800
+claims.md 2150, compare.md 1235, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
+  extrapolation.md 2270, gym.md 1940, pretrained.md 2350, recipe_sources.md 1550, results/gpu.md 1470,
+  results/costs.md 2080, results/gym.md 1250, results/lape_place.md 4000, results/peg.md 1250, which.md 1800
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_010, 45, 291
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_600, 44, 291
 
 
 def limits(table: str) -> dict[str, int]:
@@ -53,10 +53,11 @@ def lines() -> Counter[str]:
 
 
 def words() -> dict[str, int]:
-    """Return the words of each written page, code and tables included."""
+    """Return the words of each written page, code and tables included, without the conditions of sentences."""
     pages = [path.relative_to(TOP / "docs") for path in (TOP / "docs").rglob("*.md")]
     pages = [page for page in pages if page.parts[0] not in ("_build", "gallery", "api", "commands")]
-    return {str(page): len((TOP / "docs" / page).read_text(encoding="utf-8").split()) for page in pages}
+    texts = {str(page): (TOP / "docs" / page).read_text(encoding="utf-8") for page in pages}
+    return {page: len(re.sub("<!-- (holds|says): .*?-->", "", text).split()) for page, text in texts.items()}
 
 
 def test_every_room_is_within_its_lines():

@@ -63,11 +63,9 @@ def test_the_page_of_a_gpu_is_made_of_its_figures():
     assert GPU.read_text(encoding="utf-8") == gpu.page(figures)
 
 
-def test_a_cell_is_written_with_its_error_and_its_test():
+def test_a_cell_is_written_with_its_quartiles():
     assert str(cell(value="12544")) == "12,544"
     assert str(cell(value="1.01", low="0.99", high="1763")) == "1.01 [0.99, 1,763]"
-    assert str(cell(value="3.61", deviation="0.42", unit="~")) == "3.61 ± 0.42 ~"
-    assert str(cell(value="+0.06", p="< 0.001", adjusted="≤ 0.016")) == "+0.06 (p < 0.001; ≤ 0.016)"
     assert str(cell(value="")) == ""
 
 
@@ -83,11 +81,11 @@ def test_pages_are_rebuilt_and_a_file_without_a_page_is_an_error(tmp_path):
     data = tmp_path / "data" / "measured"
     data.mkdir(parents=True)
     (tmp_path / "page.md").write_text(PAGE)
-    points = [cell(row, column, "5", deviation="1") for row in "ab" for column in ("28 (trained)", "1,024")]
+    points = [cell(row, column, "5", low="4", high="6") for row in "ab" for column in ("28 (trained)", "1,024")]
     write(data / "x.csv", *points)
     assert write_pages(tmp_path, tmp_path) == [tmp_path / "page.md"]
     text = (tmp_path / "page.md").read_text()
-    assert "| a | 5 ± 1 | 5 ± 1 |" in text and text.startswith("before\n") and text.endswith("after\n")
+    assert "| a | 5 [4, 6] | 5 [4, 6] |" in text and text.startswith("before\n") and text.endswith("after\n")
     write(data / "y.csv", cell())
     with pytest.raises(ValueError, match="`docs` must have a page with the markers of every table, got none for y"):
         write_pages(tmp_path, tmp_path)
