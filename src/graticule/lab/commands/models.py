@@ -20,7 +20,7 @@ from graticule.lab.commands.declared import Models
 from graticule.lab.data.registry import list_datasets, list_texts
 from graticule.lab.data.text_module import ByteTokenizer
 from graticule.lab.recipes.load import list_recipes
-from graticule.lab.studies.matrix import combinations, families, initials, rows
+from graticule.lab.studies.matrix import combinations, families, family_defaults, initials, rows
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.tasks.parts.image_scores import show_multiply_adds
 from graticule.lab.training.cost import count_multiply_adds
@@ -53,6 +53,7 @@ def list_names() -> dict[str, Any]:
         "models": list_models(),
         "language models": list_language_models(),
         "encodings": list_encodings(),
+        "defaults of families": family_defaults(),
         "joinings": list_joinings(),
         "decompositions of LaPE's norm": list(list_decompositions()),
         "resamplers": list(RESAMPLERS),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from graticule.backbones.registry import FAMILIES, create_model, list_small_models
+from graticule.backbones.registry import FAMILIES, MODELS, create_model, list_small_models
 from graticule.encodings.build import build_position, list_encodings, list_joinings
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
@@ -16,6 +16,7 @@ from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.hub.config import take_position
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS, Encoding
+from graticule.registry.specs import Spec
 
 
 def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
@@ -28,6 +29,15 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
 def families() -> dict[str, Any]:
     """Build the small model of each family, and a model of each class of a plugin."""
     return {family: create_model(name, **sizes) for family, (name, sizes) in list_small_models().items()}
+
+
+def family_defaults() -> dict[str, str]:
+    """Return an encoding with the options whose defaults families change -> these families."""
+    changed: dict[str, list[str]] = {}
+    for family, (name, _) in list_small_models().items():
+        for encoding, options in MODELS[name].kind.encoding_options.items():
+            changed.setdefault(str(Spec(encoding, options)), []).append(family)
+    return {text: ", ".join(names) for text, names in changed.items()}
 
 
 def combinations(

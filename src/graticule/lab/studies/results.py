@@ -99,8 +99,6 @@ class Results:
     def endpoint(self) -> str:
         """The name of the endpoint."""
         end, metric = self.study.endpoint, metric_of(self.metric)
-        if end.label:
-            return end.label
         if end.minus is None:
             return f"{_title(self.metric)} {_place(end.at)}"
         name, unit = (metric.label, metric.unit) if metric else (self.metric, "")
@@ -115,12 +113,11 @@ class Results:
             members.setdefault(planned.choice, []).append(Run(planned.folder))
         return members
 
-    def values(self, at: str, metric: str | None = None) -> Values:
-        """Return the values measured at `at`."""
-        score = (metric or self.metric, at)
+    def values(self, at: str) -> Values:
+        """Return the values of the metric measured at `at`."""
         values: Values = {}
         for row in self.rows:
-            if (row.metric, row.at) == score and row.choice in self.study.choices:
+            if (row.metric, row.at) == (self.metric, at) and row.choice in self.study.choices:
                 values.setdefault((row.choice, row.variant), {})[row.seed] = row.value
         return values
 
@@ -138,9 +135,9 @@ class Results:
         less = self.values(end.minus)
         return {cell: _less(by, less.get(cell, {})) for cell, by in values.items()}
 
-    def conditions(self, metric: str | None = None) -> list[str]:
-        """Return the conditions that a metric was measured at."""
-        return list(dict.fromkeys(row.at for row in self.rows if row.metric == (metric or self.metric)))
+    def conditions(self) -> list[str]:
+        """Return the conditions that the metric was measured at."""
+        return list(dict.fromkeys(row.at for row in self.rows if row.metric == self.metric))
 
     def tests(self) -> list[Tested]:
         """Test the endpoint of the pairs and interactions in every variant, over the seeds that all have."""
@@ -172,20 +169,16 @@ class Results:
         signs = np.array((1, -1, -1, 1)[: len(names)])
         return crossed_interval([signs @ np.stack([correct[run] for run in of_seed]) for of_seed in runs])
 
-    def means(self, metric: str | None = None) -> Rows:
+    def means(self) -> Rows:
         """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
 
         A mean of fewer seeds than others in its row is marked with their number.
-
-        Args:
-            metric: that of the endpoint by default.
         """
-        metric = metric or self.metric
-        tables = {at: self.values(at, metric) for at in self.conditions(metric)}
+        tables = {at: self.values(at) for at in self.conditions()}
         measured = [(variant, at) for variant in self.study.variants for at in tables]
         columns = [(v, at) for v, at in measured if any((choice, v) in tables[at] for choice in self.study.choices)]
         header = [" ".join(filter(None, (variant, at * (len(tables) > 1)))) for variant, at in columns]
-        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(metric) for name in header))]
+        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(self.metric) for name in header))]
         parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
         for choice in self.study.choices:
             cells = [tables[at].get((choice, variant), {}) for variant, at in columns]
@@ -344,8 +337,6 @@ class Results:
             count = sum(cell.count("(p ") - cell.count("(p -") for row in rows for cell in row)
             title = f"Differences from the first (p; adjusted by Holm's method for {count} tests)"
             tables["differences"] = (title, rows)
-        for metric in self.study.described:
-            tables[metric] = (_title(metric), self.means(metric))
         return {name: table for name, table in tables.items() if len(table[1]) > 1}
 
     def markdown(self, figures: Iterable[str] = ()) -> str:
@@ -373,23 +364,18 @@ class Results:
             return figures
         recipe = next(iter(self.study.recipes().values()))
         for mode in self.study.modes if self.study.sizes else ():
-            figures[f"_{mode}"] = resolution_plot(self.size_scores(mode), trained_at=recipe.img_size)
+            by_size = self._by_condition({place(mode, size): size for size in self.study.sizes})
+            figures[f"_{mode}"] = resolution_plot(by_size, trained_at=recipe.img_size)
         if self.study.lengths:
             by_length = {f"{length} tokens": length for length in self.study.lengths}
             contexts = [recipe.context for recipe in self.study.recipes().values()]
             figures["_lengths"] = length_plot(self._by_condition(by_length), None, contexts)
         return figures
 
-    def size_scores(self, mode: str) -> dict[str, dict[Any, list[float]]]:
-        """Return choice -> (height, width) -> values over seeds."""
-        return self._by_condition({place(mode, size): size for size in self.study.sizes})
-
     def _by_condition(self, names: Mapping[str, Any]) -> dict[str, dict[Any, list[float]]]:
         """Return choice -> value of the condition -> values over seeds, for the conditions `names`."""
         scores = {at: self.scores(at) for at in names}
-        return {
-            choice: {names[at]: by[choice] for at, by in scores.items() if choice in by} for choice in self.scores()
-        }
+        return {of: {names[at]: by[of] for at, by in scores.items() if of in by} for of in self.scores()}
 
     def write(self, folder: Path) -> list[Path]:
         """Write table, text and figures into `folder`; returns the paths."""

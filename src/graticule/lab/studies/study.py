@@ -38,13 +38,11 @@ class Endpoint:
     metric: of the scores; None for that of the recipe.
     at: condition of the measurement: 'trained', or a mode and a size, such as 'canvas 40'.
     minus: condition of the score that is subtracted; None for none.
-    label: name and unit in texts and figures; empty for a description made from the other fields.
     """
 
     metric: str | None = None
     at: str = TRAINED
     minus: str | None = None
-    label: str = ""
 
     def __str__(self) -> str:
         """Return its name for a table."""
@@ -68,7 +66,6 @@ class Study:
     lengths: for texts, further lengths of windows, in tokens, that the last weights are tested at.
     modes: how images are changed to those sizes: zoom, canvas or crop; only sizes up to the training size are crops.
     tests: (choice, the choice it is tested against); all against the first by default.
-    described: further metrics whose means are shown and not tested.
     interactions: (a, b, c, d): tests of the contrast (a - b) - (c - d), the gain of a over b minus that of c over d.
     endpoint: the number that is tested; to be fixed before the runs, as the tests are.
     margin: the largest difference of the endpoint that would not matter, for which seeds are planned.
@@ -101,7 +98,6 @@ class Study:
     limits: str = ""
     folder: str = ""
     measure: Callable[[Any], Iterable[Measured]] | None = None
-    described: tuple[str, ...] = ()
     interactions: tuple[tuple[str, str, str, str], ...] = ()
     decimals: int = 2
     margin: Positive = 1.0
