@@ -19,11 +19,9 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,30 +101,9 @@ class Row:
     reason: str
 
 
-COLUMNS = ("convert", "view", "audit", "attach", "export", "wide", "half", "double", "saved", "kept", "onnx")
-
-
+COLUMNS = Row.__match_args__[3:-3]
 #: The reason of other classes of transformers, most of which are plain ViTs under other names.
 UNTRIED = "not registered"
-
-
-def attempt(work: Callable[[], str | None], reasons: dict[str, str], name: str) -> str:
-    """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long. `reasons` get the error."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        return work() or "yes"
-    except TimeoutError:
-        return "slow"
-    except Exception as error:  # any error of another library
-        reasons[name] = " ".join(str(error).split())[:300]
-        return "-"
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def for_model(x: Tensor) -> Tensor:
@@ -144,6 +121,17 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
     return value if isinstance(value, Tensor) else torch.cat([part.flatten(1) for part in value], 1)
 
 
+def tokens(x: Tensor) -> Tensor:
+    """Return outputs with a map as tokens."""
+    return x.flatten(2).mT if x.ndim == 4 else x
+
+
+def is_same(actual: Tensor, expected: Tensor) -> bool:
+    """Return whether outputs are the same up to rounding."""
+    close = torch.allclose(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    return actual.shape == expected.shape and close
+
+
 class Called(nn.Module):
     """A model that returns one tensor."""
 
@@ -156,24 +144,79 @@ class Called(nn.Module):
         return output(self.model, x)
 
 
-class Resizing:
-    """Operations on a model that is resized in place.
+class Operations:
+    """The operations on a model, a method per column: None is 'yes', an error '-', and other results are as returned.
 
     model: the model, which is not changed.
     size: of its images.
     resized: the first copy that was resized, with its images.
+    reasons: the error of each operation that raised one.
     """
 
     def __init__(self, model: nn.Module, size: tuple[int, ...]) -> None:
-        self.model, self.size = model, size
+        self.model, self.size, self.x = model, size, torch.randn(6, 3, *size)
         self.resized: tuple[nn.Module, Tensor] | None = None
+        self.reasons: dict[str, str] = {}
 
-    def works(self) -> dict[str, Callable[[], str | None]]:
-        """Map the name of each operation to the function that runs it, in order."""
-        height, width = self.size[-2:]
-        sides = {"half": (height // 2, width // 2), "double": (2 * height, 2 * width)}
-        at = {name: partial(self.resize, pixels) for name, pixels in sides.items()}
-        return {"wide": self.wide, **at, "saved": self.saved, "kept": self.kept, "onnx": self.onnx}
+    def attempt(self, name: str) -> str:
+        """Run an operation; 'slow' if it takes too long."""
+
+        def stop(*_: Any) -> None:
+            raise TimeoutError
+
+        signal.signal(signal.SIGPROF, stop)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return getattr(self, name)() or "yes"
+        except TimeoutError:
+            return "slow"
+        except Exception as error:  # any error of another library
+            self.reasons[name] = " ".join(str(error).split())[:300]
+            return "-"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def convert(self) -> str | None:
+        """Convert, and back."""
+        ours = graticule.convert(self.model)
+        to = graticule.to_timm if type(self.model).__module__.startswith("timm") else graticule.to_transformers
+        back, name = to(ours).state_dict(), type(self.model).__name__
+        if not all(torch.equal(back[key], value) for key, value in self.model.state_dict().items()):
+            return "not back"
+        if name.startswith("Qwen"):  # it takes packed patches, and merges its tokens afterwards
+            return None
+        expected, actual = tokens(output(self.model, self.x[:2])), ours(self.x[:2])
+        if name == "PixtralVisionModel":  # all images in one row
+            expected = expected.view_as(actual)
+        return None if torch.allclose(actual, expected, rtol=1e-3, atol=1e-4) else "other outputs"
+
+    def view(self) -> None:
+        """Run the model block by block."""
+        view_of(copy.deepcopy(self.model), self.size).run(self.x[:2])
+
+    def audit(self) -> str | None:
+        """Measure what `graticule audit` measures, but for times."""
+        report = audit(copy.deepcopy(self.model), {self.size: self.x}, self.size, timed=False)
+        return "in part" if report.unavailable else None
+
+    def attach(self) -> None:
+        """Attach LaPE, by the known names of blocks and norms."""
+        example = for_model(self.x[:2])
+        for names in ({}, *({"blocks": blocks, "norm": norm} for blocks, norm in BLOCKS)):
+            try:
+                changed = graticule.attach(copy.deepcopy(self.model), "learnable", "lape", example=example, **names)
+            except ValueError:
+                continue
+            call(changed, example[:1])
+            return
+        raise ValueError("`model` must have one of the known names of blocks.")
+
+    def export(self) -> None:
+        """Export the converted model."""
+        with tempfile.TemporaryDirectory() as folder:
+            graticule.export(graticule.convert(self.model), Path(folder) / "model.onnx")
 
     def wide(self) -> str | None:
         """Resize to 16:9, in patches or in multiples of them."""
@@ -185,6 +228,14 @@ class Resizing:
             except Exception as error:  # any error of another library
                 errors.append(error)
         raise errors[0]
+
+    def half(self) -> str | None:
+        """Resize to half of the size."""
+        return self.resize((self.size[-2] // 2, self.size[-1] // 2))
+
+    def double(self) -> str | None:
+        """Resize to twice the size."""
+        return self.resize((2 * self.size[-2], 2 * self.size[-1]))
 
     def resize(self, pixels: tuple[int, int]) -> str | None:
         """Resize a copy, and compare it with the model itself where that takes the size."""
@@ -203,20 +254,14 @@ class Resizing:
                 raise
             return "itself"
         self.resized = self.resized or (changed, images)
-        return None if expected is None or self.same(actual, expected) else "other outputs"
-
-    @staticmethod
-    def same(actual: Tensor, expected: Tensor) -> bool:
-        """Return whether outputs are the same up to rounding."""
-        close = torch.allclose(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-        return actual.shape == expected.shape and close
+        return None if expected is None or is_same(actual, expected) else "other outputs"
 
     def result(self) -> tuple[nn.Module, Tensor]:
         """Return the resized model and its images."""
-        if self.resized is None:
-            for work in list(self.works().values())[:3]:
+        for resize in (self.wide, self.half, self.double):
+            if self.resized is None:
                 with suppress(Exception):
-                    work()
+                    resize()
         if self.resized is None:
             raise ValueError("`model` must have been resized.")
         return self.resized
@@ -224,32 +269,29 @@ class Resizing:
     def saved(self) -> str | None:
         """Save the resized model as its library does, and open it by that, or else by `graticule.load`."""
         model, images = self.result()
-        expected = output(model, images)
+        expected, word = output(model, images), None
         with tempfile.TemporaryDirectory() as folder:
-            if not hasattr(model, "save_pretrained"):
+            if hasattr(model, "save_pretrained"):
+                model.save_pretrained(folder)
+                with suppress(Exception):  # of a class that refuses or reads another grid
+                    if is_same(output(type(model).from_pretrained(folder).eval(), images), expected):
+                        return None
+                opened, word = graticule.load(folder).eval(), "load"
+            else:
                 torch.save(model, f"{folder}/model.pt")
                 opened = torch.load(f"{folder}/model.pt", weights_only=False)
-                return None if self.same(output(opened, images), expected) else "other outputs"
-            model.save_pretrained(folder)
-            with suppress(Exception):  # of a class that refuses or reads another grid
-                if self.same(output(type(model).from_pretrained(folder).eval(), images), expected):
-                    return None
-            opened = graticule.load(folder).eval()
         if type(opened) is type(model):
-            return "load" if self.same(output(opened, images), expected) else "other outputs"
-        expected = expected.flatten(2).mT if expected.ndim == 4 else expected  # a map
-        return "load" if self.same(opened(images), expected) else "other outputs"
+            return word if is_same(output(opened, images), expected) else "other outputs"
+        return word if is_same(opened(images), tokens(expected)) else "other outputs"
 
     def kept(self) -> None:
         """Compare the parameters before and after: those of the same shape must be the same objects."""
         _, images = self.result()
         model = copy.deepcopy(self.model)
         before = dict(model.named_parameters())
-        graticule.resize(model, tuple(images.shape[2:]))
-        after = dict(model.named_parameters())
-        moved = [name for name, value in before.items() if name not in after or after[name] is not value]
-        others = [name for name in moved if name not in after or after[name].shape == before[name].shape]
-        if others:
+        after = dict(graticule.resize(model, tuple(images.shape[2:])).named_parameters())
+        moved = [name for name, value in before.items() if after.get(name) is not value]
+        if others := [name for name in moved if name not in after or after[name].shape == before[name].shape]:
             raise ValueError(f"{len(others)} of {len(before)} parameters are other objects, such as {others[0]}")
 
     def onnx(self) -> str | None:
@@ -260,57 +302,7 @@ class Resizing:
             torch.onnx.export(Called(model), (images,), file, dynamo=True, verbose=False)
             session = onnxruntime.InferenceSession(file)
             (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-        return None if self.same(torch.from_numpy(actual), output(model, images)) else "other outputs"
-
-
-def rows_of(model: nn.Module, size: tuple[int, ...], only: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Run operations on a model for images of `size` pixels, all by default; return results and errors by name."""
-    x = torch.randn(6, 3, *size)
-    reasons: dict[str, str] = {}
-
-    def convert() -> str | None:
-        ours = graticule.convert(model)
-        to = graticule.to_timm if type(model).__module__.startswith("timm") else graticule.to_transformers
-        back = to(ours).state_dict()
-        if not all(torch.equal(back[name], value) for name, value in model.state_dict().items()):
-            return "not back"
-        if type(model).__name__.startswith("Qwen"):  # it takes packed patches, and merges its tokens afterwards
-            return None
-        expected, actual = output(model, x[:2]), ours(x[:2])
-        if expected.ndim == 4:  # a map
-            expected = expected.flatten(2).mT
-        if type(model).__name__ == "PixtralVisionModel":  # all images in one row
-            expected = expected.view_as(actual)
-        return None if torch.allclose(actual, expected, rtol=1e-3, atol=1e-4) else "other outputs"
-
-    def view() -> None:
-        view_of(copy.deepcopy(model), size).run(x[:2])
-
-    def measured() -> str | None:
-        report = audit(copy.deepcopy(model), {size: x}, size, timed=False)
-        return "in part" if report.unavailable else None
-
-    def attach() -> None:
-        example = for_model(x[:2])
-        for blocks, norm in ((None, None), *BLOCKS):
-            names = {} if blocks is None else {"blocks": blocks, "norm": norm}
-            try:
-                changed = graticule.attach(copy.deepcopy(model), "learnable", "lape", example=example, **names)
-            except ValueError:
-                continue
-            call(changed, example[:1])
-            return
-        raise ValueError("`model` must have one of the known names of blocks.")
-
-    def export() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            graticule.export(graticule.convert(model), Path(folder) / "model.onnx")
-
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        works: dict[str, Callable[[], str | None]] = {"convert": convert, "view": view, "audit": measured}
-        works |= {"attach": attach, "export": export, **Resizing(model, size).works()}
-        return {name: attempt(work, reasons, name) for name, work in works.items() if not only or name in only}, reasons
+        return None if is_same(torch.from_numpy(actual), output(model, images)) else "other outputs"
 
 
 def small(name: str) -> tuple[nn.Module, int]:
@@ -355,16 +347,18 @@ def measure(name: str, only: list[str], before: Row | None) -> Row | None:
     torch.manual_seed(0)
     library = MODELS[name]["library"]
     try:
-        model, size = built(name)
+        operations = Operations(*built(name))
     except Exception as error:  # any error of another library
         return print(f"{name} cannot be built: {error}", file=sys.stderr)
-    cells, reasons = rows_of(model, size, only)
-    cells = {column: cells.get(column, getattr(before, column, "-")) for column in COLUMNS}
-    print(name, cells, reasons, file=sys.stderr)
-    why = before.reason if before and before.convert == cells["convert"] else reasons.get("convert", "")
+    cells = {
+        column: getattr(before, column, "-") if only and column not in only else operations.attempt(column)
+        for column in COLUMNS
+    }
+    print(name, cells, operations.reasons, file=sys.stderr)
+    why = before.reason if before and before.convert == cells["convert"] else operations.reasons.get("convert", "")
     why = UNTRIED if "must be of one of timm's classes" in why else why
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return Row(library, name, type(model).__name__, **cells, version=version(library), date=date, reason=why)
+    return Row(library, name, type(operations.model).__name__, **cells, version=version(library), date=date, reason=why)
 
 
 def record(names: list[str], only: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import inspect
 import math
@@ -127,23 +128,13 @@ class _Scores(TorchFunctionMode):
 
 DIM = 16
 _CONFIG = SimpleNamespace(attention_probs_dropout_prob=0.0, qkv_bias=True, num_attention_heads=2)
-#: Arguments of a class for a window.
-_ARGUMENTS: dict[str, Callable[[Size], tuple[Any, ...]]] = {
-    "grid": lambda grid: (grid, 2),
-    "heads": lambda grid: (2, grid),
-    "timm": lambda grid: (DIM, 2, None, grid),
-    "resolution": lambda grid: (DIM, 8, 2, 4, grid),
-    "side": lambda grid: (DIM, 8, 2, 4, grid[0]),
-    "v2": lambda grid: (DIM, grid, 2),
-    "cr": lambda grid: (DIM, 2, grid),
-    "config": lambda grid: (_CONFIG, DIM, 2, grid),
-    "window": lambda grid: (_CONFIG, grid),
-    "alone": lambda grid: (_CONFIG,),
-}
 
 
 def _bias(cells: dict[str, str]) -> BiasCode:
-    """Return the bias of a window: the scores of attention between tokens of zeros, or an output that is the bias."""
+    """Return the bias of a window: the scores of attention between tokens of zeros, or an output that is the bias.
+
+    The arguments of a class are literals, of which grid, side and config are replaced.
+    """
     name, module, arguments, given = cells.values()
     layers: dict[Size, Any] = {}
     prefix = int("beit" in module or "data2vec" in module)
@@ -152,7 +143,8 @@ def _bias(cells: dict[str, str]) -> BiasCode:
         if grid not in layers:
             torch.manual_seed(0)  # the same network for each grid
             _CONFIG.image_size, _CONFIG.patch_size = grid, 1
-            layers[grid] = part(module, name)(*_ARGUMENTS[arguments](grid))
+            values = {"grid": grid, "side": grid[0], "config": _CONFIG}
+            layers[grid] = part(module, name)(*(values.get(value, value) for value in ast.literal_eval(arguments)))
             layers[grid].train(False)
             for key, value in layers[grid].named_parameters():
                 if "table" in key or "attention_biases" in key:
@@ -164,7 +156,7 @@ def _bias(cells: dict[str, str]) -> BiasCode:
             layers[grid](torch.zeros(1, DIM, *grid) if given == "image" else torch.zeros(1, math.prod(grid), DIM))
         return scores.values
 
-    return BiasCode(compute, prefix, grids=((6, 6), (12, 12)) if arguments == "side" else GRIDS)
+    return BiasCode(compute, prefix, grids=((6, 6), (12, 12)) if "side" in arguments else GRIDS)
 
 
 @dataclass(frozen=True)
