@@ -69,51 +69,47 @@ CHOICES = {
     "`rope(preset='dinov3')`": ("rope(preset='dinov3')",),
     "`none`": ("none",),
 }
-#: Tasks of docs/which.md that share a table: their conditions on the same choices.
-CLASSIFY = ("same size", "zoomed", "canvas")
+#: Tasks of docs/which.md that share a table -> their columns.
+CLASSIFY = {"same size": "trained size", "zoomed": "zoomed", "canvas": "empty canvas"}
 
 
 def which_part(name: str, registry: Registry) -> str:
     """Return the table 'accuracies', 'classify' or that of a task of docs/which.md, the largest difference first."""
     if name == "accuracies":
-        rows: Rows = [("choice", *SETS)]
+        table: Rows = [("choice", *SETS)]
         for title, names in CHOICES.items():
-            cells = [
+            scores = [
                 next((by for choice in names if (by := registry.scores(data).get((choice, variant, at)))), {})
                 for data, variant, at in SETS.values()
             ]
-            rows.append((title, *(spread(list(by.values()), 1) for by in cells)))
-        return markdown(rows)
-    if name == "classify":
-        shown: dict[str, dict[str, str]] = {}
-        for task in CLASSIFY:
-            for label, _, contrast in ranked(registry, task):
-                shown.setdefault(label, {})[task] = contrast.short()
-        table = [(label, *(by.get(task, "") for task in CLASSIFY)) for label, by in shown.items()]
-        return markdown([("choice", "trained size", "zoomed", "empty canvas"), *table])
-    found = ranked(registry, name)
-    rows = [(label, *contrast.cells(1)) for label, _, contrast in found]
-    row, seeds = found[0][1], " or ".join(sorted({cells[2] for cells in rows}))
-    title = f"{link(row.data, registry.folder.parent)}, {seeds} seeds, margin {row.margin:g}:"
-    table = [("choice", COLUMNS[0], *COLUMNS[2:]), *((*cells[:2], *cells[3:]) for cells in rows)]
-    return f"{title}\n\n{markdown(table)}"
+            table.append((title, *(spread(list(by.values()), 1) for by in scores)))
+        return markdown(table)
+    found = [item for task in (CLASSIFY if name == "classify" else (name,)) for item in ranked(registry, task)]
+    cells = {(label, column): contrast.short() for label, column, _, contrast in found}
+    columns = dict.fromkeys(column for _, column, *_ in sorted(found, key=lambda item: registry.rows.index(item[2])))
+    labels = dict.fromkeys(label for label, *_ in found)
+    rows = [(label, *(cells.get((label, column), "") for column in columns)) for label in labels]
+    seeds = " or ".join(sorted({str(len(contrast.values)) for *_, contrast in found}))
+    return (
+        f"{link(found[0][2].data, registry.folder.parent)}, {seeds} seeds:\n\n{markdown([('choice', *columns), *rows])}"
+    )
 
 
-def ranked(registry: Registry, task: str) -> list[tuple[str, Asked, Contrast]]:
-    """Return (label, row, contrast with the reference of the task) of its rows, the largest mean first."""
+def ranked(registry: Registry, task: str) -> list[tuple[str, str, Asked, Contrast]]:
+    """Return (label, column, row, contrast with the reference of the task) of its rows, the largest mean first."""
     rows = registry.of(task=task)
     reference = set.intersection(*({choice for _, choice, *_ in row.terms} for row, _ in rows))
     labeled = []
     for row, contrast in rows:
         (_, first, variant, at), (_, second, *_) = row.terms
         if len(reference) == 1 and first in reference:
-            first, contrast = second, contrast.reversed()
-        where = {"camvid": f"{variant}: ", "gym": f"{'6 x 6' if at == TRAINED else '9 x 9'}: "}.get(row.data, "")
-        when = f", {variant}" * (row.data == "lape_epochs")
-        against = f" less `{second}`" * (len(reference) != 1)
-        text = re.sub("encoding=|joining=", "", first).replace(",", ", ").replace(",  ", ", ")
-        labeled.append((f"{where}`{text}`{against}{when}", row, contrast))
-    return sorted(labeled, key=lambda item: -fmean(item[2].values or [0.0]))
+            first, second, contrast = second, first, contrast.reversed()
+        text, less = (re.sub("encoding=|joining=", "", name).replace(",", ", ") for name in (first, second))
+        size = {TRAINED: "6 x 6 cells", "9 cells": "9 x 9 cells"}.get(at, "") if row.data == "gym" else variant
+        column = CLASSIFY.get(task, size) or "difference"
+        label = f"`{text}`" if len(reference) == 1 else f"`{text}` less `{less}`"
+        labeled.append((label.replace(",  ", ", "), column, row, contrast))
+    return sorted(labeled, key=lambda item: -fmean(item[3].values or [0.0]))
 
 
 #: Rows of the table of docs/why_lape.md: title -> study and condition.
