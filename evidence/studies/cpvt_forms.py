@@ -52,8 +52,7 @@ def study() -> Study:
         "0' and 'learnable' are those of `extrapolation` and were known when the tests were chosen. This measures "
         "the speed of learning as much as the final accuracy.",
         expects={
-            "grid": (5, 5),
-            "depth": 4,
+            **{"grid": (5, 5), "depth": 4},
             "PEG at 0": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1, padding='zeros')"},
             "PEG at -1": {"encoding": "peg(places=[-1], kernel=3)"},
             "PEG, fixed": {"encoding": "peg(places=[0], frozen=True)"},

@@ -39,8 +39,7 @@ def study() -> Study:
         "area, and training crops enlarge it up to four times. A fifth seed was planned too, "
         "and not run.",
         expects={
-            "grid": (7, 7),
-            "model": "vit_nano_patch4_28(global_pool='avg')",
+            **{"grid": (7, 7), "model": "vit_nano_patch4_28(global_pool='avg')"},
             "learnable": {"std": 0.02},
             "learnable, LaPE": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
             "learnable, std 1": {"std": 1.0},

@@ -43,8 +43,7 @@ def study() -> Study:
         "were known. A kernel of 7 x 7 covers the grid from each position but those of the border. The paper has "
         "five PEGs in twelve layers.",
         expects={
-            "grid": (5, 5),
-            "depth": 4,
+            **{"grid": (5, 5), "depth": 4},
             "table": {"std": 1.0, "model": "vit_nano_patch4_28(global_pool='token', final_norm=True)"},
             "table, GAP": {"std": 1.0, "model": "vit_nano_patch4_28(global_pool='avg', fc_norm=False)"},
             "PEG": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1)"},

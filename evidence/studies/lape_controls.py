@@ -70,8 +70,7 @@ def study() -> Study:
         limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero', with their "
         "tests, were added when the other scores were known.",
         expects={
-            "grid": (5, 5),
-            "depth": 4,
+            **{"grid": (5, 5), "depth": 4},
             **{name: {"std": 1.0} for name in choices if name.startswith("table") or name.endswith("std 1")},
             **{
                 name: {"std": 0.02}

@@ -46,8 +46,7 @@ def study() -> Study:
         limits="The tests here are of the trained size; those of other sizes, fixed at the same time, are in "
         "evidence/contrasts.csv. 'LN chain, std 1' and its two tests were added when the other scores were known.",
         expects={
-            "grid": (5, 5),
-            "depth": 4,
+            **{"grid": (5, 5), "depth": 4},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, Norm": {"std": 0.02, "joining": "lape(decomposition='norm')"},
             "beside, LN": {"std": 0.02, "joining": "lape_sharing"},

@@ -60,9 +60,7 @@ def study() -> Study:
         "published ones.",
         folder="CIFAR10",
         expects={
-            "grid": (8, 8),
-            "depth": 2,
-            "images": 5000,
+            **{"grid": (8, 8), "depth": 2, "images": 5000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, LN chain": {"std": 0.2, "joining": "lape(decomposition='layer_norm')"},
         },

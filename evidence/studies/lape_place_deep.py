@@ -37,8 +37,7 @@ def study() -> Study:
         "tokens of every layer: LaPE without its norms.",
         limits="The last three choices, with their tests, were added when the scores of the others were known.",
         expects={
-            "grid": (5, 5),
-            "depth": 24,
+            **{"grid": (5, 5), "depth": 24},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
         },

@@ -48,9 +48,7 @@ def study() -> Study:
         "tokens of every layer: LaPE without its norms.",
         limits="Three epochs, a tenth of the usual training; the seeds are those that a GPU had time for, in order.",
         expects={
-            "grid": (14, 14),
-            "depth": 12,
-            "images": 60_000,
+            **{"grid": (14, 14), "depth": 12, "images": 60_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "PEG, GAP": {"encoding": "peg(places=[0])", "model": "deit_tiny_patch16_224(global_pool='avg')"},
             "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},

@@ -51,9 +51,7 @@ def study() -> Study:
         limits="A twentieth of the images, tested on 1,000. The last three choices, with their tests, were added "
         "when the scores of the others were known.",
         expects={
-            "grid": (7, 7),
-            "depth": 6,
-            "images": 3_000,
+            **{"grid": (7, 7), "depth": 6, "images": 3_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, LN": {"std": 0.02, "joining": "lape_sharing"},
             "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},

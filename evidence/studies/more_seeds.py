@@ -29,8 +29,7 @@ def study() -> Study:
         "needs 12. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
         "finding.",
         expects={
-            "grid": (5, 5),
-            "depth": 4,
+            **{"grid": (5, 5), "depth": 4},
             "table": {"std": 1.0},
             "PEG": {"encoding": "peg(places=[0], kernel=3)"},
             "sinusoidal 1-D, LaPE": {"joining": "lape(decomposition='layer_norm')"},

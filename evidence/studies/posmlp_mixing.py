@@ -42,8 +42,7 @@ def study() -> Study:
         limits="Convolutions of the stem and between the stages give position to all and carry content between "
         "windows. LRPE and GLRPE have tables without a width and are left out.",
         expects={
-            "grid": (8, 8),
-            "windows": "8 x 8, 4 x 4",
+            **{"grid": (8, 8), "windows": "8 x 8, 4 x 4"},
             **{name: {"epochs": 120, "images": 500} for name in ("GGQPE, 500 digits", "dense, 500 digits")},
             "GGQPE": {
                 "encoding": "ggqpe(form='gamma_gamma_t', shift=True, start='released')",

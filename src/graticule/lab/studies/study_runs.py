@@ -196,7 +196,8 @@ def run_study(
     missing = missing_runs(study, rows, folder, quick=quick, data_root=data_root)
     _check_data(study, rows, quick=quick, data_root=data_root)
     arms, _ = check_choices(study, missing, quick=quick)
-    _add_arms(table, arms.values(), folder)
+    if arms:
+        _add_arms(table, arms.values(), folder)
 
     def measure(run: PlannedRun) -> None:
         _add_rows(table, measured_rows(study, run, arms[run.choice].parameters), folder)
