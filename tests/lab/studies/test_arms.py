@@ -10,6 +10,7 @@ import torch
 from test_study import SMALL, TINY, study
 
 from commands import run_command
+from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.arms import Arm, arms_table, measure_arm, read_arms, write_arms
 from graticule.lab.studies.plan import check_choices, plan
 from graticule.lab.studies.study import load_study, read_table
@@ -105,6 +106,13 @@ def test_a_relative_bias_has_the_standard_deviation_of_all_its_layers_with_any_j
         bias = arms_of({"a": {"encoding": "relative_bias", "joining": joining, "model_kwargs": FOUR}})["a"]
         assert bias.values == 4 * 4 * 13 * 13 and bias.std == pytest.approx(0.02, rel=0.06)
     assert arms_of({"a": {"encoding": "relative_bias(std=0)"}}, {"std": 0})["a"].std == 0
+
+
+def test_a_model_of_a_task_without_position_has_the_facts_that_it_can_have():
+    plain = measure_arm(("a", ""), load_recipe("digits_quick"), torch.nn.Linear(2, 3), 5)
+    assert (plain.encoding, plain.joining, plain.grid, plain.std, plain.parameters) == ("", "", "", None, 9)
+    assert plain.differences({"encoding": "rope", "std": 1.0}) == ["encoding rope, got ", "std 1, got None"]
+    assert arms_table([plain])[1] == [("choice",), ("a",)]
 
 
 def test_an_unknown_arm_or_fact_is_refused_when_a_study_is_declared():

@@ -83,24 +83,29 @@ OF_LENGTH = ("images", "epochs")
 
 
 def _alike(name: str, built: Any, value: Any, count: int) -> bool:
-    if name in NAMED and built and value:
-        return _options(value, name).items() <= _options(built, name).items()
+    if name in NAMED:
+        return _options(value).items() <= _options(built).items()
     if name == "std" and built is not None and value is not None:
         return bool(abs(built - value) <= 4 * value / math.sqrt(2 * count))
     return _text(built) == _text(value)
 
 
-def _options(text: str, name: str) -> dict[Any, Any]:
-    """Return the names and options of a sum of specs by their places, and their number."""
-    specs = parse_sum(text, name)
+def _specs(text: str) -> tuple[Spec, ...]:
+    """Read the specs of a fact; it is empty for a model without position."""
+    return parse_sum(text, "expects") if text else ()
+
+
+def _options(text: str) -> dict[Any, Any]:
+    """Return the names and options of specs by their places, and their number."""
+    specs = _specs(text)
     options = {(n, key): tuples(value) for n, spec in enumerate(specs) for key, value in spec.options.items()}
     return {None: len(specs), **{n: spec.name for n, spec in enumerate(specs)}, **options}
 
 
 def _named(text: str, other: str) -> str:
     """Return specs with those options alone that others name."""
-    names = {name for spec in parse_sum(other) for name in spec.options}
-    specs = [Spec(spec.name, {n: spec.options[n] for n in spec.options if n in names}) for spec in parse_sum(text)]
+    names = {name for spec in _specs(other) for name in spec.options}
+    specs = [Spec(spec.name, {n: spec.options[n] for n in spec.options if n in names}) for spec in _specs(text)]
     return " + ".join(map(str, specs))
 
 
@@ -121,7 +126,8 @@ def measure_arm(cell: tuple[str, str], recipe: TrainingRecipe, model: Any, image
     """
     backbone = getattr(model, "backbone", model)
     created = getattr(backbone, "created", None) or {"name": recipe.model, "arguments": {}}
-    words = {"encoding": recipe.encoding or "learnable", "joining": recipe.joining, **created["arguments"]}
+    usual = (recipe.encoding or "learnable", recipe.joining) if hasattr(backbone, "position") else ("", "")
+    words = {**dict(zip(NAMED[1:], usual, strict=True)), **created["arguments"]}
     sizes = {"num_classes": model, "in_chans": backbone, "img_size": backbone}
     sizes = {name: getattr(owner, name) for name, owner in sizes.items() if hasattr(owner, name)}
     arguments = {**_defaults("model", created["name"]), **words, **sizes}
@@ -169,12 +175,12 @@ def _defaults(kind: str, name: str) -> dict[str, Any]:
 
 def _resolved(kind: str, text: str) -> str:
     """Return specs with all their options."""
-    return " + ".join(str(Spec(spec.name, {**_defaults(kind, spec.name), **spec.options})) for spec in parse_sum(text))
+    return " + ".join(str(Spec(spec.name, {**_defaults(kind, spec.name), **spec.options})) for spec in _specs(text))
 
 
 def _short(kind: str, text: str) -> Iterator[Spec]:
     """Yield specs without the options that have their defaults, and without those of `_OF_DATA`."""
-    for spec in parse_sum(text) if text else ():
+    for spec in _specs(text):
         usual = {**_defaults(kind, spec.name), **{name: spec.options.get(name) for name in _OF_DATA}}
         options = {name: value for name, value in spec.options.items() if tuples(usual.get(name)) != tuples(value)}
         yield Spec(spec.name, options)
