@@ -1,4 +1,4 @@
-"""Measure how long `import graticule` and commands that need no model take, each in new processes.
+"""Measure how long `import graticule` and commands that compute little take, each in new processes.
 
     python benchmarks/start.py
 
@@ -21,13 +21,13 @@ from statistics import median
 CASES = {
     "import graticule": ["-c", "import graticule"],
     "graticule --help": ["-m", "graticule", "--help"],
-    "graticule --version": ["-m", "graticule", "--version"],
     "graticule trian (misspelt)": ["-m", "graticule", "trian"],
     "graticule compare --help": ["-m", "graticule", "compare", "--help"],
     "graticule runs --help": ["-m", "graticule", "runs", "--help"],
     "graticule runs --srot name (misspelt)": ["-m", "graticule", "runs", "--srot", "name"],
     "graticule runs FOLDER, 100 runs": ["-m", "graticule", "runs", "FOLDER"],
     "graticule models": ["-m", "graticule", "models"],
+    "graticule identify timm:vit_tiny_patch16_224": ["-m", "graticule", "identify", "timm:vit_tiny_patch16_224"],
     "import torch, timm (for comparison)": ["-c", "import torch, timm"],
 }
 
