@@ -30,7 +30,7 @@ LABELS = {
     r"\bstd ([\d.]+)": lambda std: {"std": float(std)},
     r"^(\d+) epochs": lambda epochs: {"epochs": int(epochs)},
     r"^windows of (\d) x (\d)": lambda *sides: {"windows": " x ".join(sides)},
-    r"(\d+) digits": lambda count: {"images": int(count)},
+    r"([\d,]+) digits": lambda count: {"images": int(count.replace(",", ""))},
     r"(LaPE|LN chain)$": lambda _: {"joining": "lape(decomposition='layer_norm')"},
     r"^(beside), std": lambda _: {"joining": "lape(decomposition='w')"},
     r"^(once)": lambda _: {"joining": "default"},
