@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 from evidence.built import built_text, write_built
 from evidence.claims import claims_part, which_part, why_part
@@ -133,13 +134,14 @@ def grid_text(name: str, registry: Registry) -> str:
 
 
 def beyond_text(name: str, registry: Registry) -> str:
-    """Return a sentence with those contrasts of a family that are beyond zero."""
-    pairs = registry.of(family=name)
-    beyond = [
-        (row.label, c.test.difference) for row, c in pairs if c.test and c.answer.startswith(("larger", "smaller"))
-    ]
-    listed = "; ".join(f"{label} ({difference:+.1f})" for label, difference in beyond)
-    return f"Of {len(pairs)} contrasts, {len(beyond)} are beyond zero: {listed}."
+    """Return a sentence with those contrasts of a family that are beyond zero, by what their labels 'A with B' have."""
+    pairs, beyond = registry.of(family=name), dict[str, list[str]]()
+    for row, contrast in pairs:
+        if contrast.answer.startswith(("larger", "smaller")):
+            choice, _, change = row.label.partition(" with ")
+            beyond.setdefault(change, []).append(f"{choice} {fmean(contrast.values):+.1f}")
+    listed = "; ".join(f"{change}: {', '.join(choices)}" for change, choices in beyond.items())
+    return f"Of {len(pairs)} contrasts, {sum(map(len, beyond.values()))} are beyond zero. With {listed}."
 
 
 def means_text(name: str, registry: Registry) -> str:
