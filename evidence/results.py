@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -19,10 +19,12 @@ from evidence.built import built_text, write_built
 from evidence.claims import claims_part, which_part, why_part
 from evidence.contrasts import COLUMNS, Registry
 from graticule.lab.studies.results import Results
-from graticule.lab.studies.study import TRAINED, load_study
+from graticule.lab.studies.study import TRAINED, Endpoint, load_study
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
 from graticule.system.files import write_text
 
+#: The most conditions in a table of means.
+MOST = 8
 #: Declared studies.
 STUDIES = Path(__file__).parent / "studies"
 
@@ -79,18 +81,27 @@ def results_of(name: str, registry: Registry) -> Results:
 
 
 def origin_text(name: str, registry: Registry) -> str:
-    """Return the origin and the limits of a declared study."""
+    """Return origin, what all have, controls and limits of a declared study."""
     report = results_of(name, registry)
-    return f"`{name}`: {report.provenance()} {report.study.limits}"
+    shared = f"All have {built_text(report.arms)[0]}." if report.arms else ""
+    return " ".join(
+        filter(None, (f"`{name}`:", report.provenance(), shared, report.study.controls, report.study.limits))
+    )
 
 
 def study_text(name: str, registry: Registry) -> str:
-    """Return question, origin, means beside what was built, and contrasts of a declared study."""
+    """Return question, origin, means beside what was built, and contrasts of a declared study.
+
+    With more than `MOST` conditions the means are of those that contrasts name; docs/data has all.
+    """
     report = results_of(name, registry)
     study = report.study
     parts = [f"**{study.question}** `{name}`: {report.provenance()}", study.controls, study.limits]
     if report.rows:
-        header, *rows = report.means()
+        named = (TRAINED, *(at for asked, _ in registry.of(data=name) for *_, at in asked.terms))
+        several = len(report.conditions()) > MOST
+        columns = [n for n, at in enumerate(report.means()[0]) if n < 3 or not several or at.endswith(named)]
+        header, *rows = [tuple(row[n] for n in columns) for row in report.means()]
         seeds = " or ".join(sorted({row[1] for row in rows}))
         title = report.tables()["means"][0].removesuffix(" over seeds")
         shared, built = built_text(report.arms)
@@ -145,12 +156,16 @@ def beyond_text(name: str, registry: Registry) -> str:
 
 
 def means_text(name: str, registry: Registry) -> str:
-    """Return the means of a study at the trained size and at the largest of each mode."""
-    report = results_of(name, registry)
+    """Return the means of a study at the trained size and its largest; of 'STUDY METRIC' all of a metric."""
+    study, _, metric = name.partition(" ")
+    report = results_of(study, registry)
     if not report.rows:
         return "Not run."
+    largest = tuple(f" {height}" for height, _ in report.study.sizes[-1:])
+    if metric:
+        report, largest = replace(report, study=replace(report.study, endpoint=Endpoint(metric))), ("",)
     header, *rows = report.means()
-    shown = [at for at in header if at == TRAINED or at.endswith(f" {report.study.sizes[-1][0]}")]
+    shown = [at for at in header[3:] if at == TRAINED or at.endswith(largest)]
     columns = [header.index(at) for at in shown]
     return markdown([("choice", *shown), *((f"`{row[0]}`", *(row[column] for column in columns)) for row in rows)])
 

@@ -36,7 +36,7 @@ from graticule.lab.studies.tables import read_records
 #: The pages; of README.md the captions, of the page of costs what is before its first heading of a table.
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("which", "why_lape", "claims", "results")),
+    *(f"docs/{name}.md" for name in ("which", "why_lape", "claims", "results", "extrapolation")),
     *(f"docs/results/{name}.md" for name in ("lape_place", "peg", "mixing", "camvid", "gym", "costs")),
 )
 #: Words of a direction: above zero, below zero, and others.

@@ -73,8 +73,10 @@ def study() -> Study:
         modes=MODES,
         tests=tuple((name, "learnable(std=1)") for name in ("learnable, lape", "peg", "rope(preset='dinov3')", "none")),
         decimals=1,
-        limits="The recipe is not tuned for any encoding. Seconds per run and the versions of timm and of graticule "
-        "were not recorded.",
+        controls="'canvas 40': the digit keeps its size, at a random position, and the rest of 40 x 40 pixels, 4 times "
+        "the tokens, is empty; 'zoom 40': it grows with the image.",
+        limits="Digits of 20 x 20 pixels. The recipe is not tuned for any encoding. Seconds and versions of timm and "
+        "graticule were not recorded.",
         seconds=45,
         measure=measure,
     )
