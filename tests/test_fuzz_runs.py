@@ -22,10 +22,7 @@ RESULT = {"best_top1": 50.0, "best_epoch": 1, "last_top1": 40.0, "epochs": 2, "s
 RESULT |= {"skipped_images": ["a.png"]}
 METRICS = "epoch,train_loss,val_loss,val_top1,lr,seconds\n1,2.3,2.2,12.5,0.001,3.1\n2,2.1,2.0,20,0.0001,3\n"
 REST = {
-    "progress": {
-        **{"epoch": 1, "batches": 2, "sums": [[3.5, 20.0]]},
-        "accumulate": 1,
-    },
+    "progress": {**{"epoch": 1, "batches": 2, "sums": [[3.5, 20.0]]}, "accumulate": 1},
     "callbacks": {
         "Checkpoints": {"best": 50.0, "best_name": "step-000000003.ckpt"},
         "History": {"rows": [{"epoch": 1, "val_top1": 50.0, "seconds": 1.5}], "seconds": 0.5},

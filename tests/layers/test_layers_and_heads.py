@@ -38,10 +38,7 @@ def test_the_same_encoding_can_have_other_options_in_other_layers():
 def test_the_layers_of_an_encoding_replace_those_of_the_joining():
     position = build("learnable + rope(layers=[3])", "lape(layers=2)")
     assert [fields(layer) for layer in position(GRID)] == [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]
-    same = (
-        build("learnable(layers=[1, 2])", "shared")(GRID),
-        build("learnable", "shared(layers=[1, 2])")(GRID),
-    )
+    same = (build("learnable(layers=[1, 2])", "shared")(GRID), build("learnable", "shared(layers=[1, 2])")(GRID))
     assert (
         [fields(a) for a in same[0]]
         == [fields(b) for b in same[1]]
@@ -87,15 +84,7 @@ def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
 
 def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
     encoding = "rope(layers=[0, 1]) + relative_bias(layers=[3])"
-    arguments = [
-        "train",
-        "digits_quick",
-        "--encoding",
-        encoding,
-        "--quick",
-        "--output",
-        tmp_path / "run",
-    ]
+    arguments = ["train", "digits_quick", "--encoding", encoding, "--quick", "--output", tmp_path / "run"]
     code, _, error = run_command(capsys, *arguments, "--model-kwargs", "depth=4")
     assert code == 0, error
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())

@@ -145,11 +145,7 @@ COMPACT = {
     **{"dropout": "proj_drop_rate", "attention_dropout": "attn_drop_rate", "stochastic_depth": "drop_path_rate"},
 }
 TOKEN = {"global_pool": "token"}
-COMPACTS = {
-    "ViTLite": TOKEN,
-    "CVT": {"global_pool": "seq"},
-    "CCT": {"global_pool": "seq", "tokenizer": "convolutions"},
-}
+COMPACTS = {"ViTLite": TOKEN, "CVT": {"global_pool": "seq"}, "CCT": {"global_pool": "seq", "tokenizer": "convolutions"}}
 VIT, PVT = backbones.VisionTransformer, backbones.PyramidVisionTransformer
 #: Some arguments of Microsoft's code change no number.
 UNUSED = {"qk_scale": None, "use_checkpoint": False, "fused_window_process": False}

@@ -138,10 +138,7 @@ def mask_transformer(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors)
     side, x = [pixels // kwargs["patch_size"] for pixels in kwargs["im_size"]], tensors["input"]
     tokens = torch.cat([decoder.proj_dec(x), decoder.cls_emb.expand(len(x), -1, -1)], 1)
     first = decoder.blocks[0]
-    return {
-        "output": decoder([x.mT.unflatten(-1, side)]),
-        "attention_layer_0": first.attn.weights(first.norm1(tokens)),
-    }
+    return {"output": decoder([x.mT.unflatten(-1, side)]), "attention_layer_0": first.attn.weights(first.norm1(tokens))}
 
 
 def uperhead(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:

@@ -31,9 +31,7 @@ TIMM = {
 }
 OURS = {"twins_pcpvt_small": "pvt_small_peg_gap"}
 #: Backbones that are in neither table.
-NOT_COMPARED = {
-    "ConditionalVisionTransformer": "DeiT with PEGs; its authors released no code",
-}
+NOT_COMPARED = {"ConditionalVisionTransformer": "DeiT with PEGs; its authors released no code"}
 #: Model of timm -> its arguments, and the encoding whose position starts as its does.
 ENCODINGS = {
     "vit_relpos_small_patch16_224": ({}, "mlp_bias"),
