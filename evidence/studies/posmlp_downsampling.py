@@ -1,0 +1,34 @@
+"""PosMLP's Table 10 at small scale: convolutions or linear layers between the stages of a gated MLP."""
+
+from graticule.lab.studies.study import Study
+
+
+def study() -> Study:
+    """Compare a plain gMLP, and the two stages of PosMLP with a dense gating unit and four kinds of downsampling."""
+    embedding = {"linear": ("patch_embedding=linear",), "conv": ()}
+    merging = {"linear": ("patch_merging=linear",), "conv": ()}
+    staged = {
+        f"{first}, {second}": {"encoding": "sgu", "model_kwargs": (*embedding[first], *merging[second])}
+        for first in embedding
+        for second in merging
+    }
+    plain = {"model": "gmlp_nano_patch4_28", "img_size": (28, 28), "encoding": "sgu"}
+    return Study(
+        question="Do overlapping convolutions between the stages help a gated MLP with a dense gating unit?",
+        recipe="digits_posmlp",
+        choices={"one stage": plain, **staged},
+        base={"epochs": 8},
+        tests=(
+            ("linear, linear", "one stage"),
+            ("conv, linear", "linear, linear"),
+            ("linear, conv", "linear, linear"),
+            ("conv, conv", "linear, linear"),
+        ),
+        interactions=(("conv, conv", "linear, conv", "conv, linear", "linear, linear"),),
+        controls="All have a dense gating unit. A choice is named by its patch embedding and its patch merging. 'one "
+        "stage' is a gMLP with about twice the parameters.",
+        follows="PosMLP (Wang et al., 2022), Table 10",
+        limits="After 8 epochs this measures the speed of learning as much as the final accuracy. The runs "
+        "have convolutions at PyTorch's initial values; they now start as in the authors' code.",
+        seconds=40,
+    )
