@@ -10,7 +10,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2264
-evidence: . 4120
+evidence: . 4270
 graticule: . 30, analysis 3350, backbones 4950, checkpoints 1620, dense 2090, encodings 5300, external 6580, hub 750,
   layers 1020, position 3470, registry 1110, surgery 2510, system 470, testing 3190
 graticule/lab: . 750, commands 3180, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2610, tasks
@@ -23,10 +23,11 @@ tests/lab: . 50, commands 1700, data 2850, figures 380, gym 850, pages 410, reci
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
 claims.md 2150, compare.md 1235, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1750,
-  extrapolation.md 2600, gym.md 1940, pretrained.md 2190, recipe_sources.md 1550, results/gpu.md 1470,
-  results/costs.md 2080, results/gym.md 1250, results/lape_place.md 4000, results/peg.md 1250, which.md 1800
+  extrapolation.md 2600, gym.md 1360, pretrained.md 2190, recipe_sources.md 1550, results/gpu.md 1470,
+  results/costs.md 2080, results/gym.md 1770, results/lape_place.md 3800,
+  results/mixing.md 1450, results/peg.md 1250, which.md 1500
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 50_600, 44, 291
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_400, 44, 291
 
 
 def limits(table: str) -> dict[str, int]:

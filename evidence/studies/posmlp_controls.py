@@ -29,5 +29,13 @@ def study() -> Study:
         follows="PosMLP (Wang et al., 2022), Table 1 and Figure 1 (f)",
         limits="One window covers a whole stage, and the convolutions of the stem and between the stages give position "
         "to both. The runs have convolutions at PyTorch's initial values; they now start as in the authors' code.",
+        expects={
+            **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "depth": 6},
+            **{
+                f"{name}, {share}": {"images": count, "epochs": epochs, "encoding": encoding}
+                for share, (count, epochs) in SHARES.items()
+                for name, encoding in (("GGQPE", "ggqpe(start='released')"), ("dense", "gsgu(std=1e-06)"))
+            },
+        },
         seconds=50,
     )

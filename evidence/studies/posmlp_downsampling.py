@@ -30,5 +30,17 @@ def study() -> Study:
         follows="PosMLP (Wang et al., 2022), Table 10",
         limits="After 8 epochs this measures the speed of learning as much as the final accuracy. The runs "
         "have convolutions at PyTorch's initial values; they now start as in the authors' code.",
+        expects={
+            "depth": 6,
+            "one stage": {"grid": (7, 7), "windows": "", "std": 1e-6},
+            **{
+                f"{first}, {second}": {
+                    "model": f"posmlp_nano_32(patch_embedding={first!r}, patch_merging={second!r})",
+                    **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "std": 0.02},
+                }
+                for first in embedding
+                for second in merging
+            },
+        },
         seconds=40,
     )

@@ -16,7 +16,7 @@ def study() -> Study:
             "isotropic": {"encoding": "ggqpe(form='alpha')"},
             "isotropic, fixed width": {"encoding": "ggqpe(form='alpha_released')"},
             "GQPE": {"encoding": "gqpe"},
-            "dense, one group, noise of 0.02": {"encoding": "sgu(gaussian=True)", **dense},
+            "dense, one group, noise 0.02": {"encoding": "sgu(gaussian=True)", **dense},
             "dense": {"encoding": "gsgu(gaussian=True)", **dense},
         },
         seeds=tuple(range(160, 166)),
@@ -26,23 +26,23 @@ def study() -> Study:
             ("GGQPE", "isotropic"),
             ("isotropic", "isotropic, fixed width"),
             ("GGQPE", "GQPE"),
-            ("GQPE", "dense, one group, noise of 0.02"),
+            ("GQPE", "dense, one group, noise 0.02"),
             ("GGQPE", "dense"),
         ),
         controls="All units start as the Gaussians of the authors' code, with a bias of zero and no norm in the gating "
-        "unit; 'dense, one group, noise of 0.02' adds the noise that is PosMLP's default. Windows of 4 x 4 are smaller "
-        "than the first stage only.",
+        "unit, except for 'noise 0.02', to which PosMLP's default noise of this std is added. Windows of 4 x 4 are "
+        "smaller than the first stage only.",
         follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6",
         limits="Convolutions of the stem and between the stages carry content between windows. LRPE and GLRPE have "
         "tables without a width, which cannot start as Gaussians of this form, and are left out. The "
         "runs have convolutions at PyTorch's initial values; they now start as in the authors' code.",
         expects={
-            **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "epochs": 15},
+            **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "images": 4_000},
+            "GGQPE": {"encoding": "ggqpe(start='released', form='gamma_gamma_t')"},
+            "dense": {"encoding": "gsgu(std=1e-06, gaussian=True)"},
+            "dense, one group, noise 0.02": {"encoding": "sgu(std=0.02, gaussian=True)"},
             "windows of 4 x 4": {"windows": (4, 4)},
             "windows of 2 x 2": {"windows": (2, 2)},
-            "isotropic": {"encoding": "ggqpe(form='alpha')"},
-            "dense, one group, noise of 0.02": {"encoding": "sgu(std=0.02, gaussian=True)"},
-            "dense": {"encoding": "gsgu(std=1e-06, gaussian=True)"},
         },
         seconds=45,
     )
