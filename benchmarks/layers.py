@@ -8,8 +8,6 @@
   "table" passes a bias as (heads, N, N). "given" is computed beforehand, as in a folded model; "made" is computed from
   the grid in each pass, as a model does once per pass for all layers that share it; "learned" gets a gradient. Goal:
   factors / none at most 1.1 at 4,096 tokens.
-- displacements: the product of a GLRPE unit of 96 channels in 4 groups, one sample, whose weights are computed from the
-  parameters: by its matrix (4, N, N), up to 4,096 tokens, and by a convolution over displacements.
 - units: gating units (B * windows, N, 2C) to (B * windows, N, C) of the stages of PosMLP-T and of gMLP-S. "dense" is
   timm's unit without its norm, a linear layer over the tokens; "timm" has the norm; "ours dense" is our unit without a
   norm; "groups 1" is GQPE, one matrix for all channels. Goal: ggqpe / dense at most 1.15 at N = 196.
@@ -45,18 +43,14 @@ from graticule.dense.deformable import DeformableAttention, cell_centers, deform
 from graticule.encodings.forms.bias import squared_distance_factors
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
-from graticule.encodings.lrpe import LearnableMixing
 from graticule.encodings.sandwich import Sandwich
 from graticule.encodings.sgu import DenseMixing
 from graticule.layers.attention import Attention
-from graticule.layers.gating import GatingUnit, mix_tokens
+from graticule.layers.gating import GatingUnit
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 
 DIM, BIAS_HEADS, HEADS, POINTS = 192, 3, 6, 4
-CHANNELS, GROUPS = 96, 4
-#: Most tokens that are mixed by a matrix: its weights and their gradients take 1 GB at 4,096.
-MATRIX_TOKENS = 4096
 #: Tokens -> side of a square grid.
 SIDES = {str(side * side): (side,) for side in (14, 32, 64)}
 #: Side of a window, mixed channels, groups, windows per image.
@@ -114,19 +108,6 @@ def bias_steps(side: int, *, train: bool) -> dict[str, Step]:
         return layer(x, LayerPosition(bias=bias()))
 
     return {name: pass_of(partial(attend, bias), train) for name, bias in biases.items()}
-
-
-def displacement_steps(side: int, *, train: bool) -> dict[str, Step]:
-    """Build products of a sample of `side` x `side` tokens by matrix and by displacements."""
-    grid = Grid(side, side)
-    x = torch.randn(1, grid.patches, CHANNELS, requires_grad=train)
-    steps = {}
-    for product in ("matrix", "displacement"):
-        if product == "displacement" or grid.patches <= MATRIX_TOKENS:
-            mixing = LearnableMixing(grid, GROUPS)
-            position = MixingPosition([mixing], bias=False, product=product)
-            steps[product] = pass_of(lambda p=position: mix_tokens(x, p(grid)[0].mixing), train)
-    return steps
 
 
 class Unit(nn.Module):
@@ -227,7 +208,6 @@ class Part:
 
 PARTS = {
     "bias": Part(bias_steps, SIDES, (4,), "none"),
-    "displacements": Part(displacement_steps, SIDES | {"49": (7,), "784": (28,), "12544": (112,)}, (4,), "matrix"),
     "units": Part(
         unit_steps,
         {

@@ -47,8 +47,7 @@ class TokenMlp(NamedTuple):
         return self.second.to(x.dtype) @ hidden
 
 
-#: Number of tokens from which the convolution is as fast as the matrix (`benchmarks/layers.py`), and on a GPU
-#: (`benchmarks/gpu.py`).
+#: Number of tokens from which the convolution is as fast as the matrix, and on a GPU (`benchmarks/gpu.py`).
 LARGE, LARGE_ON_GPU = 1024, 9216
 
 #: Maximum size of an intermediate result, in numbers, so that it fits the cache; more work is done in pieces.
