@@ -9,7 +9,7 @@ TOP = Path(__file__).parents[1]
 REMEDY = "shorten it, or raise the number here, in a commit whose message says what pays for it"
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
-benchmarks: . 2264
+benchmarks: . 2206
 evidence: . 4270
 graticule: . 30, analysis 3350, backbones 4950, checkpoints 1620, dense 2090, encodings 5300, external 6580, hub 750,
   layers 1020, position 3470, registry 1110, surgery 2510, system 470, testing 3190
