@@ -10,7 +10,7 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 2206
-evidence: . 4270
+evidence: . 4260
 graticule: . 30, analysis 3350, backbones 4950, checkpoints 1620, dense 2090, encodings 5300, external 6580, hub 750,
   layers 1020, position 3470, registry 1110, surgery 2510, system 470, testing 3190
 graticule/lab: . 750, commands 3180, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2610, tasks
