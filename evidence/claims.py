@@ -62,8 +62,8 @@ SETS = {
 #: Its rows: title -> names of the choice in the data.
 CHOICES = {
     "`learnable`, std 0.02": ("learnable", "once, std 0.02"),
-    "`learnable(std=1)`": ("learnable(std=1)", "once, std 1"),
-    "the same, beside every layer": ("beside, std 1",),
+    "`learnable(std=1.37)`; digits: `std=1`": ("learnable(std=1)", "once, std 1"),
+    "`learnable(std=1.37)`, joining `lape(decomposition='w')`": ("beside, std 1",),
     "`learnable`, joining `lape`": ("learnable, lape", "learnable, LaPE", "beside, LN chain"),
     **{f"`{name}`": (name,) for name in ("sinusoidal_2d", "peg", "gpsa", "relative_bias", "rope")},
     "`rope(preset='dinov3')`": ("rope(preset='dinov3')",),
