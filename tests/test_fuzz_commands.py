@@ -46,7 +46,7 @@ CALLS = {
     ],
     "explore": ["./image --no-open"],
     "identify": ["rotation.py:code", "rotation.py:code --json"],
-    "resamplers": ["./image --images ./pictures --count 2 --sizes 28"],
+    "advise": ["./image --images ./pictures --count 10 --sizes 32"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
@@ -108,9 +108,10 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("place")
     for command in CALLS:
         options(command)  # imports, which may draw random numbers, before inputs are drawn
-    for name in (f"{split}/{label}/0" for split in ("train", "val") for label in range(10)):
+    for index, name in enumerate(f"{split}/{label}/0" for split in ("train", "val") for label in range(10)):
         (root / "pictures" / name).parent.mkdir(parents=True)
-        Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(root / "pictures" / f"{name}.png")
+        values = np.roll(np.arange(1024, dtype=np.uint8), index).reshape(32, 32)
+        Image.fromarray(values).save(root / "pictures" / f"{name}.png")
     (root / "rotation.py").write_text(
         "from graticule.testing import RotationCode\n\ncode = RotationCode.of('rope', 16)\n"
     )

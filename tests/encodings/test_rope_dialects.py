@@ -268,7 +268,7 @@ REFUSED = {
     "rope(scaling='dy_yarn', ramp=(1, 2))": "`ramp` must be left out with scaling 'dy_yarn'",
     "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches' or .*'separate'",
     "rope(coordinates=('patches', 'centered', 'centered'))": "`coordinates` must be 2 names, one for each axis",
-    "rope(coordinates=('patches', 'middle'))": "`coordinates`.*'patches', 'centered', ",
+    "rope(coordinates=('patches', 'center'))": "`coordinates`.*'patches', 'centered', ",
     "rope(base=(100, 10, 1))": "`base` must be 2 numbers, one for each axis, got",
     "rope(base=(100, -1))": "`base`.*greater than 0, got",
     "rope(base=(100, 10), alternate=True)": "`base` must be one number with `alternate`",

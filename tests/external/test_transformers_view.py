@@ -13,10 +13,10 @@ from evidence.models_page import configured
 from graticule.analysis.audit import audit
 from graticule.external.images import image_size
 from graticule.external.structure import find_structure
-from graticule.external.traced_model import ResampledTables, TracedModel, view_of
+from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
-from graticule.lab.studies.resamplers import try_resamplers
+from graticule.lab.studies.advise import advise
 from graticule.testing.models import inspect_model
 
 #: Models whose only position information is that of their tokens: class, configuration.
@@ -173,13 +173,10 @@ def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_conve
         torch.nn.init.normal_(parameter, std=5.0)
     trained = find_structure(model).img_size
     large = (2 * trained[0], 2 * trained[1])
-    images = {size: list(torch.randn(3, 3, *size)) for size in (trained, large)}
-    similarity = try_resamplers(ResampledTables(TracedModel(model)), images, trained, progress=False).similarity
-    mine = similarity.pop("its own")[large]
-    torch.testing.assert_close(similarity["bicubic(antialias=False)"][large], mine, rtol=0, atol=1e-6)  # as in its code
-    assert max(abs(a - b) for a, b in zip(similarity["bilinear"][large], mine, strict=True)) > 1e-5
-    with pytest.raises(ValueError, match="`model` must add a table to its tokens, got Sapiens2Model"):
-        ResampledTables(TracedModel(build("Sapiens2Model", configured("Sapiens2Model"))))
+    scores = advise(model, torch.randn(10, 3, *trained), [large]).sizes[large].scores
+    mine = scores["its own"].loss
+    assert scores["bicubic(antialias=False)"].loss == pytest.approx(mine, abs=1e-5)  # as in its code
+    assert max(abs(a - b) for a, b in zip(scores["bilinear"].loss, mine, strict=True)) > 1e-5
 
 
 def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():

@@ -33,7 +33,7 @@ MODES = {
 SIZES = [(14, 21), (8, 11), (3, 4), (12, 5), (1, 13), (7, 10)]
 #: Resamplers of every kind, and the sides of the tables that they take.
 POSITIONS = [*MODES, "bicubic(antialias=False, offset=0.1)", "crop", "tiled"]
-DISPLACEMENTS = ["geometric", "geometric(mode='linear')"]
+DISPLACEMENTS = ["geometric", "geometric(mode='linear')", "clamped"]
 TABLES = {**dict.fromkeys(POSITIONS, "positions"), **dict.fromkeys(DISPLACEMENTS, "displacements")}
 #: A small size of each kind of tables, and another one.
 TINY = {"positions": ((3, 4), (5, 3)), "displacements": ((3, 5), (7, 3))}

@@ -25,7 +25,6 @@ from graticule.external.structure import OF_PAIRS, Structure, find_structure, se
 from graticule.external.tracer import Change, PositionTracer
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled
 from graticule.position.grid import Grid
-from graticule.position.resampling import Resampler, build_resampler
 from graticule.position.windows import Windows
 from graticule.surgery.resize import shared_copy
 
@@ -200,54 +199,6 @@ class TracedModel(ModelView):
         view = copy.copy(self)
         view.constants, view.queries = constants, queries
         return view
-
-
-class ResampledTables(nn.Module):
-    """A model of another library, whose own tables are resampled by a resampler of ours for images of other sizes.
-
-    view: its view.
-    resampler: None leaves the model as it is.
-
-    Raises:
-        ValueError: if it adds no table of its grid to tokens.
-    """
-
-    def __init__(self, view: TracedModel, resampler: Resampler | None = None) -> None:
-        super().__init__()
-        self.model, self.view, self.resampler = view.model, view, resampler
-        grid = view.structure.grid
-        tables = {site.index: site.rows() for site in view.structure.of_kind("absolute table")}
-        self.tables = {index: rows for index, rows in tables.items() if 0 <= len(rows) - grid.patches <= grid.prefix}
-        if not self.tables:
-            raise ValueError(
-                f"`model` must add a table to its tokens, got {type(self.model).__name__}, which adds none."
-            )
-
-    def with_resampler(self, name: str) -> ResampledTables:
-        """Return the same model with a resampler."""
-        return ResampledTables(self.view, build_resampler(name))
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Return the patches of the model's features, (B, H * W, D)."""
-        size: Size = (images.shape[-2], images.shape[-1])
-        view = self.view
-        if self.resampler is not None and size != view.img_size:
-            view = view._with(partial(self._resampled, view.grids(size)[0]))
-        return view.features(images, view.run(images).layers)
-
-    def _resampled(self, grid: Grid, index: int, value: Tensor) -> Tensor:
-        """Replace a table by the rows of the model's own size, resampled."""
-        if index not in self.tables or self.resampler is None:
-            return value
-        rows, trained = self.tables[index], self.view.structure.grid
-        ahead = len(rows) - trained.patches
-        patches = self.resampler(rows[ahead:].T.unflatten(1, trained.shape), grid.shape).flatten(1).T
-        table = torch.cat([rows[:ahead], patches]).to(value)
-        return table.reshape(value.shape) if table.numel() == value.numel() else table.expand_as(value)
-
-    def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
-        """Return the mean of the patches; logits are not known."""
-        return features.mean(1)
 
 
 def take_position(structure: Structure, source: Structure, index: int, value: Tensor) -> Tensor:

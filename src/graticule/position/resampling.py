@@ -266,6 +266,17 @@ class Tiled(Resampler):
         return (index % old == entry).double()
 
 
+@register_resampler("clamped")
+class Clamped(Resampler):
+    """Keeps the value of every displacement in patches; those beyond the table have that of its border."""
+
+    takes = frozenset({"displacements"})
+
+    def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
+        index = torch.arange(new, device=device)[:, None] - new // 2 + old // 2
+        return (index.clamp(0, old - 1) == torch.arange(old, device=device)).double()
+
+
 @register_resampler("geometric")
 class Geometric(Resampler):
     r"""A spline through knots in a geometric series, as BEiT's fine-tuning resamples relative position biases.

@@ -20,7 +20,7 @@ from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, Position
+from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.registry import NameTable
@@ -101,34 +101,10 @@ def _embedding(model: Backbone) -> Any:
     return getattr(model, "stem", None) or getattr(model, "patch_embed", None)
 
 
-def resampled_modules(model: nn.Module) -> list[Any]:
-    """Return the modules of a model whose tables are resampled by an exchangeable resampler."""
-    if modules := with_own_resampler(model.modules()):
-        return modules
-    if not any(isinstance(module, Position) for module in model.modules()):
-        raise ValueError(
-            f"`model` must have a position of this library to be resampled, got {type(model).__name__} of "
-            f"{type(model).__module__}; graticule.convert gives a model of timm one."
-        )
-    raise ValueError(
-        "`model` must have an encoding that is resampled, such as learnable, factorized or relative_bias, got one "
-        "with none: its position is computed for every size, or it has no position."
-    )
-
-
 def shared_copy(model: nn.Module) -> Any:
     """Return a copy of `model` that shares its parameters and buffers."""
     memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
     return copy.deepcopy(model, memo)
-
-
-def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
-    """Return a copy of `model` that resamples all suitable tables by `name`; None if there are none.
-
-    Parameters are shared with `model`.
-    """
-    changed = shared_copy(model)
-    return changed if _replace_resamplers(resampled_modules(changed), Spec.parse(name)) else None
 
 
 def _replace_resamplers(modules: Iterable[Any], resampler: Spec) -> bool:

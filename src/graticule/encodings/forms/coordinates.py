@@ -16,7 +16,7 @@ from graticule.registry.fields import Finite, NotNegative, check_fields
 from graticule.system.symbolic import as_tensor
 
 Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
-Origin = Literal["patches", "centered", "separate", "min", "max", "corners", "area", "unit"]
+Origin = Literal["patches", "centered", "separate", "min", "max", "corners", "area", "unit", "middle"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class Coordinates:
     r"""The coordinates of every patch, (y, x) in an image, axis by axis; i is the index on an axis of n patches.
 
     coordinates: 'patches', i + o; 'centered', i + o - (n - n // 2), as in Qwen-Image;
+        'middle', i + 1 / 2 + o - n / 2;
         'separate', 'min' or 'max', the centers of patches in [-1, 1], 2 (i + 1/2 + o) / m - 1 where m is n, or the
         shorter or the longer side of the grid, as in DINOv3;
         'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), or over the
         geometric mean of more sides, which keeps the aspect ratio; 'unit', from 0 to 1. Or one of these for each axis.
     offset: o, in patches.
 
-    If the grid has a `spacing`, i and n are multiplied by it, and 'patches' and 'centered' are in its unit.
+    If the grid has a `spacing`, i and n are multiplied by it, and those three are in its unit.
 
     Sides are those of the grid itself, but on one axis, as of a text, and of `Points` without an `extent` those of the
     grid that the encoding is built for: its tokens keep their coordinates as the text grows, and a longer text has
@@ -53,7 +54,7 @@ class Coordinates:
     @property
     def in_patches(self) -> bool:
         """Return whether neighbors have the same distance on every grid."""
-        return {"patches", "centered"}.issuperset(self.names)
+        return {"patches", "centered", "middle"}.issuperset(self.names)
 
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; for a text, relative to `built`."""
@@ -75,6 +76,8 @@ class Coordinates:
         if name == "centered":
             middle = (sides / step / 2 - 1e-9).ceil()  # n - n // 2, whatever the rounding of a product with the unit
             return index + (self.offset - middle) * step
+        if name == "middle":
+            return index + (0.5 + self.offset) * step - sides / 2
         if name in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[name]
             return 2 * (index + (0.5 + self.offset) * step) / by - 1

@@ -123,8 +123,8 @@ class PlaneRotary(RotaryEncoding):
             self.register_buffer("reference_grid", torch.tensor(self.scaling.reference))
         if self.scaling.scaling is not None and not coordinates.in_patches:
             raise ValueError(
-                f"`scaling` must go with coordinates 'patches' or 'centered', as others are relative to the grid, got "
-                f"{coordinates.coordinates!r}."
+                "`scaling` must go with coordinates 'patches', 'centered' or 'middle', as others are relative to the "
+                f"grid, got {coordinates.coordinates!r}."
             )
 
     @abstractmethod

@@ -271,26 +271,26 @@ class Models(JsonOutput):
 
 
 @dataclass
-class Resamplers(NamedModels, JsonOutput, OnDevice):
-    """Compare all resamplers on a model at other image sizes, by its features and its scores.
+class Advise(NamedModels, JsonOutput, OnDevice):
+    """Choose what the position of a frozen model should do at other image sizes, by unlabeled images.
 
-        graticule resamplers RUN --images FOLDER --sizes 160 288
+        graticule advise RUN --images FOLDER --sizes 336 448x672
 
-    Features are compared with those of the same images at the size of the training. Scores need a run and images in
-    one folder per class. A model of timm or transformers is converted first; of one that does not convert, the tables
-    that it adds to its tokens are resampled, and compared with those that it computes itself.
+    What is lost against its own size is compared for resamplers of tables and biases, scalings of rotations, and larger
+    windows; what to paste is printed, or that nothing helps but training. A model of timm or transformers is converted
+    first; of one that does not convert, the tables that graticule.resize resamples are compared.
     """
 
     model: Positional[str]
-    """run or published folder, file of weights, or name of a model"""
+    """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: Path
-    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known, adds accuracy"""
     sizes: list[str] = field(default_factory=list)
-    """sides in pixels, or HEIGHTxWIDTH"""
-    count: Annotated[int, Range(2)] = 256
-    """largest number of images, evenly spaced; at least two, for an error bar"""
+    """other sizes, sides in pixels, or HEIGHTxWIDTH"""
+    count: Annotated[int, Range(10)] = 50
+    """largest number of images, evenly spaced"""
     output: Path | None = None
-    """folder for the values of every image as JSON (default: the run's, or runs/NAME)"""
+    """folder for advice.json with the values of every image (default: the run's, or runs/NAME)"""
 
 
 @dataclass
@@ -429,7 +429,7 @@ DECLARED: dict[str, type] = {
     "explore": Explore,
     "audit": AuditCommand,
     "models": Models,
-    "resamplers": Resamplers,
+    "advise": Advise,
     "check": Check,
     "identify": IdentifyCommand,
     "new": New,

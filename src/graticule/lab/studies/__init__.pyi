@@ -1,9 +1,9 @@
+from .advise import Advice as Advice
+from .advise import advise as advise
 from .execution import executor_of as executor_of
 from .execution import train_runs as train_runs
 from .plan import plan as plan
 from .plan import planned_rows as planned_rows
-from .resamplers import ResamplerStudy as ResamplerStudy
-from .resamplers import try_resamplers as try_resamplers
 from .results import Results as Results
 from .study import Endpoint as Endpoint
 from .study import Study as Study

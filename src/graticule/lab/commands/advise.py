@@ -1,0 +1,32 @@
+"""`graticule advise`."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+from graticule.lab.commands.declared import Advise
+from graticule.lab.commands.opening import choose_device, open_models, pictures_of
+from graticule.lab.commands.options import output_folder
+from graticule.lab.data.pictures import find_pictures
+from graticule.lab.studies.advise import LEAST, advise
+from graticule.lab.terminal import bar
+from graticule.registry.checks import parse_sizes
+from graticule.system.files import write_json
+from graticule.system.tables import plain
+
+
+def run(options: Advise) -> int:
+    """Choose what the position of a model should do at other image sizes."""
+    sizes = parse_sizes(options.sizes)
+    find_pictures(options.images)  # before the model is built
+    (opened,) = open_models([options.model], options, "advise")
+    pictures = pictures_of(opened, options.images, LEAST, count=options.count)
+    device, output = choose_device(options.device), output_folder(options.output, opened.folder)
+    every = range(pictures.num_test)
+    images = lru_cache(2)(lambda size: pictures.test_images(size, every)[0])
+    labels = None if pictures.labels is None else pictures.labels.tolist()
+    advice = advise(opened.model, images, sizes, labels, device=device, progress=partial(bar, wanted=not options.json))
+    options.say(str(advice))
+    output.mkdir(parents=True, exist_ok=True)
+    record = {**plain(advice), "advice": {str(size): part.lines() for size, part in advice.sizes.items()}}
+    return options.finish(record, write_json(output / "advice.json", record))

@@ -1,0 +1,190 @@
+"""`graticule.advise` chooses what the position of a frozen model should do at other sizes, by unlabeled images."""
+
+import json
+import re
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from transformers import PixioConfig, PixioModel
+
+import graticule
+from commands import refused, run_command
+from graticule.lab.data.registry import load_dataset
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.advise import OWN, Advice, Scores, SizeAdvice, advise, distinct, size_options, windows_at
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.loop import train
+from in_turn import in_turn
+
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4, "in_chans": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    recipe: Recipe = load_recipe("digits_quick").quick()
+    return train(recipe, tmp_path_factory.mktemp("runs") / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Write two images of each of the embedded digits, in one folder per class."""
+    images, info = load_dataset("digits", "test")
+    folder, left = tmp_path_factory.mktemp("images"), dict.fromkeys(range(10), 2)
+    for index in range(len(images)):
+        image, label = images[index]
+        if left[label]:
+            left[label] -= 1
+            (folder / info.class_names[label]).mkdir(exist_ok=True)
+            image.save(folder / info.class_names[label] / f"{index}.png")
+    return folder
+
+
+def vit(encoding, **options):
+    torch.manual_seed(0)
+    return graticule.create_model("vit_nano_patch4_28", encoding=encoding, depth=2, num_classes=3, **options).eval()
+
+
+def swin():
+    torch.manual_seed(0)
+    return graticule.create_model("swin_tiny_patch4_window7_224", num_classes=3, **SWIN).eval()
+
+
+#: Encoding, or the model -> some of the options that differ from its own at twice its size, and one that is equal.
+FROZEN = {
+    "learnable(std=1.0)": ("bilinear", "area", "tiled", "not bicubic"),
+    "learnable(std=1.0) + rope": ("bilinear", "scaling='interpolation'", "not crop"),
+    "rope": ("scaling='interpolation'", "scaling='yarn'", "scaling='yarn', ramp=(0.25, 1.0)", "not scaling=None"),
+    "rope(preset='dinov3')": ("coordinates='middle', scaling=None", "not coordinates='min'"),
+    "rope(coordinates='corners', base=30)": ("coordinates='middle', scaling='ntk'", "not coordinates='area'"),
+    "rope(preset='eva02', reference=(7, 7))": ("scaling=None", "not scaling='interpolation'"),
+    "rope(preset='eva02')": (),  # it is scaled at its own size, to 7 x 7 patches
+    "rope_mixed": ("scaling='interpolation'", "not scaling=None"),
+    "relative_bias(std=1.0)": ("clamped", "geometric(mode='linear')", "not bilinear(antialias=False)"),
+    "swin": ("larger windows", "larger windows, clamped", "not larger windows, bicubic(antialias=False)"),
+}
+
+
+@in_turn("encoding", FROZEN)
+def test_every_option_is_the_model_at_its_own_size_and_is_what_its_line_sets(encoding):
+    model = swin() if encoding == "swin" else vit(encoding)
+    home, size = model.img_size, tuple(2 * side for side in model.img_size)
+    torch.manual_seed(1)
+    small, large = torch.randn(2, 1, *home), torch.randn(2, 1, *size)
+    with torch.no_grad():
+        known, expected = model(small), model(large)
+        options = {option.name: option for option in size_options(model)}
+        tried = distinct(list(options.values()), size)
+        for name, changed in tried.items():
+            torch.testing.assert_close(options[name].build(home)(small), known, rtol=0, atol=1e-5, msg=name)
+            again = swin() if encoding == "swin" else vit(encoding)
+            windows = windows_at(model, size) if encoding == "swin" else ()
+            exec(options[name].line.format(size=size, windows=windows), {"model": again, "graticule": graticule})
+            assert torch.equal(again(large), changed(large)), name
+            assert (name == OWN) == torch.allclose(changed(large), expected, atol=1e-7), name
+        assert torch.equal(model(large), expected)  # unchanged
+    named = {name: name.removeprefix("not ") in tried for name in FROZEN[encoding]}
+    assert named == {name: not name.startswith("not ") for name in named} and len(tried) > len(named) - 1
+
+
+def test_losses_are_the_divergence_of_predictions_or_that_of_the_content_of_the_mean_patch():
+    model, images = vit("learnable(std=1.0)"), torch.randn(12, 1, 28, 28)
+    enlarged = F.interpolate(images, (40, 40), mode="bilinear", antialias=True)
+    scores = advise(model, images, [(40, 40)]).sizes[40, 40].scores[OWN]
+    with torch.no_grad():
+        old, new = (model(x).log_softmax(-1) for x in (images, enlarged))
+        assert scores.loss == pytest.approx((old.exp() * (old - new)).sum(-1).tolist(), abs=1e-6)
+        assert scores.same == (100.0 * (old.argmax(-1) == new.argmax(-1))).tolist() and scores.correct == []
+        encoder = model.eval()
+        encoder.reset_classifier(0)
+        scores = advise(encoder, images, [(40, 40)]).sizes[40, 40].scores[OWN]
+        means = [encoder.forward_features(x)[:, 1:] for x in (images, enlarged)]
+    # patches at the new size are resampled to the grid of the own size before their mean is taken
+    to_home = graticule.position.resampling.build_resampler("bilinear")
+    means[1] = to_home(means[1].mT.unflatten(2, (10, 10)), (7, 7)).flatten(2).mT
+    content = [tokens.mean(1) - tokens.mean((0, 1)) for tokens in means]
+    assert scores.loss == pytest.approx((1 - F.cosine_similarity(*content)).tolist(), abs=1e-5)
+
+
+def advice(**losses):
+    scores = {
+        name: Scores(loss, [1.0], 1.0, [100.0 * (value < 0.5) for value in loss], []) for name, loss in losses.items()
+    }
+    scores[OWN] = scores.pop("own")
+    return SizeAdvice(scores, {"other": "graticule.resize(...)"})
+
+
+def test_an_option_is_chosen_if_it_is_better_beyond_chance_and_else_the_model_stays_as_it_is():
+    own = [0.3, 0.4, 0.5, 0.6, 0.3, 0.4]
+    better = advice(own=own, other=[value - 0.2 - 0.01 * (index % 2) for index, value in enumerate(own)])
+    assert better.chosen == "other" and better.left == 0
+    assert better.lines() == ["other, 0 % of the classes change", "graticule.resize(...)"]
+    noisy = advice(own=own, other=[value + 0.2 * (-1) ** index - 0.02 for index, value in enumerate(own)])
+    assert noisy.chosen == OWN and "no difference found, so leave the model as it is" in noisy.lines()[0]
+    assert noisy.lines()[1] == "nothing here keeps the features: fine-tune at this size"  # 2 of 6 classes change
+    worse = advice(own=own, other=[value + 0.2 + 0.01 * (index % 2) for index, value in enumerate(own)])
+    assert worse.chosen == OWN and "nothing else is better" in worse.lines()[0]
+    several = {
+        f"option{number}": [value - 0.2 + 0.2 * (-1) ** index for index, value in enumerate(own)] for number in range(9)
+    }
+    assert advice(own=own, **several).outcomes["option0"].tests == 9  # the correction is for all options
+    text = str(Advice((28, 28), {(40, 40): better}))
+    assert re.search(r"^40 x 40 +other +0\.\d+ \[.*\] +0\.205 \[0\.\d+, 0\.\d+\]\*", text, re.MULTILINE)
+
+
+def test_a_run_is_advised_on_digits(capsys, run, digits, tmp_path):
+    code, out, err = run_command(
+        capsys, "advise", run.folder, "--images", digits, "--sizes", 20, "20x40", "--output", tmp_path
+    )
+    assert code == 0 and not err, err  # no bar without a terminal
+    assert "20 images against the same at 28 x 28" in out and "top-1 (%)" in out
+    assert re.search(r"^20 x 40: .* % of the classes change", out, re.MULTILINE)
+    record = json.loads((tmp_path / "advice.json").read_text())
+    assert record["img_size"] == [28, 28] and len(record["sizes"]["(20, 40)"]["scores"]["area"]["loss"]) == 20
+    assert {*record["sizes"]["(20, 20)"]["scores"]["area"]["correct"]} <= {0.0, 100.0}
+
+
+def test_models_of_other_libraries_are_advised(capsys, digits, tmp_path):
+    (tmp_path / "small.py").write_text(
+        "import timm\nstock = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=1)\n"
+    )
+    arguments = ["--images", digits, "--sizes", 40, "--output", tmp_path]
+    code, out, err = run_command(capsys, "advise", f"{tmp_path}/small.py:stock", *arguments)
+    assert code == 0 and "20 images against the same at 32 x 32" in out and "top-1" not in out, err
+    stock = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    found = advise(stock, torch.randn(10, 3, 32, 32), [(40, 40)])
+    assert found.sizes[40, 40].python["area"].startswith("model = graticule.convert(model)\ngraticule.resize(model")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    pixio = PixioModel(PixioConfig(image_size=28, patch_size=4, num_channels=1, **sizes)).eval()
+    torch.nn.init.normal_(pixio.embeddings.position_embeddings)
+    scores = advise(pixio, torch.randn(10, 1, 28, 28), [(40, 40)]).sizes[40, 40].scores
+    assert scores["bilinear"].loss != pytest.approx(scores[OWN].loss, abs=1e-4)
+    # it resamples its own table like this
+    assert scores["bicubic(antialias=False)"].loss == pytest.approx(scores[OWN].loss, abs=1e-5)
+
+
+def test_invalid_models_sizes_and_images_are_refused_before_any_work(capsys, run, digits, tmp_path):
+    model = ["vit_nano_patch4_28", "--images", digits]
+    (tmp_path / "three").mkdir()
+    for index in range(3):
+        Image.new("L", (28, 28), index).save(tmp_path / "three" / f"{index}.png")
+    wrong = [
+        ([*model, "--sizes", 40, "--encoding", "sinusoidal_2d"], "`model` must have a table or a bias"),
+        ([*model, "--sizes", 40, "--encoding", "none"], "with none, which is computed in one way, or absent"),
+        (model, "`sizes` must be one or more different sizes other than that of the model, 28 x 28, got none"),
+        ([*model, "--sizes", 28], "`sizes` must be one or more different sizes"),
+        ([*model, "--sizes", 41], "the nearest sizes are 40 and 44"),
+        ([*model, "--sizes", 40, "--count", 3], "`count` must be at least 10"),
+        ([model[0], "--images", tmp_path / "none", "--sizes", 40], "`images` must be a folder"),
+        ([model[0], "--images", tmp_path / "three", "--sizes", 40], "`images` must be at least 10, got 3"),
+        ([*model, "--size", 40], "did you mean --sizes?"),
+        (["vit_nano", "--images", digits, "--sizes", 40], "vit_nano_patch4_28"),
+    ]
+    for arguments, why in wrong:
+        assert why in refused(capsys, "advise", *arguments)
+    with pytest.raises(ValueError, match=r"`images` must be preprocessed images .* with B at least 10, got"):
+        advise(vit("rope"), torch.randn(3, 1, 28, 28), [(40, 40)])
+    with pytest.raises(ValueError, match=r"call graticule\.unfold"):
+        advise(graticule.fold(vit("rope")), torch.randn(10, 1, 28, 28), [(40, 40)])
