@@ -6,7 +6,6 @@ import json
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 
@@ -42,7 +41,7 @@ def test_it_says_what_changes_and_its_line_repeats_it(case):
     model = draw(make()).eval()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     images = torch.randn(5, 3, *OLD)
-    report = certify_resize(model, NEW, images)
+    report = certify_resize(model, NEW)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     same = eval(report.line, {"graticule": graticule, "model": copy.deepcopy(model)})
     parameters = [dict([*one.named_parameters(), *one.named_buffers()]) for one in (model, same)]
@@ -63,57 +62,31 @@ def test_it_says_what_changes_and_its_line_repeats_it(case):
     assert len(str(report).splitlines()) <= 20 and json.loads(report.to_json())["line"] == report.line
 
 
-def test_features_kept_are_cosines_of_mean_patches_by_resampler():
-    model, images = draw(tiny("learnable")).eval(), torch.randn(5, 3, *OLD)
-    report = certify_resize(model, NEW, images)
-    assert {"as resized", "bicubic", "bilinear", "area"} <= set(report.similarity)
-    other = graticule.resize(copy.deepcopy(model), NEW, resampler="bilinear")
-    with torch.no_grad():
-        means = [
-            list(one.each_layer(x))[-1][0][:, 1:].double().mean(1)
-            for one, x in ((model, images), (other, resize_images(images, NEW)))
-        ]
-    assert report.similarity["bilinear"].value == pytest.approx(float(F.cosine_similarity(*means).mean()))
-    assert not certify_resize(model, NEW).similarity
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [1, 2])
-def test_a_detector_with_windows_has_all_but_its_features(windows):
+def test_a_detector_with_windows_has_no_known_tokens(windows):
     sizes = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3, "image_size": 64, "patch_size": 8}
     config = transformers.RfDetrDinov2Config(**sizes, num_windows=windows, out_features=["stage2", "stage4"])
     model = transformers.RfDetrDinov2Backbone(config).eval()
-    report = certify_resize(model, (64, 96), torch.randn(3, 3, 64, 64))
+    report = certify_resize(model, (64, 96))
     assert "embeddings.position_embeddings" in report.changes and report.cost["multiply-adds"] > 1.4
-    assert bool(report.similarity) == ("tokens" in report.cost) == (windows == 1)
+    assert ("tokens" in report.cost) == (windows == 1)
 
 
 def test_options_are_those_of_resize_and_are_repeated():
     assert certify_resize(tiny(), 48, patch_size=4).line == "graticule.resize(model, 48, patch_size=4)"
     with pytest.raises(ValueError, match="`img_size`"):
         certify_resize(tiny(), 33)
-    for images, rule in (
-        (torch.zeros(2, 3, 32, 32), "`images` must differ"),
-        (torch.randn(2, 1, 32, 32), "3 channels"),
-    ):
-        with pytest.raises(ValueError, match=rule):
-            certify_resize(tiny(), 48, images)
     with torch.device("meta"), pytest.raises(ValueError, match="must have values, got cls_token on the meta device"):
         certify_resize(tiny(), 48)
-
-
-def test_a_model_in_half_precision_has_the_features_of_the_other():
-    model, images = draw(tiny("learnable")).eval(), torch.randn(3, 3, *OLD)
-    first, second = (certify_resize(one, NEW, images) for one in (model, copy.deepcopy(model).half()))
-    assert second.similarity["bilinear"].value == pytest.approx(first.similarity["bilinear"].value, abs=0.02)
 
 
 def test_volumes_and_weights_of_integers_are_taken():
     model = graticule.create_model("vit_nano_patch4_28", depth=2, img_size=(4, 8, 8), patch_size=(2, 4, 4)).eval()
     scale = nn.Parameter(torch.ones(1, dtype=torch.int8), requires_grad=False)
     model._parameters = {"scale": scale, **model._parameters}  # as of weights of 8 bits
-    report = certify_resize(model, (4, 8, 12), torch.randn(3, 1, 4, 8, 8))
-    assert report.cost["tokens"] == 13 / 9 and "area" in report.similarity
+    report = certify_resize(model, (4, 8, 12))
+    assert report.cost["tokens"] == 13 / 9
     assert report.changes["position.encodings.0.pos_embed"] == ("1x9x64", "1x13x64")
 
 

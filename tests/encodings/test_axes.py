@@ -35,7 +35,7 @@ COMPUTED = [
     "rope(coordinates='separate', split=(2, 3))",
     "rope(coordinates='centered', split=(2, 2), arrangement='interleaved', layout='half_rotated', unrotated='first')",
     "rope(coordinates=('centered', 'max'), base=(100, 9), offset=0.5)",
-    "rope(coordinates='middle', scaling='yarn')",
+    "rope(coordinates='middle')",
     "rope_mixed",
     "rope_golden_gate(coordinates='patches')",
     "liere",

@@ -28,7 +28,6 @@ from graticule.external.tracer import nested_tensors
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.position.places import by
-from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import checked
 from graticule.surgery.export import difference
 from graticule.surgery.resize import resize
@@ -111,15 +110,12 @@ class ResizeCertificate(PrintedTable):
     changes: name -> before and after, for each tensor (its shape) and entry of the configuration that changes.
     difference: of outputs for images of the old size, relative to the largest: 0 for equal bits, None if refused after.
     cost: tokens, if the layers are known, and multiply-adds of an image, relative to before.
-    similarity: resampler -> cosine of the mean patch of each image at the old and the new size, the best first; empty
-        without images, or if the layers are not known.
     """
 
     line: str
     changes: dict[str, tuple[str, str]]
     difference: float | None
     cost: dict[str, float]
-    similarity: dict[str, Estimate]
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table of at most 20 lines; names with the same change share a row."""
@@ -128,14 +124,12 @@ class ResizeCertificate(PrintedTable):
             groups[pair].append(name)
         changes = [(names[0] + f" and {len(names) - 1} more" * (len(names) > 1), *p) for p, names in groups.items()]
         apart = "refused" if self.difference is None else f"{self.difference:.1e} apart" if self.difference else "equal"
-        features = [(f"features kept, {name} (%)", "100", value.text()) for name, value in self.similarity.items()]
         return [
             (self.line, "before", "after"),
             *changes[:8],
             *[(f"and {len(changes) - 8} more, in `changes`", "", "")] * (len(changes) > 8),
             ("outputs at the old size", "", apart),
             *((name, "1", f"{ratio:.2f}") for name, ratio in self.cost.items()),
-            *features[:6],
         ]
 
 
@@ -143,7 +137,6 @@ class ResizeCertificate(PrintedTable):
 def certify_resize(
     model: nn.Module,
     img_size: Any,
-    images: Tensor | None = None,
     *,
     resampler: str | None = None,
     patch_size: Any = None,
@@ -151,22 +144,16 @@ def certify_resize(
     """Report what `graticule.resize` changes and keeps, by a copy; the model itself stays as it is.
 
     Args:
-        model, img_size, resampler, patch_size: as for `resize`.
-        images: preprocessed images (B, C, height, width), or volumes, for the features that are kept; by default none
-            are compared.
+        model, img_size, resampler, patch_size: as for `resize`; `graticule.advise` compares resamplers.
     """
     arguments = {"resampler": resampler, "patch_size": patch_size}
     options = {name: value for name, value in arguments.items() if value is not None}
     check_intact(model, "replicated")
     channels = image_channels(model)
-    if images is not None:
-        check_images(images, 2, films=True)
-        if images.shape[1] != channels:
-            raise ValueError(f"`images` must have the model's {channels} channels, got {tuple(images.shape)}.")
     model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
     changed = resize(copy.deepcopy(model), img_size, **options)
     before, after = (image_size(subject) or view_of(subject).img_size for subject in (model, changed))
-    inputs = torch.randn(2, channels, *before, generator=torch.Generator().manual_seed(0)) if images is None else images
+    inputs = torch.randn(2, channels, *before, generator=torch.Generator().manual_seed(0))
     weight = next(value for value in model.parameters() if value.is_floating_point())
     small, large = (resize_images(inputs, size).to(weight) for size in (before, after))
     try:
@@ -180,17 +167,8 @@ def certify_resize(
     with suppress(AssertionError, RuntimeError, ValueError):  # of a model that refuses the old size
         apart = difference(_run(changed, small)[0], outputs)
     cost = {"multiply-adds": _run(changed, large)[1] / count}
-    similarity: dict[str, Estimate] = {}
     with suppress(ValueError):  # layers with several samples per image, as of RF-DETR with windows, have no view
-        view = view_of(model)
-        cost = {"tokens": view_of(changed).grids(after)[0].tokens / view.grids(before)[0].tokens, **cost}
-        for name in [] if images is None else ["as resized", *RESAMPLERS]:
-            again: Any = options if name == "as resized" else {**options, "resampler": name}
-            with suppress(ValueError):  # it has options of its own, is of other tables, or nothing is resampled
-                other = view_of(resize(copy.deepcopy(model), img_size, **again))
-                pairs = (at.run(x).layers[-1] for at, x in ((view, small), (other, large)))
-                mean, new_mean = (grid.split(tokens)[1].double().mean(1) for tokens, grid in pairs)
-                similarity[name] = mean_estimate(F.cosine_similarity(mean, new_mean).cpu().numpy())
+        cost = {"tokens": view_of(changed).grids(after)[0].tokens / view_of(model).grids(before)[0].tokens, **cost}
     old, new = _described(model), _described(changed)
     return ResizeCertificate(
         line=f"graticule.resize(model, {', '.join([repr(img_size), *(f'{n}={v!r}' for n, v in options.items())])})",
@@ -199,7 +177,6 @@ def certify_resize(
         },
         difference=apart,
         cost=cost,
-        similarity=dict(sorted(similarity.items(), key=lambda item: -item[1].value)),
     )
 
 

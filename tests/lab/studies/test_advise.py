@@ -3,11 +3,13 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from scipy import stats
 from transformers import PixioConfig, PixioModel
 
 import graticule
@@ -89,49 +91,62 @@ def test_every_option_is_the_model_at_its_own_size_and_is_what_its_line_sets(enc
     assert named == {name: not name.startswith("not ") for name in named} and len(tried) > len(named) - 1
 
 
-def test_losses_are_the_divergence_of_predictions_or_that_of_the_content_of_the_mean_patch():
+def test_losses_are_of_the_patches_without_position_and_changes_of_the_output():
     model, images = vit("learnable(std=1.0)"), torch.randn(12, 1, 28, 28)
     enlarged = F.interpolate(images, (40, 40), mode="bilinear", antialias=True)
-    scores = advise(model, images, [(40, 40)]).sizes[40, 40].scores[OWN]
     with torch.no_grad():
-        old, new = (model(x).log_softmax(-1) for x in (images, enlarged))
-        assert scores.loss == pytest.approx((old.exp() * (old - new)).sum(-1).tolist(), abs=1e-6)
-        assert scores.same == (100.0 * (old.argmax(-1) == new.argmax(-1))).tolist() and scores.correct == []
-        encoder = model.eval()
-        encoder.reset_classifier(0)
-        scores = advise(encoder, images, [(40, 40)]).sizes[40, 40].scores[OWN]
-        means = [encoder.forward_features(x)[:, 1:] for x in (images, enlarged)]
-    # patches at the new size are resampled to the grid of the own size before their mean is taken
-    to_home = graticule.position.resampling.build_resampler("bilinear")
-    means[1] = to_home(means[1].mT.unflatten(2, (10, 10)), (7, 7)).flatten(2).mT
-    content = [tokens.mean(1) - tokens.mean((0, 1)) for tokens in means]
-    assert scores.loss == pytest.approx((1 - F.cosine_similarity(*content)).tolist(), abs=1e-5)
+        probabilities = [model(x).softmax(-1) for x in (images, enlarged)]
+        old, new = (model.forward_features(x)[:, 1:] for x in (images, enlarged))
+    new = graticule.position.resampling.build_resampler("bilinear")(new.mT.unflatten(2, (10, 10)), (7, 7)).flatten(2).mT
+    content = [tokens - tokens.mean(0) for tokens in (old, new)]
+    places = [(tokens.mean(0) - tokens.mean((0, 1))).flatten() for tokens in (old, new)]
+    scores = advise(model, images, [(40, 40)], [0] * 12).sizes[40, 40].scores[OWN]
+    assert scores.loss == pytest.approx((1 - F.cosine_similarity(*(x.flatten(1) for x in content))).tolist(), abs=1e-5)
+    assert scores.position == pytest.approx(float(F.cosine_similarity(*places, dim=0)), abs=1e-5)
+    difference = (probabilities[0] - probabilities[1]).abs().sum(-1) / 2
+    assert scores.change == pytest.approx(float(difference.mean()), abs=1e-5)
+    assert scores.correct == (100.0 * (probabilities[1].argmax(-1) == 0)).tolist()
+    model.reset_classifier(0)
+    encoder = advise(model, images, [(40, 40)]).sizes[40, 40].scores[OWN]
+    change = 1 - F.cosine_similarity(*(x.mean(1) for x in content))
+    assert encoder.change == pytest.approx(float(change.mean()), abs=1e-5) and encoder.loss == scores.loss
 
 
-def advice(**losses):
-    scores = {
-        name: Scores(loss, [1.0], 1.0, [100.0 * (value < 0.5) for value in loss], []) for name, loss in losses.items()
-    }
+def advice(head=True, **losses):
+    scores = {name: Scores(loss, sum(loss) / len(loss), 1.0, []) for name, loss in losses.items()}
     scores[OWN] = scores.pop("own")
-    return SizeAdvice(scores, {"other": "graticule.resize(...)"})
+    return SizeAdvice(scores, {"other": "graticule.resize(...)"}, head)
 
 
 def test_an_option_is_chosen_if_it_is_better_beyond_chance_and_else_the_model_stays_as_it_is():
-    own = [0.3, 0.4, 0.5, 0.6, 0.3, 0.4]
-    better = advice(own=own, other=[value - 0.2 - 0.01 * (index % 2) for index, value in enumerate(own)])
-    assert better.chosen == "other" and better.left == 0
-    assert better.lines() == ["other, 0 % of the classes change", "graticule.resize(...)"]
+    own = [0.23, 0.24, 0.25, 0.26, 0.23, 0.24, 0.25, 0.26, 0.23, 0.24]
+    other = [value - 0.2 - 0.01 * (index % 2) for index, value in enumerate(own)]
+    better = advice(own=own, other=other)
+    assert better.chosen == "other" and better.tests["other"][0].value == pytest.approx(0.205)
+    assert better.tests["other"][1] == pytest.approx(2 / 2**10, abs=1e-3)  # all signs equal, of all that there are
+    assert better.lines() == ["other, 4 % of the predicted probability changes", "graticule.resize(...)"]
     noisy = advice(own=own, other=[value + 0.2 * (-1) ** index - 0.02 for index, value in enumerate(own)])
     assert noisy.chosen == OWN and "no difference found, so leave the model as it is" in noisy.lines()[0]
-    assert noisy.lines()[1] == "nothing here keeps the features: fine-tune at this size"  # 2 of 6 classes change
-    worse = advice(own=own, other=[value + 0.2 + 0.01 * (index % 2) for index, value in enumerate(own)])
-    assert worse.chosen == OWN and "nothing else is better" in worse.lines()[0]
-    several = {
-        f"option{number}": [value - 0.2 + 0.2 * (-1) ** index for index, value in enumerate(own)] for number in range(9)
-    }
-    assert advice(own=own, **several).outcomes["option0"].tests == 9  # the correction is for all options
+    assert noisy.lines()[1] == "nothing here keeps the features: fine-tune at this size"
+    worse = advice(own=own, other=[value + 0.2 for value in own], head=False)
+    assert worse.chosen == OWN and "24 % of the mean patch changes; nothing else is better" in worse.lines()[0]
     text = str(Advice((28, 28), {(40, 40): better}))
-    assert re.search(r"^40 x 40 +other +0\.\d+ \[.*\] +0\.205 \[0\.\d+, 0\.\d+\]\*", text, re.MULTILINE)
+    assert re.search(r"^40 x 40 +other +3\.\d .*\] +20\.5 \[\d+\.\d, \d+\.\d\]\*", text, re.MULTILINE)
+
+
+def test_p_is_corrected_for_the_options_and_equal_ones_count_once():
+    generator = np.random.default_rng(0)
+    own = generator.normal(size=(1, 30)) + 1
+    gains = generator.normal(0.4, 1, size=(8, 30))
+
+    def least(values):
+        return advice(own=own[0].tolist(), **{f"{i}": (own[0] - x).tolist() for i, x in enumerate(values)}).tests["0"][
+            1
+        ]
+
+    alone, copies, several = least(gains[:1]), least(gains[[0] * 8]), least(gains)
+    assert alone == copies and several > 2 * alone
+    assert alone == pytest.approx(stats.ttest_1samp(gains[0], 0).pvalue, abs=0.02)
 
 
 def test_a_run_is_advised_on_digits(capsys, run, digits, tmp_path):
@@ -140,7 +155,7 @@ def test_a_run_is_advised_on_digits(capsys, run, digits, tmp_path):
     )
     assert code == 0 and not err, err  # no bar without a terminal
     assert "20 images against the same at 28 x 28" in out and "top-1 (%)" in out
-    assert re.search(r"^20 x 40: .* % of the classes change", out, re.MULTILINE)
+    assert re.search(r"^20 x 40: .* % of the predicted probability changes", out, re.MULTILINE)
     record = json.loads((tmp_path / "advice.json").read_text())
     assert record["img_size"] == [28, 28] and len(record["sizes"]["(20, 40)"]["scores"]["area"]["loss"]) == 20
     assert {*record["sizes"]["(20, 20)"]["scores"]["area"]["correct"]} <= {0.0, 100.0}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from graticule.backbones.base import Backbone
 from graticule.encodings.forms.rotary import PlaneRotary
 from graticule.external.images import Size
 from graticule.external.traced_model import convert_stock, view_of
-from graticule.lab.studies.significance import Outcome, paired_outcomes
+from graticule.lab.studies.significance import LEVEL
 from graticule.position.folded import Folded
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS
@@ -35,8 +35,8 @@ from graticule.system.tables import PrintedTable
 
 #: The option that leaves a model as it is.
 OWN = "its own"
-#: The least number of images, and the loss that is left, in percent, above which only training helps.
-LEAST, TUNE = 10, 20.0
+#: The least number of images, and the change above which only training helps.
+LEAST, TUNE = 10, 0.15
 #: Resamplers that are tried in addition to every name with its defaults; one is that of DINOv2's released code.
 _VARIANTS = (
     *("bicubic(antialias=False)", "bilinear(antialias=False)", "bicubic(antialias=False, align_corners=True)"),
@@ -66,19 +66,16 @@ class Option(NamedTuple):
 def size_options(model: nn.Module) -> list[Option]:
     """Return what a model can do at other sizes, first what it does; at its own size, all do the same."""
     own = Option(OWN, "", lambda size: model)
-    if not isinstance(model, Backbone):
-        return [own, *(_of_library(model, name) for name in _resamplers("positions", "displacements"))]
+    if not isinstance(model, Backbone):  # of another library, that does not convert
+
+        def option(name: str) -> Option:
+            line = f"graticule.resize(model, {{size}}, resampler={name!r})"
+            return Option(name, line, lambda size: resize(shared_copy(model), size, resampler=name))
+
+        return [own, *map(option, _resamplers("positions", "displacements"))]
     changes = (*_resampled(model), *_rotated(model))
     options = [own, *(Option(name, line, lambda size, changed=changed: changed) for name, line, changed in changes)]
-    if hasattr(model, "windows"):
-        options = [own, *(_with_windows(model, option) for option in options)]
-    return options
-
-
-def _of_library(model: nn.Module, name: str) -> Option:
-    """Return a resampler of a model of another library that does not convert; building it raises if it is none."""
-    line = f"graticule.resize(model, {{size}}, resampler={name!r})"
-    return Option(name, line, lambda size: resize(shared_copy(model), size, resampler=name))
+    return [own, *(_with_windows(model, option) for option in options)] if hasattr(model, "windows") else options
 
 
 def _resamplers(*kinds: Any) -> list[str]:
@@ -179,22 +176,20 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Values of an option at a size, of each image.
+class Scores(NamedTuple):
+    """Values of an option at a size.
 
-    loss: the divergence of the predictions from those at the size of the model, in nats; without a head, one minus the
-        cosine of the mean patch with that at the size of the model, both without their mean over images.
-    content: the cosine of all patches with those at the size of the model in the same places, without `position`.
-    position: the cosine of the means over images of each place, without their own mean: one number.
-    same: 100 for the same class as at the size of the model, and 0; empty without a head.
-    correct: 100 for the class of the image, and 0; empty without labels.
+    loss: of each image, one minus the cosine of the features of its patches with those at the size of the model in the
+        same places, both without their mean over images at each place, which is position.
+    change: the mean over images of half the sum of the changes of class probabilities; without a head, of one minus
+        the cosine of the mean patch without position.
+    position: the cosine of those means at all places, without their own mean.
+    correct: 100 for the right class of an image, and 0; empty without labels.
     """
 
     loss: list[float]
-    content: list[float]
+    change: float
     position: float
-    same: list[float]
     correct: list[float]
 
 
@@ -204,10 +199,31 @@ class SizeAdvice:
 
     scores: option -> its values; those that are equal there to an earlier one are left out.
     python: option -> the lines that set it.
+    head: whether changes are of predictions.
     """
 
     scores: dict[str, Scores]
     python: dict[str, str]
+    head: bool
+
+    @cached_property
+    def tests(self) -> dict[str, tuple[Estimate, float]]:
+        """How much each other option loses less than the model's own, and p, adjusted for the number of options.
+
+        Images are paired: their differences get random signs, and p is the probability that the largest t of all
+        options is above that of one. So options that are nearly the same count as nearly one.
+
+        Reference: Resampling-Based Multiple Testing (Westfall and Young, 1993), 'max T'.
+        """
+        own = np.array(self.scores[OWN].loss)
+        gains = np.stack([own - scores.loss for name, scores in self.scores.items() if name != OWN])  # (options, n)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (9_999, len(own)))
+        means = np.concatenate([np.ones((1, len(own))), signs]) @ gains.T / len(own)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of gains that are all 0
+            t = np.nan_to_num(np.abs(means) / np.sqrt((gains**2).mean(1) - means**2), posinf=1e9)
+        p = (t.max(1)[1:, None] >= t[0] * (1 - 1e-12)).mean(0)
+        names = [name for name in self.scores if name != OWN]
+        return {name: (mean_estimate(gain), float(value)) for name, gain, value in zip(names, gains, p, strict=True)}
 
     @property
     def ranked(self) -> list[str]:
@@ -215,32 +231,20 @@ class SizeAdvice:
         return sorted(self.scores, key=lambda name: fmean(self.scores[name].loss))
 
     @property
-    def outcomes(self) -> dict[str, Outcome]:
-        """The paired test of each other option against the model's own, adjusted by Holm's method for all of them."""
-        own, others = self.scores[OWN].loss, [name for name in self.scores if name != OWN]
-        return dict(zip(others, paired_outcomes([(self.scores[name].loss, own) for name in others]), strict=True))
-
-    @property
     def chosen(self) -> str:
         """The option with the least loss if it differs from the model's own beyond chance, else the model's own."""
         best = self.ranked[0]
-        return best if best != OWN and self.outcomes[best].supported else OWN
-
-    @property
-    def left(self) -> float:
-        """The percentage of images that get another class with it, or without a head 100 times its loss."""
-        scores = self.scores[self.chosen]
-        return 100 - fmean(scores.same) if scores.same else 100 * fmean(scores.loss)
+        return best if best != OWN and self.tests[best][1] < LEVEL else OWN
 
     def lines(self) -> list[str]:
         """Return the advice for people."""
-        lost = "of the classes change" if self.scores[OWN].same else "of the content is lost"
-        lines = [f"{self.chosen}, {self.left:.0f} % {lost}"]
+        change, what = self.scores[self.chosen].change, "predicted probability" if self.head else "mean patch"
+        lines = [f"{self.chosen}, {100 * change:.0f} % of the {what} changes"]
         if self.chosen == OWN:
             why = "nothing else is better" if self.ranked[0] == OWN else "no difference found"
             lines[0] += f"; {why}, so leave the model as it is"
         lines += self.python.get(self.chosen, "").splitlines()
-        return lines + ["nothing here keeps the features: fine-tune at this size"] * (self.left > TUNE)
+        return lines + ["nothing here keeps the features: fine-tune at this size"] * (change > TUNE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,30 +261,23 @@ class Advice(PrintedTable):
     @property
     def heading(self) -> str:
         """The number of images, and what the numbers are."""
-        scores = next(iter(self.sizes.values())).scores[OWN]
-        loss = "divergence of predictions (nats)" if scores.same else "1 - cosine of the mean patch without position"
+        count = len(next(iter(self.sizes.values())).scores[OWN].loss)
         return (
-            f"{len(scores.loss)} images against the same at {by(self.img_size)}; loss: {loss}, with 95 % over images;\n"
-            "*: differs from its own beyond chance, paired over images and corrected for all options of the size"
+            f"{count} images against the same at {by(self.img_size)}: loss of the patches without position, and change "
+            "of the output, in %;\n95 % over images; *: differs from its own beyond chance, corrected for all options"
         )
 
     def summary(self, most: int = 3) -> list[tuple[str, ...]]:
         """Return a header, then the model's own option and the `most` best others at each size."""
-        first = next(iter(self.sizes.values())).scores[OWN]
-        further = [("same class (%)", "same"), ("top-1 (%)", "correct")]
-        further = [(title, name) for title, name in further if getattr(first, name)]
-        rows = [("size", "option", "loss", "below its own", "content", "position", *(title for title, _ in further))]
+        labels = bool(next(iter(self.sizes.values())).scores[OWN].correct)
+        rows = [("size", "option", "loss", "below its own", "change", "position", *["top-1 (%)"] * labels)]
         for size, advice in self.sizes.items():
-            others = [name for name in advice.ranked if name != OWN]
-            for name in (OWN, *others[:most]):
-                scores, outcome = advice.scores[name], advice.outcomes.get(name)
-                test, below = outcome and outcome.test, ""
-                if test:
-                    below = Estimate(-test.difference, -test.high, -test.low).text(None, 1, 3) + "*" * outcome.supported
-                loss = mean_estimate(np.array(scores.loss)).text(None, 1, 3)
-                rest = [f"{fmean(getattr(scores, name)):.1f}" for _, name in further]
-                cosines = f"{fmean(scores.content):.3f}", f"{scores.position:.3f}"
-                rows.append((by(size), name, loss, below, *cosines, *rest))
+            for name in (OWN, *[name for name in advice.ranked if name != OWN][:most]):
+                loss, change, position, correct = advice.scores[name]
+                gain, p = advice.tests.get(name, (None, 1.0))
+                below = "" if gain is None else gain.text() + "*" * (p < LEVEL)
+                cells = mean_estimate(np.array(loss)).text(), below, f"{100 * change:.1f}", f"{position:.3f}"
+                rows.append((by(size), name, *cells, *([f"{fmean(correct):.1f}"] if correct else [])))
         return rows
 
     def lines(self) -> list[str]:
@@ -350,9 +347,9 @@ def advise(
     if all(len(models) == 1 for models in tried.values()):
         words = (getattr(network, "created", None) or {}).get("arguments", {})
         raise ValueError(
-            "`model` must have a table or a bias that is resampled, a rotation of patches, or windows, to do something "
-            f"else at these sizes, got {type(model).__name__} with {words.get('encoding', 'no known encoding')}, which "
-            "is computed in one way, or absent; graticule evaluate --sizes shows what it loses."
+            "`model` must have a table or a bias that is resampled, a rotation, or windows, to do something else at "
+            f"these sizes, got {type(model).__name__} with {words.get('encoding', 'no known encoding')}, which is "
+            "computed in one way, or absent; graticule evaluate --sizes shows what it loses."
         )
     check_images(given := get(home), LEAST)
     costs = {size: math.prod(size) / math.prod(home) for size in (home, *sizes)}
@@ -379,7 +376,7 @@ def advise(
         scores = {name: _scores(reference, run(changed, size, name), labels) for name, changed in tried[size].items()}
         facts = {"size": size, "windows": windows_at(network, size) if hasattr(network, "windows") else ()}
         python = {name: first + line.format(**facts) for name, line, _ in options if line}
-        advice[size] = SizeAdvice(scores, python)
+        advice[size] = SizeAdvice(scores, python, reference[1].numel() > 0)
     if bar:
         bar.close()
     return Advice(home, advice)
@@ -393,10 +390,9 @@ def _scores(home: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], labels: S
     content = [(patches - place).flatten(1) for patches, place in zip((old, new), places, strict=True)]
     position = [(place - place.mean((1, 2), keepdim=True)).flatten() for place in places]
     pooled = [part.unflatten(1, old.shape[1:]).mean((2, 3)) for part in content]
-    loss, same, correct = 1 - F.cosine_similarity(*pooled), torch.empty(0), torch.empty(0)
+    change, right = 1 - F.cosine_similarity(*pooled), torch.empty(0)
     if first.numel():
-        loss = F.kl_div(second.log_softmax(-1), first.log_softmax(-1), log_target=True, reduction="none").sum(-1)
-        same = 100.0 * (second.argmax(-1) == first.argmax(-1))
-        correct = same[:0] if labels is None else 100.0 * (second.argmax(-1) == torch.tensor(labels))
-    values = (loss, F.cosine_similarity(*content), F.cosine_similarity(*position, dim=0), same, correct)
-    return Scores(*(value.tolist() for value in values))
+        change = (first.softmax(-1) - second.softmax(-1)).abs().sum(-1) / 2
+        right = right if labels is None else 100.0 * (second.argmax(-1) == torch.tensor(labels))
+    cosine = F.cosine_similarity(*position, dim=0)
+    return Scores((1 - F.cosine_similarity(*content)).tolist(), float(change.mean()), float(cosine), right.tolist())
