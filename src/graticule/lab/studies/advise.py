@@ -37,11 +37,9 @@ from graticule.system.tables import PrintedTable
 OWN = "its own"
 #: The least number of images, and the change above which only training helps.
 LEAST, TUNE = 10, 0.15
-#: Resamplers that are tried in addition to every name with its defaults; one is that of DINOv2's released code.
-_VARIANTS = (
-    *("bicubic(antialias=False)", "bilinear(antialias=False)", "bicubic(antialias=False, align_corners=True)"),
-    *("bicubic(antialias=False, offset=0.1)", "geometric(mode='linear')"),
-)
+#: Options of resamplers that are tried in addition to the defaults of each; an offset of 0.1 is that of DINOv2's code.
+_FILTERS = ("antialias=False", "antialias=False, align_corners=True", "antialias=False, offset=0.1")
+_VARIANTS = *(f"bicubic({options})" for options in _FILTERS), "bilinear(antialias=False)", "geometric(mode='linear')"
 #: Scalings of rotations that are tried; the last keeps frequencies of more than one turn, which small grids have.
 _SCALINGS: tuple[dict[str, Any], ...] = (
     *({}, {"scaling": "interpolation"}, {"scaling": "ntk"}, {"scaling": "yarn"}),
@@ -300,11 +298,10 @@ def advise(
 ) -> Advice:
     """Choose what the position of a frozen model should do at other sizes, by unlabeled images; nothing is trained.
 
-    Options that leave the model as it is at its own size are compared at the others with the features of the same
-    images at its own: resamplers of tables and biases, scalings of rotations (none, interpolation, NTK, and YaRN with
-    two ramps), also in patches of the model's own size where coordinates are relative to the grid, and windows that
-    grow with the image. The model is not changed. One of timm or transformers is converted; of one that does not
-    convert, the tables that it adds to its tokens are resampled.
+    Options that leave the model as it is at its own size are compared with it there: resamplers of tables and biases,
+    scalings of rotations (none, interpolation, NTK, YaRN with two ramps), also in patches of its own size where
+    coordinates are relative to the grid, and windows that grow with the image. The model is not changed. One of timm or
+    transformers is converted; of one that does not convert, the tables that `resize` takes are resampled.
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
