@@ -32,7 +32,7 @@ from evidence.results import Cell
 from graticule.lab.data.module import DataModule
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.advise import OWN, advise, distinct, size_options
-from graticule.lab.studies.tables import csv_of_records, read_records, size_text
+from graticule.lab.studies.tables import csv_of_records, read_records
 from graticule.lab.training.run import Run
 
 FILE = Path(__file__).parents[1] / "docs/data/measured/advice.csv"
@@ -46,7 +46,17 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...], tuple[int, ...]]] = {
     "dinov3": (VIT, "rope(preset='dinov3')", (), SIDES),
     "swin": ("swin_tiny_patch4_window7_224", "relative_bias", SMALL_SWIN, (32, 40, 48, 64)),
 }
-COLUMNS = ("chosen most", "at home", OWN, "as advised", "best of all", "canvas, its own", "canvas, chosen most")
+
+
+def cells(name: str, rows: list[tuple[Any, ...]], *facts: str) -> list[Cell]:
+    """Return the cells of a model: accuracies of its own, as advised, and of the best; on a canvas the first two."""
+    table = {(name, "at home"): [rows[0][2]]}
+    for times, (_, _, _, own, advised, best, *canvas) in zip(("1.5", "2", "4"), rows, strict=False):
+        table[name, f"{times} times the tokens"] = [own, advised, best]
+        if canvas:
+            table[f"{name}, canvas", f"{times} times the tokens"] = canvas
+    texts = {key: " / ".join(f"{value:.1f}" for value in values) for key, values in table.items()}
+    return [Cell("model", row, column, text, *[""] * 6, *facts) for (row, column), text in texts.items()]
 
 
 def trained(name: str, folder: Path, quick: bool) -> Any:
@@ -67,7 +77,7 @@ def top1(model: Any, batches: Any) -> float:
 
 
 def small(name: str, options: argparse.Namespace) -> list[tuple[Any, ...]]:
-    """Return the values of `COLUMNS` at each size, after the size, for a small model."""
+    """Return sizes, what is chosen most, accuracies at home, of its own, as advised, of the best, and on a canvas."""
     model = trained(name, options.runs / name, options.quick)
     sizes = [(side, side) for side in MODELS[name][3][1 : 2 if options.quick else None]]
     data = DataModule("fashion_mnist", size=model.img_size)
@@ -137,11 +147,7 @@ def main() -> None:
         for name in options.models:
             rows = encoder(options) if name == "dinov2" else small(name, options)
             facts = f"python benchmarks/advise.py --models {name}", str(datetime.date.today()), MACHINE
-            kept = [cell for cell in kept if not cell.row.startswith(f"{name} |")]
-            for size, *values in rows:
-                for column, value in zip(COLUMNS, values, strict=False):
-                    text = value if isinstance(value, str) else f"{value:.1f}"
-                    kept.append(Cell("model | size", f"{name} | {size_text(size)}", column, text, *[""] * 6, *facts))
+            kept = [cell for cell in kept if cell.row.partition(",")[0] != name] + cells(name, rows, *facts)
     if not options.quick:
         FILE.write_text(csv_of_records(Cell, kept), encoding="utf-8")
 

@@ -63,17 +63,21 @@ class Option(NamedTuple):
 
 def size_options(model: nn.Module) -> list[Option]:
     """Return what a model can do at other sizes, first what it does; at its own size, all do the same."""
-    own = Option(OWN, "", lambda size: model)
+    own = Option(OWN, "", partial(_same, model))
     if not isinstance(model, Backbone):  # of another library, that does not convert
 
         def option(name: str) -> Option:
             line = f"graticule.resize(model, {{size}}, resampler={name!r})"
-            return Option(name, line, lambda size: resize(shared_copy(model), size, resampler=name))
+            return Option(name, line, lambda size: resize(shared_copy(model), (size[0], size[1]), resampler=name))
 
         return [own, *map(option, _resamplers("positions", "displacements"))]
     changes = (*_resampled(model), *_rotated(model))
-    options = [own, *(Option(name, line, lambda size, changed=changed: changed) for name, line, changed in changes)]
+    options = [own, *(Option(name, line, partial(_same, changed)) for name, line, changed in changes)]
     return [own, *(_with_windows(model, option) for option in options)] if hasattr(model, "windows") else options
+
+
+def _same(model: Any, size: Size) -> Any:
+    return model
 
 
 def _resamplers(*kinds: Any) -> list[str]:
@@ -159,8 +163,10 @@ def distinct(options: Sequence[Option], size: Size) -> dict[str, Any]:
     for option in options:
         with suppress(ValueError):  # a resampler that suits no table of a model of another library
             model: Any = option.build(size)
-            grid = model.grid_at(size) if isinstance(model, Backbone) else object()
-            parts = [grid, *tree_leaves(list(map(tuple, model.position(grid))) if isinstance(model, Backbone) else ())]
+            parts: list[Any] = [object()]
+            if isinstance(model, Backbone):
+                grid = model.grid_at(size)
+                parts = [grid, *tree_leaves(list(map(tuple, model.position(grid))))]
             if not any(len(old) == len(parts) and all(map(_equal, old, parts)) for old in known):
                 known.append(parts)
                 models[option.name] = model
@@ -364,7 +370,8 @@ def advise(
             if bar:
                 bar.set_description(f"{by(size)}, {name}", refresh=False)
                 bar.update(int(costs[size] * len(batch)))
-        return tuple(map(torch.cat, zip(*outputs, strict=True)))
+        patches, logits = map(torch.cat, zip(*outputs, strict=True))
+        return patches, logits
 
     reference = run(network, home, OWN)
     advice = {}
@@ -384,12 +391,11 @@ def _scores(home: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], labels: S
     (old, new), (first, second) = zip(home, other, strict=True)
     new = build_resampler("bilinear")(new, old.shape[2:])
     places = old.mean(0), new.mean(0)
-    content = [(patches - place).flatten(1) for patches, place in zip((old, new), places, strict=True)]
-    position = [(place - place.mean((1, 2), keepdim=True)).flatten() for place in places]
-    pooled = [part.unflatten(1, old.shape[1:]).mean((2, 3)) for part in content]
-    change, right = 1 - F.cosine_similarity(*pooled), torch.empty(0)
+    a, b = old - places[0], new - places[1]
+    loss = 1 - F.cosine_similarity(a.flatten(1), b.flatten(1))
+    c, d = ((place - place.mean((1, 2), keepdim=True)).flatten() for place in places)
+    change, right = 1 - F.cosine_similarity(a.mean((2, 3)), b.mean((2, 3))), torch.empty(0)
     if first.numel():
         change = (first.softmax(-1) - second.softmax(-1)).abs().sum(-1) / 2
         right = right if labels is None else 100.0 * (second.argmax(-1) == torch.tensor(labels))
-    cosine = F.cosine_similarity(*position, dim=0)
-    return Scores((1 - F.cosine_similarity(*content)).tolist(), float(change.mean()), float(cosine), right.tolist())
+    return Scores(loss.tolist(), float(change.mean()), float(F.cosine_similarity(c, d, dim=0)), right.tolist())
