@@ -192,7 +192,6 @@ def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_p
     for command in (
         ("predict", gone, file),
         ("audit", gone, "--images", pictures, "--sizes", 12),
-        ("advise", gone, "--images", pictures, "--sizes", 12),
         ("explore", gone, "--images", file),
         ("publish", gone, tmp_path / "published"),
     ):
