@@ -63,17 +63,17 @@ class Option(NamedTuple):
 
 def size_options(model: nn.Module) -> list[Option]:
     """Return what a model can do at other sizes, first what it does; at its own size, all do the same."""
-    own = Option(OWN, "", partial(_same, model))
+    unchanged = Option(OWN, "", partial(_same, model))
     if not isinstance(model, Backbone):  # of another library, that does not convert
 
         def option(name: str) -> Option:
             line = f"graticule.resize(model, {{size}}, resampler={name!r})"
             return Option(name, line, lambda size: resize(shared_copy(model), (size[0], size[1]), resampler=name))
 
-        return [own, *map(option, _resamplers("positions", "displacements"))]
+        return [unchanged, *map(option, _resamplers("positions", "displacements"))]
     changes = (*_resampled(model), *_rotated(model))
-    options = [own, *(Option(name, line, partial(_same, changed)) for name, line, changed in changes)]
-    return [own, *(_with_windows(model, option) for option in options)] if hasattr(model, "windows") else options
+    options = [unchanged, *(Option(name, line, partial(_same, changed)) for name, line, changed in changes)]
+    return [unchanged, *(_with_windows(model, option) for option in options)] if hasattr(model, "windows") else options
 
 
 def _same(model: Any, size: Size) -> Any:
@@ -219,10 +219,10 @@ class SizeAdvice:
 
         Reference: Resampling-Based Multiple Testing (Westfall and Young, 1993), 'max T'.
         """
-        own = np.array(self.scores[OWN].loss)
-        gains = np.stack([own - scores.loss for name, scores in self.scores.items() if name != OWN])  # (options, n)
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], (9_999, len(own)))
-        means = np.concatenate([np.ones((1, len(own))), signs]) @ gains.T / len(own)
+        losses = np.array(self.scores[OWN].loss)
+        gains = np.stack([losses - scores.loss for name, scores in self.scores.items() if name != OWN])  # (options, n)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (9_999, len(losses)))
+        means = np.concatenate([np.ones((1, len(losses))), signs]) @ gains.T / len(losses)
         with np.errstate(divide="ignore", invalid="ignore"):  # of gains that are all 0
             t = np.nan_to_num(np.abs(means) / np.sqrt((gains**2).mean(1) - means**2), posinf=1e9)
         p = (t.max(1)[1:, None] >= t[0] * (1 - 1e-12)).mean(0)
@@ -354,10 +354,10 @@ def advise(
             f"these sizes, got {type(model).__name__} with {words.get('encoding', 'no known encoding')}, which is "
             "computed in one way, or absent; graticule evaluate --sizes shows what it loses."
         )
-    check_images(given := get(home), LEAST)
+    check_images(first := get(home), LEAST)
     costs = {size: math.prod(size) / math.prod(home) for size in (home, *sizes)}
     passes = 1 + sum(costs[size] * len(tried[size]) for size in sizes)
-    bar = progress and progress(total=math.ceil(passes * len(given)), unit="img")
+    bar = progress and progress(total=math.ceil(passes * len(first)), unit="img")
 
     def run(changed: nn.Module, size: Size, name: str) -> tuple[Tensor, Tensor]:
         """Return patches (B, D, H, W), and logits (B, classes) or nothing."""
@@ -375,11 +375,11 @@ def advise(
 
     reference = run(network, home, OWN)
     advice = {}
-    first = "" if converted is None else "model = graticule.convert(model)\n"
+    before = "" if converted is None else "model = graticule.convert(model)\n"
     for size in sizes:
         scores = {name: _scores(reference, run(changed, size, name), labels) for name, changed in tried[size].items()}
         facts = {"size": size, "windows": windows_at(network, size) if hasattr(network, "windows") else ()}
-        python = {name: first + line.format(**facts) for name, line, _ in options if line}
+        python = {name: before + line.format(**facts) for name, line, _ in options if line}
         advice[size] = SizeAdvice(scores, python, reference[1].numel() > 0)
     if bar:
         bar.close()
