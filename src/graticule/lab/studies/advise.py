@@ -50,7 +50,7 @@ _ALIKE = (("separate", "min", "max"), ("corners", "area"))
 _RELATIVE = ("coordinates", "base", "turns", "periods", "pixels", "linear", "shift")
 
 
-class Option(NamedTuple):
+class SizeOption(NamedTuple):
     """Something that the position of a model can do at other sizes: its name, Python that sets it, and the model.
 
     `line` has {size} and {windows}; `build` maps the (height, width) of images in pixels to the model.
@@ -61,18 +61,18 @@ class Option(NamedTuple):
     build: Callable[[Size], Any]
 
 
-def size_options(model: nn.Module) -> list[Option]:
+def size_options(model: nn.Module) -> list[SizeOption]:
     """Return what a model can do at other sizes, first what it does; at its own size, all do the same."""
-    unchanged = Option(OWN, "", partial(_same, model))
+    unchanged = SizeOption(OWN, "", partial(_same, model))
     if not isinstance(model, Backbone):  # of another library, that does not convert
 
-        def option(name: str) -> Option:
+        def option(name: str) -> SizeOption:
             line = f"graticule.resize(model, {{size}}, resampler={name!r})"
-            return Option(name, line, lambda size: resize(shared_copy(model), (size[0], size[1]), resampler=name))
+            return SizeOption(name, line, lambda size: resize(shared_copy(model), (size[0], size[1]), resampler=name))
 
         return [unchanged, *map(option, _resamplers("positions", "displacements"))]
     changes = (*_resampled(model), *_rotated(model))
-    options = [unchanged, *(Option(name, line, partial(_same, changed)) for name, line, changed in changes)]
+    options = [unchanged, *(SizeOption(name, line, partial(_same, changed)) for name, line, changed in changes)]
     return [unchanged, *(_with_windows(model, option) for option in options)] if hasattr(model, "windows") else options
 
 
@@ -102,7 +102,7 @@ def windows_at(model: Any, size: Size) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, grown))
 
 
-def _with_windows(model: Any, option: Option) -> Option:
+def _with_windows(model: Any, option: SizeOption) -> SizeOption:
     """Return an option with windows that grow with the image."""
 
     def build(size: Size) -> Any:
@@ -111,7 +111,7 @@ def _with_windows(model: Any, option: Option) -> Option:
         return changed
 
     name = "larger windows" if option.name == OWN else f"larger windows, {option.name}"
-    return Option(name, f"{option.line}\nmodel.set_input_size({{size}}, window_size={{windows}})".strip(), build)
+    return SizeOption(name, f"{option.line}\nmodel.set_input_size({{size}}, window_size={{windows}})".strip(), build)
 
 
 def _rotated(model: Backbone) -> Iterator[tuple[str, str, Backbone]]:
@@ -156,7 +156,7 @@ def _rotary_specs(spec: Spec, rotary: Sequence[Any]) -> Iterator[tuple[str, Spec
         yield known + name, Spec(spec.name, {**options, **scaling, **reference})
 
 
-def distinct(options: Sequence[Option], size: Size) -> dict[str, Any]:
+def distinct(options: Sequence[SizeOption], size: Size) -> dict[str, Any]:
     """Return the models of the options that are possible at a size, and whose position differs from earlier ones."""
     models: dict[str, Any] = {}
     known: list[list[Any]] = []
