@@ -56,7 +56,7 @@ def cells(name: str, rows: list[tuple[Any, ...]], *facts: str) -> list[Cell]:
         if canvas:
             table[f"{name}, canvas", f"{times} times the tokens"] = canvas
     texts = {key: " / ".join(f"{value:.1f}" for value in values) for key, values in table.items()}
-    return [Cell("model", row, column, text, *[""] * 6, *facts) for (row, column), text in texts.items()]
+    return [Cell("model", row, column, text, "", "", *facts) for (row, column), text in texts.items()]
 
 
 def trained(name: str, folder: Path, quick: bool) -> Any:
