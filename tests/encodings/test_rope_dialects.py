@@ -266,7 +266,7 @@ REFUSED = {
     "rope(scaling='dy_yarn', reference=(4, 4, 4))": "`reference` must have 2 sides, as many as the grid has axes",
     "rope(resonance='turns')": "`resonance` must be 'wavelengths' without `scaling`",
     "rope(scaling='dy_yarn', ramp=(1, 2))": "`ramp` must be left out with scaling 'dy_yarn'",
-    "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches' or .*'separate'",
+    "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches', .*'separate'",
     "rope(coordinates=('patches', 'centered', 'centered'))": "`coordinates` must be 2 names, one for each axis",
     "rope(coordinates=('patches', 'center'))": "`coordinates`.*'patches', 'centered', ",
     "rope(base=(100, 10, 1))": "`base` must be 2 numbers, one for each axis, got",
