@@ -17,7 +17,7 @@ from statistics import fmean
 
 from evidence.built import built_text, write_built
 from evidence.claims import claims_part, which_part, why_part
-from evidence.contrasts import COLUMNS, Registry
+from evidence.contrasts import Registry
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.study import TRAINED, Endpoint, load_study
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
@@ -116,14 +116,12 @@ def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> 
     rows = registry.of(data=name)
     found = [(re.sub("encoding=|joining=", "", row.contrast), row, contrast) for row, contrast in rows]
     places = list(dict.fromkeys((row.variant, row.at) for _, row, _ in found))
-    if len(places) == 1:
-        return markdown(
-            [("contrast", *COLUMNS), *((text + row.mark, *contrast.cells()) for text, row, contrast in found)]
-        )
     if order:
         places.sort(key=lambda place: [*map(order.index, place)])
     titles = [", ".join(filter(None, (variant, at * (at != TRAINED)))) or TRAINED for variant, at in places]
-    cells = {(text, row.variant, row.at): contrast.short() + row.mark for text, row, contrast in found}
+    cells = {
+        (text, row.variant, row.at): contrast.short(1 + (len(places) == 1)) + row.mark for text, row, contrast in found
+    }
     texts = dict.fromkeys(text for text, _, contrast in found if contrast.values)
     return markdown(
         [("contrast", *titles), *((text, *(cells.get((text, *place), "") for place in places)) for text in texts)]
