@@ -53,6 +53,13 @@ SMALLEST = list(
 ENCODERS = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
 
 
+def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
+    """Build the small model of `family`, with the family's own encoding if none is given."""
+    name, sizes = SMALL[family]
+    chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
+    return graticule.create_model(name, joining=joining, num_classes=5, **{**sizes, **chosen, **kwargs})
+
+
 def takes(joining: str, encoding: str) -> bool:
     """Return whether a joining supports an encoding, by their classes and learned parameters."""
     kind, how = ENCODINGS[encoding], JOININGS[joining]

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from graticule.backbones.registry import FAMILIES
-from graticule.lab.studies.matrix import build
-from tiny import SMALL, THREE, draw, families, gradients, images, shallow, tiny
+from tiny import SMALL, THREE, build, draw, families, gradients, images, shallow, tiny
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,23 @@ from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
-from graticule.lab.studies.matrix import build
 from graticule.layers.gating import mix_tokens
 from graticule.surgery.change import change_position
 from in_turn import in_turn
-from tiny import GATED, SMALL, THREE, assert_same, count, draw, families, having, images_for, shallow, three_families
+from tiny import (
+    GATED,
+    SMALL,
+    THREE,
+    assert_same,
+    build,
+    count,
+    draw,
+    families,
+    having,
+    images_for,
+    shallow,
+    three_families,
+)
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import graticule
-from graticule.lab.studies.matrix import build
-from tiny import SMALL, images_for, shallow
+from tiny import SMALL, build, images_for, shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")

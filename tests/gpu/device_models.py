@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.lab.studies.matrix import build
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
-from tiny import GATED, SMALL, draw
+from tiny import GATED, SMALL, build, draw
 
 Case = tuple[str, str | None, str]
 PLAIN = "ViT, DeiT"

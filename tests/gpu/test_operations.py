@@ -11,10 +11,9 @@ from device_models import PLAIN, assert_close_in_norm, devices_of, images_for, m
 
 import graticule
 from graticule import analysis
-from graticule.lab.studies.matrix import build
 from graticule.surgery.change import change_position
 from graticule.testing import check_model
-from tiny import SIZE, shallow
+from tiny import SIZE, build, shallow
 
 TABLE = (PLAIN, "learnable+relative_bias", "lape")
 LEARNABLE = (PLAIN, "learnable", "default")

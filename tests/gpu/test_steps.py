@@ -10,8 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graticule.lab.studies.matrix import build
-from tiny import without_memory
+from tiny import build, without_memory
 
 every_case = pytest.mark.parametrize("case", CASES, ids=name_of)
 

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import distributed, nn
 
 import graticule
-from graticule.lab.studies.matrix import build
 from graticule.position.position import ENCODINGS
-from tiny import SIZE, SMALL, draw, tiny
+from tiny import SIZE, SMALL, build, draw, tiny
 
 
 def difference(make, real, images, how):

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import graticule
-from graticule.lab.studies.matrix import build
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from in_turn import case
-from tiny import SMALL, draw, shallow
+from tiny import SMALL, build, draw, shallow
 
 #: Encodings with a reference grid that is none of their options, beside all encodings by their names.
 REFERENCES = (

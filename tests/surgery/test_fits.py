@@ -16,7 +16,6 @@ import graticule.encodings.sinusoidal
 from graticule import Grid
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.lab.studies.matrix import build
 from graticule.position.joining import TableScale
 from graticule.position.position import ENCODINGS
 from graticule.surgery.change import change_position
@@ -25,7 +24,7 @@ from graticule.surgery.fits.contributions import is_pre_norm, table_contribution
 from graticule.surgery.fits.registry import Before
 from graticule.surgery.fits.tables import factorize, fit_norm
 from in_turn import in_turn
-from tiny import DIM, SIZE, assert_same, draw, images, tiny
+from tiny import DIM, SIZE, assert_same, build, draw, images, tiny
 
 GRID = Grid(3, 5)
 

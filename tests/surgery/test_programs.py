@@ -15,10 +15,9 @@ from torch.export import load
 import graticule
 from graticule import Grid
 from graticule.encodings.global_filter import GlobalFilters
-from graticule.lab.studies.matrix import build
 from graticule.surgery.export import export as export_function
 from graticule.surgery.export_program import Exportable, Program, Sizes, trace
-from tiny import SIZE, draw, images, tiny
+from tiny import SIZE, build, draw, images, tiny
 
 EVERY = ("batch", "sides")
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 import graticule
 from commands import run_command
-from graticule.lab.studies.matrix import build
 from graticule.testing.methods import check_model
 from graticule.testing.model_under_test import ModelUnderTest
 from graticule.testing.models import CHECKS, inspect_model, sizes
 from graticule.testing.order import roughness
+from tiny import build
 
 PROCESS_WIDE: dict[object, Tensor] = {}
 

@@ -10,11 +10,11 @@ import torch
 import graticule
 from evidence.names import gallery_table, table
 from graticule.backbones.registry import MODELS
-from graticule.lab.studies.matrix import GROUPS, build, combinations, family_defaults, initials
+from graticule.lab.studies.matrix import GROUPS, combinations, family_defaults, initials
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import PYRAMIDS, SMALL, THREE, families, fields, goes_with, takes
+from tiny import PYRAMIDS, SMALL, THREE, build, families, fields, goes_with, takes
 
 #: The fields of `LayerPosition` that a family declares; the contract of backbones proves that its layers use them.
 USES = {family: MODELS[name].kind.takes for family, (name, _) in SMALL.items()}

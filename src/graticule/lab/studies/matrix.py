@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from graticule.backbones.registry import FAMILIES, MODELS, create_model, list_small_models
+from graticule.backbones.registry import MODELS, create_model, list_small_models
 from graticule.encodings.build import build_position, list_encodings, list_joinings
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
@@ -17,13 +17,6 @@ from graticule.hub.config import take_position
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS, Encoding
 from graticule.registry.specs import Spec
-
-
-def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
-    """Build the small model of `family`, with the family's own encoding if none is given."""
-    name, sizes = FAMILIES[family]
-    chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
-    return create_model(name, joining=joining, num_classes=5, **{**sizes, **chosen, **kwargs})
 
 
 def families() -> dict[str, Any]:
