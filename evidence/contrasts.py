@@ -69,10 +69,10 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
         for side, at in where.items():  # a mean over all tasks, where a score below chance counts as chance
             scores |= {(choice, "mean", at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
     else:
-        for score in read_table(folder / f"study_{name}.csv"):
-            if score.metric != "loss":
-                at = score.at if score.metric in ("top1", "miou", "bits") else f"{score.metric}, {score.at}"
-                scores.setdefault((score.choice, score.variant, at), {})[score.seed] = score.value
+        for row in read_table(folder / f"study_{name}.csv"):
+            if row.metric != "loss":
+                at = row.at if row.metric in ("top1", "miou", "bits") else f"{row.metric}, {row.at}"
+                scores.setdefault((row.choice, row.variant, at), {})[row.seed] = row.value
     return scores
 
 
@@ -260,4 +260,4 @@ class Registry:
 
 
 def _key(data: str, terms: Iterable[Term], sign: int = 1) -> tuple[str, frozenset[Term]]:
-    return data, frozenset((sign * weight, *rest) for weight, *rest in terms)
+    return data, frozenset((sign * weight, choice, variant, at) for weight, choice, variant, at in terms)

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from graticule.lab.studies.study import Measured, Study, place
 
-SIZES, MODES = ((24, 24), (28, 28), (40, 40)), ("canvas", "zoom")
+SIZES = (24, 24), (28, 28), (40, 40)
+MODES: tuple[Literal["canvas"], Literal["zoom"]] = ("canvas", "zoom")
 #: Encodings, some with LaPE, in the order of their scores on the largest canvas.
 CHOICES = (
     *("gpsa", "convolutional_projection", "gqpe_bias", "peg", "sandwich", "irpe", "coordinates", "decomposed", "pope"),

@@ -39,7 +39,11 @@ def set_coordinates(model: Any, counted: bool, moved: int = 0) -> None:
 
     for part in model.modules():
         if isinstance(part, Fire) and counted:  # the largest distance, R, is that of the trained grid
-            part._share = lambda distance, _, reference, part=part: Fire._share(part, distance, reference, reference)
+
+            def share(distance: Any, _: Any, reference: Any, part: Fire = part) -> Any:
+                return Fire._share(part, distance, reference, reference)
+
+            vars(part)["_share"] = share
         elif isinstance(part, Rope):
             power, known = counted - part.coordinates.in_patches, part.coordinates
 
@@ -48,7 +52,7 @@ def set_coordinates(model: Any, counted: bool, moved: int = 0) -> None:
                 unit = 1 if known.in_patches else 2 / built.height
                 return known(grid, device, built) * ratio**power + moved * unit
 
-            part.coordinates = changed
+            vars(part)["coordinates"] = changed
 
 
 def measure(run: Any) -> Iterator[Measured]:

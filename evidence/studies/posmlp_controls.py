@@ -1,5 +1,7 @@
 """PosMLP's Table 1 and Figure 1 (f) against a dense matrix with the norm, the start and the groups of GGQPE."""
 
+from typing import Any
+
 from graticule.lab.studies.study import Study
 
 #: Number of digits -> epochs with the same number of steps.
@@ -8,7 +10,7 @@ SHARES = {"500 digits": (500, 120), "4,000 digits": (4000, 15)}
 
 def study() -> Study:
     """Compare GGQPE with dense matrices that start as it does, on two shares of the data, in the same steps."""
-    units = {
+    units: dict[str, dict[str, Any]] = {
         "GGQPE": {"encoding": "ggqpe"},
         "dense": {"encoding": "gsgu(gaussian=True)", "model_kwargs": ("gate_norm=false",)},
     }
