@@ -13,10 +13,9 @@ from graticule.lab.commands.options import output_folder, parse
 from graticule.lab.pages.report import run_page
 from graticule.lab.studies.arms import FACTS
 from graticule.lab.studies.execution import executor_of, parse_on
-from graticule.lab.studies.images import Correct, read_images, write_images
 from graticule.lab.studies.plan import plan, planned_rows
 from graticule.lab.studies.results import Results
-from graticule.lab.studies.study import TRAINED, Study, list_studies, load_study, read_table
+from graticule.lab.studies.study import Study, list_studies, load_study, read_table
 from graticule.lab.studies.study_runs import missing_runs, run_study
 from graticule.lab.training.run import Run
 from graticule.registry.checks import known_name
@@ -52,8 +51,6 @@ class StudyOptions(RunOptions):
     """print the power of every test to find the margin, and the seeds and hours that it needs; train nothing"""
     quick: bool = False
     """only a few steps per run and one seed, to check that everything works"""
-    images: bool = False
-    """for classification: also store which test images each run has right, and give intervals over seeds and images"""
 
 
 def run(arguments: list[str]) -> int:
@@ -78,37 +75,22 @@ def run(arguments: list[str]) -> int:
     folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
     table = options.table or folder / f"study_{name}.csv"
     selected = _select(study, options)
-    end = study.endpoint
-    judged = end.metric or next(iter(study.recipes().values())).metric.key
-    if options.images and (judged, end.at, end.minus) != ("top1", TRAINED, None):
-        raise ValueError(
-            "`images` must be left out: it is for studies whose endpoint is top1 after training, got "
-            f"{dataclasses.replace(end, metric=judged)}."
-        )
     chosen: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.plan:
         return options.finish({"tests": options.print_table(*Results(name, selected, read_table(table)).power())})
     if options.list_:
-        rows = read_table(table)
-        missing = missing_runs(selected, rows, folder, **chosen)
+        missing = missing_runs(selected, read_table(table), folder, **chosen)
         records = options.print_table(*planned_rows(missing)) if missing else []
         measured = len(selected.cells) * len(selected.seeds) - len(missing)
-        cost = Results(name, selected, rows).cost()
-        options.say(f"{len(missing)} runs to train, {measured} in {table}; about {cost} on one core")
-        return options.finish({"runs": records, "kept": measured, "cost": cost})
+        options.say(f"{len(missing)} runs to train, {measured} in {table}")
+        return options.finish({"runs": records, "kept": measured})
     with executor_of(options.on) as executor:
         run_study(selected, folder, table, executor=executor, progress=not options.json, **chosen)
     written = [table]
     runs: dict[str, list[Run]] = {}
-    known = {(image.choice, image.variant, image.seed): image for image in read_images(table)}
     for planned_run in plan(study.recipes(**chosen), study.seeds, folder):
-        cell = (*study.cells[planned_run.choice], planned_run.recipe.seed)
         if planned_run.run.finished:
             runs.setdefault(planned_run.choice, []).append(Run(planned_run.folder))
-            if options.images and cell not in known:
-                known[cell] = Correct.of_run(*cell[:2], Run(planned_run.folder))
-    if options.images:
-        written.append(write_images(table, known.values()))
     results = Results.of_table(f"study_{name}", study, table)
     options.say(study.question)
     tables = show_results(results, options)

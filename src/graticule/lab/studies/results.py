@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from operator import sub
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import MOST_LINES, length_plot, resolution_plot, score_plot
 from graticule.lab.studies.arms import Arm, arms_table, read_arms
-from graticule.lab.studies.images import Correct, crossed_interval, read_images
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import (
     LEVEL,
@@ -46,14 +44,12 @@ class Tested(Outcome):
     """Test of the difference between two choices in a variant, or between two such differences.
 
     differences: of the seeds that both have.
-    images: 95 % interval over other seeds and other test images; None if the latter are not known.
     """
 
     choice: str
     reference: str
     variant: str
     differences: tuple[float, ...]
-    images: tuple[float, float] | None = None
 
     @property
     def label(self) -> str:
@@ -73,7 +69,6 @@ class Results:
     name: of the study, and of its files.
     study: the choices, seeds, conditions and tests.
     rows: the rows of its table.
-    images: which test images its runs classify correctly.
     folder: of its runs; None if only the table is known.
     arms: what its choices are.
     """
@@ -81,14 +76,15 @@ class Results:
     name: str
     study: Study
     rows: Sequence[StudyRow]
-    images: Sequence[Correct] = ()
     folder: Path | None = None
     arms: Sequence[Arm] = ()
 
     @classmethod
     def of_table(cls, name: str, study: Study, table: Path, folder: Path | None = None) -> Results:
-        """Read the results of a study from its table, and the files of images and of arms beside it."""
-        return cls(name, study, read_table(table), read_images(table), folder, read_arms(table))
+        """Read the results of the choices of a study from its table, and their arms from the file beside it."""
+        arms, cells = {(arm.choice, arm.variant): arm for arm in read_arms(table)}, study.cells.values()
+        rows = [row for row in read_table(table) if row.cell[:2] in cells]
+        return cls(name, study, rows, folder, [arms[cell] for cell in cells if cell in arms])
 
     @property
     def metric(self) -> str:
@@ -150,24 +146,9 @@ class Results:
             left, right = seeded if len(names) == 2 else (_less(*seeded[:2]), _less(*seeded[2:]))
             seeds = sorted(left.keys() & right.keys())
             scores.append(([left[seed] for seed in seeds], [right[seed] for seed in seeds]))
-            differences = tuple(map(sub, *scores[-1]))
-            asked.append((choice, reference, variant, differences, self._over_images(names, variant, seeds)))
+            asked.append((choice, reference, variant, tuple(map(sub, *scores[-1]))))
         outcomes = zip(asked, paired_outcomes(scores), strict=True)
         return [Tested(test.test, test.adjusted, test.tests, *pair) for pair, test in outcomes]
-
-    def _over_images(self, names: Sequence[str], variant: str, seeds: Sequence[int]) -> tuple[float, float] | None:
-        """Return the interval of a - b, or (a - b) - (c - d), over seeds and images.
-
-        None if images are missing, or the endpoint is another number than the accuracy on them.
-        """
-        if (self.metric, self.study.endpoint.at, self.study.endpoint.minus) != ("top1", TRAINED, None):
-            return None
-        correct = {(run.choice, run.variant, run.seed): run.values for run in self.images}
-        runs = [[(name, variant, seed) for name in names] for seed in seeds]
-        if len(seeds) < 2 or not correct.keys() >= set(chain(*runs)):
-            return None
-        signs = np.array((1, -1, -1, 1)[: len(names)])
-        return crossed_interval([signs @ np.stack([correct[run] for run in of_seed]) for of_seed in runs])
 
     def means(self) -> Rows:
         """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
@@ -194,10 +175,8 @@ class Results:
     def findings(self) -> Rows:
         """Return a header, then a row per test: difference with interval, p, p adjusted, finding."""
         rows: Rows = [("choice", "against", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")]
-        places, tests = self.study.decimals, self.tests()
-        if images := any(test.images for test in tests):
-            rows[0] = (*rows[0][:5], "over images too", *rows[0][5:])
-        for tested in tests:
+        places = self.study.decimals
+        for tested in self.tests():
             if not tested.differences:
                 continue
             values = ["-"] * 4
@@ -207,9 +186,6 @@ class Results:
                 values = [f"{test.difference:+.{places}f}", interval, *p]
             elif all(map(math.isfinite, tested.differences)):
                 values[0] = f"{fmean(tested.differences):+.{places}f}"
-            if images:
-                wider = "-" if tested.images is None else "{:+.{p}f} to {:+.{p}f}".format(*tested.images, p=places)
-                values.insert(2, wider)
             seeds = str(len(tested.differences))
             rows.append((tested.label, tested.reference, seeds, *values, tested.conclusion))
         return rows
@@ -264,8 +240,6 @@ class Results:
                 "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "
                 "is inconclusive."
             )
-        if any(test.images for test in tests):
-            notes.append('"Over images too" is the interval for other seeds and other test images.')
         marks = {
             UNPLACED: "With the position of a whole image, since they cannot encode a crop",
             RESAMPLED: "With a table that is resampled to some of the lengths",
@@ -283,12 +257,12 @@ class Results:
         Findings of tests that were made are also adjusted for all planned tests, as if p of the others were 1: Holm's
         method for the made tests alone is less strict than for the family that was planned.
         """
-        runs, tests = len(self.study.cells) * len(self.study.seeds), self.tests()
-        missing = runs - len({row.cell for row in self.rows})
-        if missing <= 0:
+        runs = {(*cell, seed) for cell in self.study.cells.values() for seed in self.study.seeds}
+        missing, tests = len(runs - {row.cell for row in self.rows}), self.tests()
+        if not missing:
             return ""
         made, planned = tests[0].tests if tests else 0, planned_tests(self.study)
-        text = f"This is an interim result: {missing:,} of {runs:,} planned runs are missing"
+        text = f"This is an interim result: {missing:,} of {len(runs):,} planned runs are missing"
         if made == planned:
             return f"{text}, and findings may change when they are added."
         text += f", and p (Holm) is adjusted for {made} of {planned} planned tests."
@@ -313,20 +287,6 @@ class Results:
         took = f", {format_seconds(fmean(seconds))} per run" if seconds else ""
         return f"{number} runs, {when}{took}, {'; '.join(machines)}; {'; '.join(versions)}."
 
-    def cost(self) -> str:
-        """Return an estimate of the wall time on one core of the runs that are not in the table."""
-        measured = {row.cell: row for row in self.rows}
-        took: dict[str, list[float]] = {}
-        for row in filter(lambda row: math.isfinite(row.seconds), measured.values()):
-            took.setdefault(row.variant, []).append(row.seconds)
-        left = sum(
-            fmean(took[variant]) if variant in took else self.study.seconds_of(variant) or 0.0
-            for choice, variant in self.study.cells.values()
-            for seed in self.study.seeds
-            if (choice, variant, seed) not in measured
-        )
-        return format_seconds(left)
-
     def tables(self) -> dict[str, tuple[str, Rows]]:
         """Return the tables of the page by name, each with its title; a header and rows."""
         measured = f"{_title(self.metric)}, mean and standard deviation over seeds"
@@ -345,7 +305,8 @@ class Results:
         follows = f" Based on {study.follows}." if study.follows else ""
         text = [f"**{study.question}**{follows}"] if study.question else []
         if not self.rows:
-            return "\n\n".join([*text, f"Not run. It takes about {self.cost()} on one core."])
+            seconds = len(study.seeds) * sum(study.seconds_of(variant) or 0.0 for _, variant in study.cells.values())
+            return "\n\n".join([*text, f"Not run. It takes about {format_seconds(seconds)} on one core."])
         text += [self.provenance(), study.controls]
         for title, rows in self.tables().values():
             text += [f"{title}:", markdown(rows)]
