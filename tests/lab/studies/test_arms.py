@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_study import SMALL, TINY, study
+from test_study import SMALL, TINY, rows, study
 
 from commands import run_command
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.arms import Arm, arms_table, measure_arm, read_arms, write_arms
 from graticule.lab.studies.plan import check_choices, plan
-from graticule.lab.studies.study import load_study, read_table
+from graticule.lab.studies.study import load_study, read_table, recipe_hash, write_table
 from graticule.lab.studies.study_runs import run_study
 from graticule.lab.training.task import build_model
 from graticule.registry.specs import Spec
@@ -72,6 +72,8 @@ def test_facts_are_those_of_the_model_with_the_defaults_of_its_family():
         ),
         ({"encoding": "learnable(std=1)", "model_kwargs": ()}, {"std": 1.0}, r"std 1, got 0\.8"),
         ({"encoding": "rope"}, {"std": 0.02}, "std 0.02, got None;"),
+        ({"encoding": "peg"}, {"encoding": "peg(kernal=3)"}, r"encoding peg\(kernal=3\), got peg\(kernel=3, .*;"),
+        ({}, {"grid": ""}, "grid none, got 7 x 7;"),
         ({"encoding": "peg + learnable"}, {"encoding": "peg"}, r"encoding peg, got peg \+ learnable;"),
         ({"joining": "lape_sharing"}, {"joining": "lape"}, "joining lape, got lape_sharing;"),
         (
@@ -111,7 +113,7 @@ def test_a_relative_bias_has_the_standard_deviation_of_all_its_layers_with_any_j
 def test_a_model_of_a_task_without_position_has_the_facts_that_it_can_have():
     plain = measure_arm(("a", ""), load_recipe("digits_quick"), torch.nn.Linear(2, 3), 5)
     assert (plain.encoding, plain.joining, plain.grid, plain.std, plain.parameters) == ("", "", "", None, 9)
-    assert plain.differences({"encoding": "rope", "std": 1.0}) == ["encoding rope, got ", "std 1, got None"]
+    assert plain.differences({"encoding": "rope", "std": 1.0}) == ["encoding rope, got none", "std 1, got None"]
     assert arms_table([plain])[1] == [("choice",), ("a",)]
 
 
@@ -120,6 +122,10 @@ def test_an_unknown_arm_or_fact_is_refused_when_a_study_is_declared():
         ({"d": {"std": 1}}, "`expects` must be one of 'a', 'b', 'c', 'x, y'; got 'd'"),
         ({"sdt": 1}, "`expects` must be one of model, .*; got 'sdt'; did you mean 'std'"),
         ({"a": {"sdt": 1}}, "`expects` must be one of model, .*; got 'sdt'"),
+        ({"std": "x"}, "`expects` std.*got 'x'"),
+        ({"encoding": ("rope",)}, "`expects` encoding.*got"),
+        ({"encoding": 3}, "`expects` encoding.*got 3"),
+        ({"a": {"encoding": "peg(kernel=[3"}}, "`expects` must be a name, or a name with options"),
     ):
         with pytest.raises(ValueError, match=message):
             study(expects=expects, variants={"x, y": {}})
@@ -141,6 +147,10 @@ def test_arms_are_recorded_beside_the_table_and_another_model_is_not_mixed_with_
         assert [arm.choice for arm in read_arms(table)] == names
     assert read_arms(table)[1].std is None
     write_arms(table, [replace(arm, std=0.3) for arm in read_arms(table)])
+    run_study(one, tmp_path, table, progress=False)  # no score is of the stored one
+    assert [arm.std for arm in read_arms(table)] == [pytest.approx(0.02, rel=0.1), 0.3]
+    (row,) = rows({"none": [50.0]})
+    write_table(table, [replace(row, seed=9, recipe=recipe_hash(SMALL.recipes()["none"]))])
     trained.clear()
     with pytest.raises(ValueError, match=r"of its table, .* 'none', which must have std 0.3, got None; .*move study_"):
         run_study(SMALL, tmp_path, table, progress=False)
@@ -190,7 +200,7 @@ def test_the_arms_of_every_study_are_as_stored_as_it_expects_and_as_its_labels_s
         said = [
             facts(*match.groups()) for text, facts in LABELS.items() for match in re.finditer(text, ", ".join(cell))
         ]
-        for facts in (arm.facts, declared.expected(*cell), *said):
+        for facts in (vars(arm), declared.expected(*cell), *said):
             assert today.differences(facts) == [], f"{name}: the label, expects, or python -m evidence.results"
         assert recipe.limit_train in (None, arm.images), name
     parameters = {(*cell, arm.parameters) for cell, arm in stored.items()}

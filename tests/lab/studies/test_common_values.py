@@ -42,6 +42,8 @@ def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
     base = Study(question="?", recipe="digits_quick", choices={"a": {}}, seconds=1, base={"epochs": 7, "lr": 0.1})
     changed = study_with(base, RunOptions(set_=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
     assert (changed.epochs, changed.lr) == (10, 0.1)
+    loaded = dataclasses.replace(base, recipe=load_recipe(base.recipe))
+    assert study_with(loaded, RunOptions(epochs=3)).recipes()["a"].epochs == 3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import JsonOutput, overridden
-from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.study import Study
 from graticule.registry.specs import split_outside
@@ -87,8 +86,9 @@ def study_with(study: Study, values: RunOptions) -> Study:
                 raise ValueError(
                     f"`set` must not change a value of the study's {of}, got {taken[0]}, which {name!r} changes."
                 )
-    start = dataclasses.replace(load_recipe(study.recipe), **study.base)
-    changed_recipe = values.changed(start, f"train {study.recipe}")
+    study.recipes()  # errors of the study come first
+    start = dataclasses.replace(study.start(), **study.base)
+    changed_recipe = values.changed(start, f"train {study.recipe}" if isinstance(study.recipe, str) else "train")
     changed = {
         field.name
         for field in dataclasses.fields(start)

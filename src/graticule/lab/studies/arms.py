@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import torch
 from pydantic import BeforeValidator
@@ -20,6 +20,8 @@ from graticule.lab.training.recipe import TrainingRecipe
 from graticule.position.joining import JOININGS
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS
+from graticule.registry.checks import known_name
+from graticule.registry.fields import check_value
 from graticule.registry.specs import Spec, parse_sum
 from graticule.system.files import write_text
 
@@ -58,22 +60,17 @@ class Arm:
     images: int
     epochs: int
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """All but choice and variant, by name."""
-        return {name: getattr(self, name) for name in FACTS}
-
     def differences(self, facts: Mapping[str, Any]) -> list[str]:
         r"""Describe the facts of the arm that are not `facts`; an option that these do not name may have any value.
 
         A standard deviation of n values may be off by four standard errors of a normal's, :math:`4 \sigma / \sqrt{2n}`.
         """
-        pairs = [(name, getattr(self, name), value) for name, value in facts.items()]
-        return [
-            f"{name} {_text(value)}, got {_named(built, value) if name in NAMED else _text(built)}"
-            for name, built, value in pairs
-            if not _alike(name, built, value, self.values)
-        ]
+        wrong = []
+        for name, value in facts.items():
+            if not _alike(name, built := getattr(self, name), value, self.values):
+                text = _named(built, value) if name in NAMED else _text(built)
+                wrong.append(f"{name} {_text(value) or 'none'}, got {text or 'none'}")
+        return wrong
 
 
 #: Names of the facts of an arm.
@@ -82,11 +79,22 @@ FACTS = tuple(field.name for field in dataclasses.fields(Arm))[2:]
 OF_LENGTH = ("images", "epochs")
 
 
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Check names and types of expected facts."""
+    kinds = get_type_hints(Arm, include_extras=True)
+    for name, value in facts.items():
+        known_name("expects", name, FACTS)
+        text = by(value) if isinstance(value, tuple) and name not in NAMED else value
+        check_value(kinds[name], text, f"`expects` {name}")
+        if name in NAMED:
+            _specs(value)
+
+
 def _alike(name: str, built: Any, value: Any, count: int) -> bool:
     if name in NAMED:
         return _options(value).items() <= _options(built).items()
     if name == "std" and built is not None and value is not None:
-        return bool(abs(built - value) <= 4 * value / math.sqrt(2 * count))
+        return bool(abs(built - float(value)) <= 4 * float(value) / math.sqrt(2 * count))
     return _text(built) == _text(value)
 
 
@@ -103,10 +111,13 @@ def _options(text: str) -> dict[Any, Any]:
 
 
 def _named(text: str, other: str) -> str:
-    """Return specs with those options alone that others name."""
+    """Return specs with those options alone that others name; with all if one of these is missing."""
     names = {name for spec in _specs(other) for name in spec.options}
-    specs = [Spec(spec.name, {n: spec.options[n] for n in spec.options if n in names}) for spec in _specs(text)]
-    return " + ".join(map(str, specs))
+    options = [
+        {name: value for name, value in spec.options.items() if name in names or not names <= spec.options.keys()}
+        for spec in _specs(text)
+    ]
+    return " + ".join(str(Spec(spec.name, chosen)) for spec, chosen in zip(_specs(text), options, strict=True))
 
 
 def _text(value: Any) -> str:

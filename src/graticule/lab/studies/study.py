@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from graticule.lab.studies.arms import FACTS
+from graticule.lab.studies.arms import check_facts
 from graticule.lab.studies.tables import csv_of_records, read_records, size_text
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Positive, Seed, Side, check_fields
@@ -43,11 +43,6 @@ class Endpoint:
     metric: str | None = None
     at: str = TRAINED
     minus: str | None = None
-
-    def __str__(self) -> str:
-        """Return its name for a table."""
-        name = self.metric or "score"
-        return f"{name} ({self.at})" + (f" - {name} ({self.minus})" if self.minus else "")
 
 
 @dataclass(frozen=True)
@@ -121,8 +116,7 @@ class Study:
         for name, facts in self.expects.items():
             if isinstance(facts, Mapping):
                 known_name("expects", name, [*self.choices, *self.variants])
-            for fact in facts if isinstance(facts, Mapping) else (name,):
-                known_name("expects", fact, FACTS)
+            check_facts(facts if isinstance(facts, Mapping) else {name: facts})
         if any((seconds := self.seconds_of(variant)) is not None and seconds <= 0 for variant in self.variants):
             raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
         conditions = [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
@@ -155,6 +149,12 @@ class Study:
             if (choice, variant) not in self.without
         }
 
+    def start(self) -> Any:
+        """Return the recipe, which is loaded if it is a name."""
+        from graticule.lab.recipes.load import load_recipe
+
+        return load_recipe(self.recipe) if isinstance(self.recipe, str) else self.recipe
+
     def recipes(self, *, quick: bool = False, data_root: Path | None = None) -> dict[str, Any]:
         """Return the recipes of `cells`, with the seed of the base.
 
@@ -165,20 +165,21 @@ class Study:
         Raises:
             ValueError: for a field that the recipe does not have, or a value that it does not take.
         """
-        from graticule.lab.recipes.load import load_recipe
-
-        base = load_recipe(self.recipe) if isinstance(self.recipe, str) else self.recipe
+        base = self.start()
         if self.endpoint.metric is not None and self.measure is None:
             metrics = dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))
             known_name("endpoint", self.endpoint.metric, metrics)
         fields = {entry.name for entry in dataclasses.fields(base)}
         recipes: dict[str, Any] = {}
         for name, (choice, variant) in self.cells.items():
-            changes = {**self.base, **self.variants[variant], **self.choices[choice]}
+            levels = {"base": self.base, "variants": self.variants[variant], "choices": self.choices[choice]}
+            changes: dict[str, Any] = {}
+            for argument, values in levels.items():
+                for key in values:
+                    known_name(argument, key, fields)
+                changes |= values
             if data_root is not None:
                 changes["data_root"] = data_root
-            for key in changes:
-                known_name("choices", key, fields)
             recipe = dataclasses.replace(base, **changes)
             recipes[name] = recipe.quick() if quick else recipe
         return recipes

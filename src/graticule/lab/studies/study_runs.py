@@ -249,12 +249,15 @@ def _add_rows(table: Path, rows: Sequence[StudyRow], folder: Path) -> None:
 
 
 def _add_arms(table: Path, arms: Iterable[Arm], folder: Path) -> None:
-    """Add the arms that the file beside `table` lacks; others must be as they are there."""
+    """Write arms to the file beside `table`; those with scores in the table must be as they are there."""
     with _writing(folder):
+        measured = {row.cell[:2] for row in read_table(table)}
         known = {(arm.choice, arm.variant): arm for arm in read_arms(table)}
         for arm in arms:
-            stored = known.setdefault((arm.choice, arm.variant), arm)
-            if wrong := arm.differences(stored.facts):
+            stored = known.get(cell := (arm.choice, arm.variant))
+            if stored is None or cell not in measured:
+                known[cell] = arm
+            elif wrong := arm.differences(vars(stored)):
                 raise ValueError(
                     f"`study` must build the models of its table, got another one for {arm.choice!r}, which must have "
                     f"{'; '.join(wrong)}; restore it, or move {table.name} and {table.stem}_arms.csv away."
