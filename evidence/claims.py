@@ -104,11 +104,11 @@ def ranked(registry: Registry, task: str) -> list[tuple[str, str, Asked, Contras
         (_, first, variant, at), (_, second, *_) = row.terms
         if len(reference) == 1 and first in reference:
             first, second, contrast = second, first, contrast.reversed()
-        text, less = (re.sub("encoding=|joining=", "", name).replace(",", ", ") for name in (first, second))
+        text, less = (re.sub("encoding=|joining=", "", re.sub(r",(?=joining)", ", ", name)) for name in (first, second))
         size = {TRAINED: "6 x 6 cells", "9 cells": "9 x 9 cells"}.get(at, "") if row.data == "gym" else variant
         column = CLASSIFY.get(task, size) or "difference"
         label = f"`{text}`" if len(reference) == 1 else f"`{text}` less `{less}`"
-        labeled.append((label.replace(",  ", ", "), column, row, contrast))
+        labeled.append((label, column, row, contrast))
     return sorted(labeled, key=lambda item: -fmean(item[3].values or [0.0]))
 
 

@@ -22,8 +22,8 @@ def study() -> Study:
         controls="'learnable, std 0.88' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), whose models train for 300 epochs",
         limits="The learning rate decays over all epochs of a run, so a run of 10 epochs is not the beginning of "
-        "one of 40. The runs of 10 epochs were known when the tests were chosen. Whether the gain differs between "
-        "lengths is not tested.",
+        "one of 40. The runs of 10 epochs are those of extrapolation, which the page of choices adjusts with others, "
+        "and were known when the tests were chosen. Whether the gain differs between lengths is not tested.",
         expects={
             "grid": (5, 5),
             **{f"{epochs} epochs": {"epochs": epochs} for epochs in (10, 40, 100)},

@@ -43,8 +43,7 @@ def study() -> Study:
         "layer: LaPE without its norms. 'queries and keys' does the same without the values. 'LN chain, std 1' is "
         "LaPE of a table that starts at 1: it moves as slowly as one without a norm, while under a norm one that "
         "starts at 0.02 moves 50 times as fast.",
-        limits="The tests here are of the trained size; those of other sizes, fixed at the same time, are in "
-        "evidence/contrasts.csv. 'LN chain, std 1' and its two tests were added when the other scores were known.",
+        limits="'LN chain, std 1' and its two tests were added when the other scores were known.",
         expects={
             **{"grid": (5, 5), "depth": 4},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

@@ -25,8 +25,8 @@ def study() -> Study:
         controls="As in lape_controls: the sinusoids have the same spread and place with and without LaPE's "
         "norms. None of its seeds is used again.",
         follows="CPVT (Chu et al., 2023), Tables 2 and 7; LaPE (Yu et al., 2023), Table 7",
-        limits="The number of seeds is the one that lape_controls names for the first question (22); the second "
-        "needs 12. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
+        limits="The number of seeds is the one that lape_controls named when this was declared, adjusted for fewer "
+        "tests. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
         "finding.",
         expects={
             **{"grid": (5, 5), "depth": 4},

@@ -5,7 +5,7 @@ Command: graticule train digits_quick
     graticule study evidence/studies/lape_place.py (digits_small; `graticule study evidence/studies` lists the others)
     graticule compare digits_sizes --sizes 20 28 36 44 56 --seeds 0 1 2 3 4 --choices encoding=learnable ...
     graticule compare digits_gmlp --seeds 0 1 2 3 4 --choices encoding=sgu encoding=lrpe ... (digits_posmlp too)
-    graticule train digits_cpvt; then graticule evaluate RUN --sizes 20 28 36 44 and graticule analyze translation RUN
+    graticule train digits_cpvt --augmentation.scale 0.25 1; then graticule evaluate RUN --sizes 20 28 36 44
     graticule compare digits_compact --seeds 121 122 123 124 125 --choices model=vit_lite_2_4_32
     model=vit_lite_2_4_32,joining=lape ...
     graticule train digits_posmlp --output runs/digits-teacher; then graticule compare digits_distilled
