@@ -13,7 +13,7 @@ benchmarks: . 2362
 evidence: . 4260
 graticule: . 30, analysis 3325, backbones 4950, checkpoints 1620, dense 2090, encodings 5302, external 6525, hub 750,
   layers 1020, position 3475, registry 1110, surgery 2480, system 470, testing 3190
-graticule/lab: . 750, commands 3150, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2690, tasks
+graticule/lab: . 750, commands 3140, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2685, tasks
   2420, training 2620
 tests: . 3216, analysis 2740, backbones 4686, checkpoints 1590, dense 800, encodings 4860, external 3090, gpu 840, hub
   310, layers 910, parity 1660, position 2860, registry 690, surgery 2850, system 190, testing 1590

@@ -47,7 +47,7 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
     if len(known) > _MANY_NAMES:
         examples = "" if near else f", such as {', '.join(list(known)[:5])}"
         raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{hint}")
-    quoted = repr if any("," in word for word in known) else str  # a name with a comma would look like two
+    quoted = repr if any("," in word or not word for word in known) else str  # a comma would make it look like two
     raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{hint}")
 
 

@@ -13,11 +13,10 @@ from graticule.lab.commands.options import output_folder, parse
 from graticule.lab.pages.report import run_page
 from graticule.lab.studies.arms import FACTS
 from graticule.lab.studies.execution import executor_of, parse_on
-from graticule.lab.studies.plan import plan, planned_rows
+from graticule.lab.studies.plan import planned_rows
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.study import Study, list_studies, load_study, read_table
 from graticule.lab.studies.study_runs import missing_runs, run_study
-from graticule.lab.training.run import Run
 from graticule.registry.checks import known_name
 
 
@@ -87,15 +86,11 @@ def run(arguments: list[str]) -> int:
     with executor_of(options.on) as executor:
         run_study(selected, folder, table, executor=executor, progress=not options.json, **chosen)
     written = [table]
-    runs: dict[str, list[Run]] = {}
-    for planned_run in plan(study.recipes(**chosen), study.seeds, folder):
-        if planned_run.run.finished:
-            runs.setdefault(planned_run.choice, []).append(Run(planned_run.folder))
     results = Results.of_table(f"study_{name}", study, table)
     options.say(study.question)
     tables = show_results(results, options)
     written += results.write(folder)
-    if runs:
+    if runs := dataclasses.replace(results, folder=folder).runs:
         written.append(run_page(runs, results).write(folder / "report.html"))
     return options.finish({"question": study.question, **tables, "interim": results.interim()}, *written)
 

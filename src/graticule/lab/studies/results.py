@@ -103,10 +103,11 @@ class Results:
 
     @property
     def runs(self) -> dict[str, list[Run]]:
-        """The runs of every choice in every variant, if their folder is known."""
+        """The finished runs of every choice in every variant, if their folder is known."""
         members: dict[str, list[Run]] = {}
         for planned in plan(self.study.recipes(), self.study.seeds, self.folder) if self.folder else ():
-            members.setdefault(planned.choice, []).append(Run(planned.folder))
+            if planned.run.finished:
+                members.setdefault(planned.choice, []).append(Run(planned.folder))
         return members
 
     def values(self, at: str) -> Values:

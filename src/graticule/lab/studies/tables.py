@@ -69,7 +69,8 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
         raise ValueError(f"{path} is damaged: it must be a table ({error}).") from None
     names = [field.name for field in dataclasses.fields(kind)]
     if header != names:
-        raise ValueError(f"{path} must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}.")
+        wrong = f"must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}"
+        raise ValueError(f"{path} {wrong}; restore it, or move it away.")
     records = []
     for number, cells in enumerate(rows, 2):
         if len(cells) != len(names):
