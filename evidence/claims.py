@@ -127,7 +127,7 @@ WHERE = {
 }
 #: Its columns: title -> contrast.
 EFFECTS = {
-    "LaPE less the default": "beside, LN chain - once, std 0.02",
+    "LaPE less 0.02, once": "beside, LN chain - once, std 0.02",
     "amplitude, once: 1 less 0.02": "once, std 1 - once, std 0.02",
     "place of a table of 1": "beside, std 1 - once, std 1",
     "place of a table of 0.2": "beside, std 0.2 - once, std 0.2",
