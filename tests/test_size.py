@@ -13,7 +13,7 @@ benchmarks: . 2362
 evidence: . 4260
 graticule: . 30, analysis 3325, backbones 4950, checkpoints 1620, dense 2090, encodings 5302, external 6525, hub 750,
   layers 1020, position 3475, registry 1110, surgery 2480, system 470, testing 3190
-graticule/lab: . 750, commands 3140, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2685, tasks
+graticule/lab: . 750, commands 3140, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2610, tasks
   2420, training 2620
 tests: . 3216, analysis 2740, backbones 4686, checkpoints 1590, dense 800, encodings 4860, external 3090, gpu 840, hub
   310, layers 910, parity 1660, position 2860, registry 690, surgery 2850, system 190, testing 1590
@@ -25,7 +25,7 @@ WORDS = """
 claims.md 2150, compare.md 1235, convert.md 1920, dense.md 1780, deploy.md 1255, encodings.md 2440, extending.md 1755,
   extrapolation.md 2600, gym.md 1360, pretrained.md 2190, recipe_sources.md 1550, results/gpu.md 1470,
   results/costs.md 2080, results/gym.md 1770, results/lape_place.md 3800,
-  results/mixing.md 1450, results/peg.md 1250, sizes.md 1650, which.md 1500
+  results/mixing.md 1450, results/peg.md 1250, sizes.md 1400, which.md 1500
 """
 GUIDE, TOTAL, PAGES, SOURCES = 1_200, 51_500, 44, 290
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
 from graticule.lab.commands.declared import Advise
 from graticule.lab.commands.opening import choose_device, open_models, pictures_of
@@ -22,10 +22,9 @@ def run(options: Advise) -> int:
     (opened,) = open_models([options.model], options, "advise")
     pictures = pictures_of(opened, options.images, LEAST, count=options.count)
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
-    every = range(pictures.num_test)
-    images = lru_cache(2)(lambda size: pictures.test_images(size, every)[0])
-    labels = None if pictures.labels is None else pictures.labels.tolist()
-    advice = advise(opened.model, images, sizes, labels, device=device, progress=partial(bar, wanted=not options.json))
+    every, progress = range(pictures.num_test), partial(bar, wanted=not options.json)
+    model = opened.model.to(device)
+    advice = advise(model, lambda size: pictures.test_images((size[0], size[1]), every)[0], sizes, progress)
     options.say(str(advice))
     output.mkdir(parents=True, exist_ok=True)
     record = {**plain(advice), "advice": {str(size): part.lines() for size, part in advice.sizes.items()}}

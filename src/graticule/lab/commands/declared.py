@@ -284,7 +284,7 @@ class Advise(NamedModels, JsonOutput, OnDevice):
     model: Positional[str]
     """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: Path
-    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known, adds accuracy"""
+    """folder of images, at any depth"""
     sizes: list[str] = field(default_factory=list)
     """other sizes, sides in pixels, or HEIGHTxWIDTH"""
     count: Annotated[int, Range(10)] = 50

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +35,8 @@ from graticule.system.tables import PrintedTable
 
 #: The option that leaves a model as it is.
 OWN = "its own"
-#: The least number of images, and the change above which only training helps.
-LEAST, TUNE = 10, 0.15
+#: The least number of images, the least loss that is worth a change, and the change above which only training helps.
+LEAST, SMALL, TUNE = 10, 0.0005, 0.15
 #: Options of resamplers that are tried in addition to the defaults of each; an offset of 0.1 is that of DINOv2's code.
 _FILTERS = ("antialias=False", "antialias=False, align_corners=True", "antialias=False, offset=0.1")
 _VARIANTS = *(f"bicubic({options})" for options in _FILTERS), "bilinear(antialias=False)", "geometric(mode='linear')"
@@ -45,132 +45,91 @@ _SCALINGS: tuple[dict[str, Any], ...] = (
     *({}, {"scaling": "interpolation"}, {"scaling": "ntk"}, {"scaling": "yarn"}),
     {"scaling": "yarn", "ramp": (0.25, 1.0)},
 )
-#: Coordinates that are equal on a square, and options of those that are relative to the grid.
+#: Images per forward pass.
+_BATCH = 16
+#: Coordinates that are equal on a square.
 _ALIKE = (("separate", "min", "max"), ("corners", "area"))
-_RELATIVE = ("coordinates", "base", "turns", "periods", "pixels", "linear", "shift")
 
 
-class SizeOption(NamedTuple):
-    """Something that the position of a model can do at other sizes: its name, Python that sets it, and the model.
-
-    `line` has {size} and {windows}; `build` maps the (height, width) of images in pixels to the model.
-    """
-
-    name: str
-    line: str
-    build: Callable[[Size], Any]
-
-
-def size_options(model: nn.Module) -> list[SizeOption]:
-    """Return what a model can do at other sizes, first what it does; at its own size, all do the same."""
-    unchanged = SizeOption(OWN, "", partial(_same, model))
-    if not isinstance(model, Backbone):  # of another library, that does not convert
-
-        def option(name: str) -> SizeOption:
-            line = f"graticule.resize(model, {{size}}, resampler={name!r})"
-            return SizeOption(name, line, lambda size: resize(shared_copy(model), (size[0], size[1]), resampler=name))
-
-        return [unchanged, *map(option, _resamplers("positions", "displacements"))]
-    changes = (*_resampled(model), *_rotated(model))
-    options = [unchanged, *(SizeOption(name, line, partial(_same, changed)) for name, line, changed in changes)]
-    return [unchanged, *(_with_windows(model, option) for option in options)] if hasattr(model, "windows") else options
+def size_options(model: Any, size: Size) -> dict[str, str]:
+    """Return what a model can do at a size, name -> Python, first what it does; at its own size, all do the same."""
+    options = {OWN: "", **dict(_resampled(model, size)), **dict(_rotated(model))}
+    if hasattr(model, "windows"):
+        ratios = [side / home for side, home in zip(size, model.img_size, strict=True)]
+        windows = tuple(tuple(max(1, round(n * r)) for n, r in zip(w, ratios, strict=True)) for w in model.windows)
+        line = f"model.set_input_size({size}, window_size={windows})"
+        names = {name: f"larger windows{'' if name == OWN else f', {name}'}" for name in options}
+        options |= {names[name]: f"{python}\n{line}".strip() for name, python in options.items()}
+    return options
 
 
-def _same(model: Any, size: Size) -> Any:
-    return model
+def _resampled(model: nn.Module, size: Size) -> Iterator[tuple[str, str]]:
+    """Yield other resamplers of tables and biases: each with its defaults, and some with other options."""
+    kinds, first = set(map(table_of, with_own_resampler(model.modules()))), ""
+    if not isinstance(model, Backbone):  # of another library, that does not convert: its tables are resampled once
+        kinds, first = {"positions", "displacements"}, f"{size}, "
+    options = {name: {option.default for option in RESAMPLERS.options(name).values()} for name in RESAMPLERS}
+    for name in (*(name for name in options if inspect.Parameter.empty not in options[name]), *_VARIANTS):
+        if RESAMPLERS[Spec.parse(name).name].takes & kinds:
+            yield name, f"graticule.resize(model, {first}resampler={name!r})"
 
 
-def _resamplers(*kinds: Any) -> list[str]:
-    """List resamplers for some kinds of tables: every name with its defaults, and some with other options."""
-    defaults = {name: [option.default for option in RESAMPLERS.options(name).values()] for name in RESAMPLERS}
-    names = [*(name for name, values in defaults.items() if inspect.Parameter.empty not in values), *_VARIANTS]
-    return [name for name in names if RESAMPLERS[Spec.parse(name).name].takes.intersection(kinds)]
-
-
-def _resampled(model: Backbone) -> Iterator[tuple[str, str, Backbone]]:
-    """Yield names, lines and models with other resamplers of tables and biases."""
-    for name in _resamplers(*map(table_of, with_own_resampler(model.modules()))):
-        with suppress(ValueError):  # an encoding of two kinds of tables takes no resampler for one
-            line = f"graticule.resize(model, resampler={name!r})"
-            yield name, line, resize(shared_copy(model), resampler=name)
-
-
-def windows_at(model: Any, size: Size) -> tuple[tuple[int, ...], ...]:
-    """Return windows of each stage, (rows, columns), that grow with the image."""
-    ratios = [side / home for side, home in zip(size, model.img_size, strict=True)]
-    grown = [[max(1, round(n * ratio)) for n, ratio in zip(window, ratios, strict=True)] for window in model.windows]
-    return tuple(map(tuple, grown))
-
-
-def _with_windows(model: Any, option: SizeOption) -> SizeOption:
-    """Return an option with windows that grow with the image."""
-
-    def build(size: Size) -> Any:
-        changed = shared_copy(option.build(size))
-        changed.set_input_size(size, window_size=windows_at(model, size))
-        return changed
-
-    name = "larger windows" if option.name == OWN else f"larger windows, {option.name}"
-    return SizeOption(name, f"{option.line}\nmodel.set_input_size({{size}}, window_size={{windows}})".strip(), build)
-
-
-def _rotated(model: Backbone) -> Iterator[tuple[str, str, Backbone]]:
-    """Yield names, lines and models with other rotations of queries and keys."""
-    words = (model.created or {}).get("arguments", {})
+def _rotated(model: Any) -> Iterator[tuple[str, str]]:
+    """Yield other rotations of queries and keys."""
+    words = (getattr(model, "created", None) or {}).get("arguments", {})
     specs = list(ENCODINGS.specs(words["encoding"])) if "encoding" in words else []
-    rotary = [part for part in model.position.modules() if isinstance(part, PlaneRotary)]
     scaled = [index for index, spec in enumerate(specs) if "scaling" in ENCODINGS.options(spec.name)]
+    rotary = [part for part in model.position.modules() if isinstance(part, PlaneRotary)] if scaled else []
     if len(scaled) != 1 or not rotary:
         return
-    joining = words.get("joining", "default")
+    joining = "" if words.get("joining", "default") == "default" else f", {words['joining']!r}"
     for name, spec in _rotary_specs(specs[scaled[0]], rotary):
         text = " + ".join(map(str, [*specs[: scaled[0]], spec, *specs[scaled[0] + 1 :]]))
-        line = f'graticule.change_position(model, "{text}"{"" if joining == "default" else f", {joining!r}"})'
-        with suppress(ValueError):  # a method needs several frequencies, or frequencies of axes
-            yield name, line, change_position(shared_copy(model), text, joining)
+        yield name, f"graticule.change_position(model, {text!r}{joining})"
 
 
 def _rotary_specs(spec: Spec, rotary: Sequence[Any]) -> Iterator[tuple[str, Spec]]:
     """Yield what differs, and the specs of rotations that are scaled in another way, or have other coordinates."""
-    first, shapes, known = rotary[0], list(dict.fromkeys(part.grid.shape for part in rotary)), ""
+    first, shapes = rotary[0], {part.grid.shape for part in rotary}
+    options = {**type(first).presets.get(spec.options.get("preset", ""), {}), **spec.options}
     if first.scaling.reference not in (None, first.grid.shape):
         return  # at the size of the model, it is scaled already
-    preset = type(first).presets.get(spec.options.get("preset", ""), {})
-    options = {**preset, **spec.options}
-    coordinates = options.get("coordinates", "patches")
     if not first.coordinates.in_patches:
-        for other in next((names for names in _ALIKE if coordinates in names), ()):
+        for other in next((names for names in _ALIKE if options.get("coordinates") in names), ()):
             yield f"coordinates={other!r}", Spec(spec.name, {**spec.options, "coordinates": other})
-        if spec.name != "rope" or len({side for shape in shapes for side in shape}) > 1:
-            return  # no series of frequencies is that of both axes in patches
-        places, series = first.coordinates(first.grid), first.frequencies(max(first.split))
-        step = (places.amax() - places.amin()) / (shapes[0][0] - 1)
-        periods = tuple(float(f"{2 * torch.pi / (series[end] * step):.10g}") for end in (0, -1))
-        options = {name: value for name, value in options.items() if name not in _RELATIVE}
-        options |= {"coordinates": "middle", "periods": periods}
-        known = "coordinates='middle', "
+        return
     options = {key: value for key, value in options.items() if key not in ("preset", "scaling", "reference", "ramp")}
     for scaling in _SCALINGS[: 2 if first.series == "learned" else None]:
         name = ", ".join(f"{key}={value!r}" for key, value in scaling.items()) or "scaling=None"
-        reference = {"reference": shapes[0]} if scaling and len(shapes) == 1 else {}
-        yield known + name, Spec(spec.name, {**options, **scaling, **reference})
+        reference = {"reference": first.grid.shape} if scaling and len(shapes) == 1 else {}
+        yield name, Spec(spec.name, {**options, **scaling, **reference})
 
 
-def distinct(options: Sequence[SizeOption], size: Size) -> dict[str, Any]:
+def build(model: nn.Module, python: str) -> Any:
+    """Return a copy of a model that shares its parameters, after Python of `size_options`: what is printed is run."""
+    changed = shared_copy(model)
+    exec(python, {"model": changed, "graticule": SimpleNamespace(resize=resize, change_position=change_position)})
+    return changed
+
+
+def distinct(model: Any, size: Size) -> dict[str, Any]:
     """Return the models of the options that are possible at a size, and whose position differs from earlier ones."""
-    models: dict[str, Any] = {}
-    known: list[list[Any]] = []
-    for option in options:
-        with suppress(ValueError):  # a resampler that suits no table of a model of another library
-            model: Any = option.build(size)
+    models: dict[str, tuple[Any, list[Any]]] = {}
+    for name, python in size_options(model, size).items():
+        with suppress(ValueError):  # a resampler that suits no table, or a method that needs several frequencies
+            changed = build(model, python)
             parts: list[Any] = [object()]
-            if isinstance(model, Backbone):
-                grid = model.grid_at(size)
-                parts = [grid, *tree_leaves(list(map(tuple, model.position(grid))))]
-            if not any(len(old) == len(parts) and all(map(_equal, old, parts)) for old in known):
-                known.append(parts)
-                models[option.name] = model
-    return models
+            if isinstance(changed, Backbone):
+                grid = changed.grid_at(size)
+                parts = [grid, *map(_sample, tree_leaves(list(map(tuple, changed.position(grid)))))]
+            if not any(len(old) == len(parts) and all(map(_equal, old, parts)) for _, old in models.values()):
+                models[name] = changed, parts
+    return {name: changed for name, (changed, _) in models.items()}
+
+
+def _sample(part: Any) -> Any:
+    """Return some 10,000 evenly spaced values of a tensor, as biases of large grids are large."""
+    return part.detach().flatten()[:: part.numel() // 10_007 + 1].clone() if isinstance(part, Tensor) else part
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -187,14 +146,10 @@ class Scores(NamedTuple):
         same places, both without their mean over images at each place, which is position.
     change: the mean over images of half the sum of the changes of class probabilities; without a head, of one minus
         the cosine of the mean patch without position.
-    position: the cosine of those means at all places, without their own mean.
-    correct: 100 for the right class of an image, and 0; empty without labels.
     """
 
     loss: list[float]
     change: float
-    position: float
-    correct: list[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +158,10 @@ class SizeAdvice:
 
     scores: option -> its values; those that are equal there to an earlier one are left out.
     python: option -> the lines that set it.
-    head: whether changes are of predictions.
     """
 
     scores: dict[str, Scores]
     python: dict[str, str]
-    head: bool
 
     @cached_property
     def tests(self) -> dict[str, tuple[Estimate, float]]:
@@ -219,14 +172,13 @@ class SizeAdvice:
 
         Reference: Resampling-Based Multiple Testing (Westfall and Young, 1993), 'max T'.
         """
-        losses = np.array(self.scores[OWN].loss)
-        gains = np.stack([losses - scores.loss for name, scores in self.scores.items() if name != OWN])  # (options, n)
+        losses, names = np.array(self.scores[OWN].loss), [name for name in self.scores if name != OWN]
+        gains = np.array([losses - self.scores[name].loss for name in names]).reshape(-1, len(losses))  # (options, n)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (9_999, len(losses)))
         means = np.concatenate([np.ones((1, len(losses))), signs]) @ gains.T / len(losses)
         with np.errstate(divide="ignore", invalid="ignore"):  # of gains that are all 0
             t = np.nan_to_num(np.abs(means) / np.sqrt((gains**2).mean(1) - means**2), posinf=1e9)
-        p = (t.max(1)[1:, None] >= t[0] * (1 - 1e-12)).mean(0)
-        names = [name for name in self.scores if name != OWN]
+        p = (t.max(1, initial=0)[:, None] >= t[0] * (1 - 1e-12)).mean(0)
         return {name: (mean_estimate(gain), float(value)) for name, gain, value in zip(names, gains, p, strict=True)}
 
     @property
@@ -236,17 +188,17 @@ class SizeAdvice:
 
     @property
     def chosen(self) -> str:
-        """The option with the least loss if it differs from the model's own beyond chance, else the model's own."""
-        best = self.ranked[0]
-        return best if best != OWN and self.tests[best][1] < LEVEL else OWN
+        """The option with the least loss if it is better beyond chance, by what is printed as 0.1; else the own."""
+        gain, p = self.tests.get(self.ranked[0], (None, 1.0))
+        return self.ranked[0] if gain and gain.value >= SMALL and p < LEVEL else OWN
 
     def lines(self) -> list[str]:
         """Return the advice for people."""
-        change, what = self.scores[self.chosen].change, "predicted probability" if self.head else "mean patch"
-        lines = [f"{self.chosen}, {100 * change:.0f} % of the {what} changes"]
+        change = self.scores[self.chosen].change
+        lines = [f"{self.chosen}, {100 * change:.0f} % of the output changes"]
         if self.chosen == OWN:
             why = "nothing else is better" if self.ranked[0] == OWN else "no difference found"
-            lines[0] += f"; {why}, so leave the model as it is"
+            lines[0] += f"; {why if self.tests else 'there is nothing to choose'}, so leave the model as it is"
         lines += self.python.get(self.chosen, "").splitlines()
         return lines + ["nothing here keeps the features: fine-tune at this size"] * (change > TUNE)
 
@@ -264,7 +216,7 @@ class Advice(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The number of images, and what the numbers are."""
+        """What the numbers are."""
         count = len(next(iter(self.sizes.values())).scores[OWN].loss)
         return (
             f"{count} images against the same at {by(self.img_size)}: loss of the patches without position, and change "
@@ -273,15 +225,13 @@ class Advice(PrintedTable):
 
     def summary(self, most: int = 3) -> list[tuple[str, ...]]:
         """Return a header, then the model's own option and the `most` best others at each size."""
-        labels = bool(next(iter(self.sizes.values())).scores[OWN].correct)
-        rows = [("size", "option", "loss", "below its own", "change", "position", *["top-1 (%)"] * labels)]
+        rows: list[tuple[str, ...]] = [("size", "option", "loss", "below its own", "change")]
         for size, advice in self.sizes.items():
             for name in (OWN, *[name for name in advice.ranked if name != OWN][:most]):
-                loss, change, position, correct = advice.scores[name]
+                loss, change = advice.scores[name]
                 gain, p = advice.tests.get(name, (None, 1.0))
                 below = "" if gain is None else gain.text() + "*" * (p < LEVEL)
-                cells = mean_estimate(np.array(loss)).text(), below, f"{100 * change:.1f}", f"{position:.3f}"
-                rows.append((by(size), name, *cells, *([f"{fmean(correct):.1f}"] if correct else [])))
+                rows.append((by(size), name, mean_estimate(np.array(loss)).text(), below, f"{100 * change:.1f}"))
         return rows
 
     def lines(self) -> list[str]:
@@ -296,30 +246,23 @@ def advise(
     model: nn.Module,
     images: Tensor | Callable[[Size], Tensor],
     sizes: Sequence[Size],
-    labels: Sequence[int] | None = None,
-    *,
-    batch_size: int = 16,
-    device: torch.device | str = "cpu",
     progress: Callable[..., Any] | None = None,
 ) -> Advice:
     """Choose what the position of a frozen model should do at other sizes, by unlabeled images; nothing is trained.
 
     Options that leave the model as it is at its own size are compared with it there: resamplers of tables and biases,
-    scalings of rotations (none, interpolation, NTK, YaRN with two ramps), also in patches of its own size where
-    coordinates are relative to the grid, and windows that grow with the image. The model is not changed. One of timm or
-    transformers is converted; of one that does not convert, the tables that `resize` takes are resampled.
+    scalings of rotations (none, interpolation, NTK, YaRN with two ramps) or their coordinates where these are relative
+    to the grid, and windows that grow with the image. The model is not changed. One of timm or transformers is
+    converted; of one that does not convert, the tables that `resize` takes are resampled.
 
     Args:
-        model: one of our backbones, or another model of images, as of timm or transformers.
+        model: one of our backbones, or another model of images, as of timm or transformers; it runs on its device.
         images: preprocessed images (B, C, height, width), to be resized; or a function that returns those of a size.
         sizes: (height, width) in pixels.
-        labels: the classes of the images, in the order of the model's outputs; None if they are not known.
-        batch_size: images per forward pass.
-        device: device of the model.
         progress: class of the progress bar, such as tqdm (default: none).
 
     Raises:
-        ValueError: before any work, if the model has no options, or the sizes or images cannot be used.
+        ValueError: before any work, if the model is folded, or the sizes or images cannot be used.
 
     Example:
         >>> import graticule, torch
@@ -332,7 +275,7 @@ def advise(
         raise ValueError("`model` must not be folded; call graticule.unfold(model) first.")
     converted = None if isinstance(model, Backbone) else convert_stock(model)
     network: Any = model if converted is None else converted
-    view = view_of(network)
+    view, device = view_of(network), next(model.parameters()).device
     home: Any = view.img_size
     sizes = [tuple(size) for size in sizes]
     if not sizes or len({home, *sizes}) <= len(sizes):
@@ -342,60 +285,42 @@ def advise(
         )
     for size in sizes:
         view.resized_to(size).grids(size)  # refuses others
+    check_images(images if isinstance(images, Tensor) else (images := lru_cache(2)(images))(home), LEAST)
     get = partial(resize_images, images) if isinstance(images, Tensor) else images
-    if isinstance(images, Tensor):
-        check_images(images, LEAST)
-    options = size_options(network)
-    tried = {size: distinct(options, size) for size in sizes}
-    if all(len(models) == 1 for models in tried.values()):
-        words = (getattr(network, "created", None) or {}).get("arguments", {})
-        raise ValueError(
-            "`model` must have a table or a bias that is resampled, a rotation, or windows, to do something else at "
-            f"these sizes, got {type(model).__name__} with {words.get('encoding', 'no known encoding')}, which is "
-            "computed in one way, or absent; graticule evaluate --sizes shows what it loses."
-        )
-    check_images(first := get(home), LEAST)
-    costs = {size: math.prod(size) / math.prod(home) for size in (home, *sizes)}
-    passes = 1 + sum(costs[size] * len(tried[size]) for size in sizes)
-    bar = progress and progress(total=math.ceil(passes * len(first)), unit="img")
+    tried = {size: distinct(network, size) for size in sizes}
+    bar = progress and progress(total=1 + sum(map(len, tried.values())), unit="option")
 
-    def run(changed: nn.Module, size: Size, name: str) -> tuple[Tensor, Tensor]:
+    def run(changed: nn.Module, size: Size) -> tuple[Tensor, Tensor]:
         """Return patches (B, D, H, W), and logits (B, classes) or nothing."""
-        outputs, at = [], view_of(changed.to(device), size)
-        for batch in get(size).split(batch_size):
+        outputs, at = [], view_of(changed, size)
+        for batch in get(size).split(_BATCH):
             result = at.run(batch.to(device))
             patches = at.features(batch.to(device), result.layers).mT.unflatten(2, result.layers[-1][1].shape)
             logits = patches[:, :0, 0, 0] if result.logits is None else result.logits
             outputs.append((patches.float().cpu(), logits.float().cpu()))
-            if bar:
-                bar.set_description(f"{by(size)}, {name}", refresh=False)
-                bar.update(int(costs[size] * len(batch)))
+        if bar:
+            bar.update()
         patches, logits = map(torch.cat, zip(*outputs, strict=True))
         return patches, logits
 
-    reference = run(network, home, OWN)
-    advice = {}
+    reference, advice = run(network, home), {}
     before = "" if converted is None else "model = graticule.convert(model)\n"
-    for size in sizes:
-        scores = {name: _scores(reference, run(changed, size, name), labels) for name, changed in tried[size].items()}
-        facts = {"size": size, "windows": windows_at(network, size) if hasattr(network, "windows") else ()}
-        python = {name: before + line.format(**facts) for name, line, _ in options if line}
-        advice[size] = SizeAdvice(scores, python, reference[1].numel() > 0)
+    for size, models in tried.items():
+        scores = {name: _scores(reference, run(changed, size)) for name, changed in models.items()}
+        python = {name: before + line for name, line in size_options(network, size).items() if line and name in scores}
+        advice[size] = SizeAdvice(scores, python)
     if bar:
         bar.close()
     return Advice(home, advice)
 
 
-def _scores(home: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], labels: Sequence[int] | None) -> Scores:
+def _scores(home: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Scores:
     """Compare patches and logits with those at the size of the model."""
     (old, new), (first, second) = zip(home, other, strict=True)
     new = build_resampler("bilinear")(new, old.shape[2:])
-    places = old.mean(0), new.mean(0)
-    a, b = old - places[0], new - places[1]
+    a, b = old - old.mean(0), new - new.mean(0)
     loss = 1 - F.cosine_similarity(a.flatten(1), b.flatten(1))
-    c, d = ((place - place.mean((1, 2), keepdim=True)).flatten() for place in places)
-    change, right = 1 - F.cosine_similarity(a.mean((2, 3)), b.mean((2, 3))), torch.empty(0)
+    change = 1 - F.cosine_similarity(a.mean((2, 3)), b.mean((2, 3)))
     if first.numel():
         change = (first.softmax(-1) - second.softmax(-1)).abs().sum(-1) / 2
-        right = right if labels is None else 100.0 * (second.argmax(-1) == torch.tensor(labels))
-    return Scores(loss.tolist(), float(change.mean()), float(F.cosine_similarity(c, d, dim=0)), right.tolist())
+    return Scores(loss.tolist(), float(change.mean()))
