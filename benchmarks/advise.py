@@ -13,6 +13,7 @@ draw. Goal: within one point of the best. Writes docs/data/measured/advice.csv; 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import datetime
 import tempfile
@@ -29,11 +30,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import graticule
-from evidence.results import Cell
 from graticule.lab.data.module import DataModule
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.advise import OWN, advise, distinct
-from graticule.lab.studies.tables import csv_of_records, read_records
 from graticule.lab.training.run import Run
 
 FILE = Path(__file__).parents[1] / "docs/data/measured/advice.csv"
@@ -48,7 +47,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...], tuple[int, ...]]] = {
 }
 
 
-def cells(name: str, rows: list[tuple[Any, ...]], *facts: str) -> list[Cell]:
+def cells(name: str, rows: list[tuple[Any, ...]], *facts: str) -> list[tuple[str, ...]]:
     """Return the cells of a model: accuracies of its own, as advised, and of the best; on a canvas the first two."""
     table = {(name, "at home"): [rows[0][2]]}
     for times, (_, _, _, own, advised, best, *canvas) in zip(("1.5", "2", "4"), rows, strict=False):
@@ -56,7 +55,7 @@ def cells(name: str, rows: list[tuple[Any, ...]], *facts: str) -> list[Cell]:
         if canvas:
             table[f"{name}, canvas", f"{times} times the tokens"] = canvas
     texts = {key: " / ".join(f"{value:.1f}" for value in values) for key, values in table.items()}
-    return [Cell("model", row, column, text, "", "", *facts) for (row, column), text in texts.items()]
+    return [("model", row, column, text, "", "", *facts) for (row, column), text in texts.items()]
 
 
 def trained(name: str, folder: Path, quick: bool) -> Any:
@@ -141,15 +140,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="train and score shortly, to check that everything works")
     options = parser.parse_args()
     options.scale = argparse.Namespace(encoder={})
-    kept = read_records(FILE, Cell) if FILE.exists() else []
+    header, *kept = map(tuple, csv.reader(FILE.read_text(encoding="utf-8").splitlines()))
     with tempfile.TemporaryDirectory() as folder:
         options.runs = options.runs or Path(folder)
         for name in options.models:
             rows = encoder(options) if name == "dinov2" else small(name, options)
             facts = f"python benchmarks/advise.py --models {name}", str(datetime.date.today()), MACHINE
-            kept = [cell for cell in kept if cell.row.partition(",")[0] != name] + cells(name, rows, *facts)
+            kept = [cell for cell in kept if cell[1].partition(",")[0] != name] + cells(name, rows, *facts)
     if not options.quick:
-        FILE.write_text(csv_of_records(Cell, kept), encoding="utf-8")
+        with FILE.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *kept])
 
 
 if __name__ == "__main__":
