@@ -9,7 +9,7 @@ TOP = Path(__file__).parents[1]
 REMEDY = "shorten it, or raise the number here, in a commit whose message says what pays for it"
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
-benchmarks: . 2362
+benchmarks: . 2370
 evidence: . 4260
 graticule: . 30, analysis 3325, backbones 4950, checkpoints 1620, dense 2090, encodings 5302, external 6525, hub 750,
   layers 1020, position 3475, registry 1110, surgery 2480, system 470, testing 3190

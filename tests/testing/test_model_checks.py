@@ -427,8 +427,10 @@ def test_the_command_checks_what_a_plugin_registers(my_methods, monkeypatch, cap
     def law(name):
         assert name != "distance", "a law"
 
-    for kind in ("encoding", "joining", "resampler", "backbone", "training", "task"):
+    for kind in ("encoding", "joining", "resampler", "backbone"):
         monkeypatch.setattr(f"graticule.lab.commands.check.check_{kind}", law)
+    for kind in ("training", "task"):
+        monkeypatch.setattr(f"graticule.lab.testing.check_{kind}", law)
     code, out, _ = run_command(capsys, "check", my_methods.__file__)
     assert code == 1 and "encoding distance" in out and "a law" in out
     assert ", 1 failed, " in out
