@@ -54,6 +54,8 @@ class _Progress(TypedDict):
 
 
 class BestScore(TypedDict):
+    """The best score of a run so far, and the name of its checkpoint; None before the first."""
+
     best: Number
     best_name: str | None
 
