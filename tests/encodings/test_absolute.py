@@ -69,12 +69,6 @@ def test_sinusoidal_1d_by_hand():
 
 
 @pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
-def test_every_pair_of_sine_and_cosine_is_on_the_unit_circle(kind):
-    table = table_of(kind(Grid(3, 5), 16)).unflatten(-1, (-1, 2))
-    torch.testing.assert_close(table.square().sum(-1), torch.ones(15, 8, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
 def test_a_larger_grid_starts_with_the_table_of_a_smaller_one(kind):
     """A formula is not resampled: the same position has the same row, whatever the grid of construction."""
     long, short = Grid(1, 9, prefix=1), Grid(1, 4, prefix=1)
@@ -88,20 +82,6 @@ def test_fixed_encodings_take_no_gradient(kind):
     assert not encoding.pos_embed.requires_grad
     assert not encoding(Grid(3, 5, prefix=1)).requires_grad
     assert not encoding(Grid(4, 2, prefix=1)).requires_grad
-
-
-def test_a_learnable_table_is_drawn_from_a_normal_of_std_0_02():
-    table = Learnable(Grid(40, 50), 100).pos_embed
-    assert table.requires_grad
-    assert abs(table.std().item() - 0.02) < 1e-4  # 200,000 draws: four standard errors are 1.3e-4
-    assert abs(table.mean().item()) < 2e-4
-
-
-def test_two_learnable_tables_are_drawn_apart():
-    grid = Grid(3, 5)
-    assert not torch.equal(Learnable(grid, 8)(grid), Learnable(grid, 8)(grid))
-    wide = Learnable(grid, 8, std=0.2).pos_embed
-    assert wide.std() > 5 * Learnable(grid, 8).pos_embed.std()
 
 
 @in_turn(

@@ -20,7 +20,6 @@ BIASES = {
     "continuous": lambda grid=BUILT, heads=HEADS: ContinuousBias(grid, heads, hidden=16),
 }
 biases = in_turn("kind", BIASES)
-grids = in_turn("at", [BUILT, OTHER])
 
 
 def drawn(encoding):
@@ -73,25 +72,6 @@ def test_at_another_grid_scale_and_shift_of_keys_are_resampled_as_maps_and_those
         encoding.set_grid(OTHER)
         assert encoding.grid == OTHER and encoding.norm.weight.shape == sides
         assert_same(encoding(OTHER), bias, 1e-12)
-
-
-@torch.no_grad()
-@biases
-@grids
-def test_normalized_over_the_heads_a_bias_is_a_function_of_the_displacement_unlike_over_the_keys(kind, at):
-    for norm, same in ((HeadNormalizedBias, True), (NormalizedBias, False)):
-        patches = split(drawn(norm(BIASES[kind]()))(at)).unflatten(2, at.shape).unflatten(1, at.shape)
-        difference = patches[:, 1:, 1:, 1:, 1:] - patches[:, :-1, :-1, :-1, :-1]
-        assert (difference.abs().max() < 1e-12) == same and same == (difference.abs().max() < 1e-2)
-
-
-@torch.no_grad()
-def test_a_constant_is_lost_over_the_keys_and_what_all_heads_share_over_the_heads():
-    for norm, shape in ((NormalizedBias, (1, HEADS)), (HeadNormalizedBias, (45, 1))):
-        encoding = drawn(norm(RelativeBias(BUILT, HEADS)))
-        before = encoding(BUILT)
-        encoding.bias.relative_position_bias_table += torch.randn(shape)
-        assert_same(encoding(BUILT), before, 1e-9)
 
 
 def test_the_norm_leaves_a_bias_that_starts_at_zero_at_zero():

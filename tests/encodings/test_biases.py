@@ -23,7 +23,7 @@ from graticule.encodings.sinusoidal import Sinusoidal1d
 from graticule.position.bias import Bias, LowRank
 from graticule.surgery.fold import fold
 from in_turn import in_turn
-from tiny import DEPTH, assert_same, draw, images, spec, tiny
+from tiny import assert_same, draw, images, tiny
 
 HEADS, HEAD_DIM = 3, 4
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
@@ -266,14 +266,6 @@ def test_different_displacements_have_different_biases(name):
     assert len(set(values.values())) == len(values) == math.prod(BUILT.table)
 
 
-@every
-@in_turn("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_bias_has_the_dtype_of_its_parameters(name, dtype):
-    encoding = BIASES[name][0](BUILT).to(dtype)
-    bias = Bias.of(encoding.layer(OTHER).bias).table(queries(OTHER).to(dtype))
-    assert bias.dtype == dtype and bias.isfinite().all()
-
-
 @in_turn("name", OF_QUERIES)
 @grids
 @in_turn("elsewhere", [False, True])
@@ -316,19 +308,6 @@ def test_layers_share_one_bias_that_folds_into_one_constant(name):
     fold(model)
     assert [buffer for buffer, _ in model.position.named_buffers() if buffer.startswith("layer")] == ["layer0_bias"]
     assert_same(model(x), before, 1e-6)
-
-
-@in_turn("name", ["relative_bias", "shaw", "irpe", "kerple", "decomposed"])
-def test_every_layer_has_parameters_that_affect_it_and_later_ones(name):
-    model = draw(tiny(name)).double().eval()
-    x = images(dtype=torch.float64)
-    before = [tokens for tokens, _ in model.each_layer(x)]
-    for layer in range(DEPTH):
-        other = draw(tiny(name)).double().eval()
-        other.load_state_dict(model.state_dict())
-        draw(other.position.encodings.get_submodule(str(layer)))
-        after = [tokens for tokens, _ in other.each_layer(x)]
-        assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [at < layer for at in range(DEPTH)]
 
 
 @in_turn("encoding", ["relative_bias", "continuous_bias", "irpe"])
@@ -374,25 +353,6 @@ def test_rows_of_three_by_hand():
     assert first_head(encoding, grid) == [[6, 6, 4, 4], [6, 6, 4, 4], [5, 5, 2, 1], [5, 5, 3, 2]]
 
 
-@torch.no_grad()
-def test_a_gaussian_and_kerple_by_hand():
-    grid = Grid(2, 3, prefix=1)
-    encoding = GqpeBias(grid, 1).double()
-    encoding.gaussian.center.copy_(torch.tensor([[1.0, 0.0]]))  # one column to the right
-    encoding.gaussian.matrix.copy_(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))  # M = diag(4, 1) over (x, y)
-    by_hand = [4 * dx - 2 * dx * dx - 0.5 * dy * dy for dy in (0, 1) for dx in (-1, 0, 1)]
-    assert first_head(encoding, grid)[2][1:] == by_hand  # middle patch of the first row
-    for kernel, second, value in (
-        ("log", math.log(3), lambda t: -2 * math.log(1 + 3 * t)),
-        ("power", 0.0, lambda t: -2 * t),
-    ):
-        encoding = Kerple(Grid(2, 2), 1, kernel=kernel).double()
-        encoding.raw_r1.fill_(math.log(2))
-        encoding.raw_r2.fill_(second)
-        expected = [value(t) for t in (0, 1, 1, math.sqrt(2))]
-        assert first_head(encoding, Grid(2, 2))[0] == pytest.approx(expected, abs=1e-14)
-
-
 def test_a_few_buckets_of_t5_by_hand():
     text = Grid(1, 9)
     both, past = BucketedBias(text, HEADS), BucketedBias(text, HEADS, causal=True)
@@ -423,15 +383,6 @@ def test_the_buckets_of_t5_are_those_of_the_formula(causal, buckets, max_distanc
         real = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
         if abs(real - round(real)) > 1e-9:  # at an edge the logarithm of the code may be rounded up or down
             assert sum(edge <= distance for edge in starts) == min(exact + math.floor(real), side - 1)
-
-
-def test_a_gradient_reaches_every_bucket_of_t5_that_has_an_offset():
-    for causal in (False, True):
-        encoding = BucketedBias(Grid(200), HEADS, causal=causal).double()
-        (encoding(Grid(200)) * torch.randn(HEADS, 200, 200)).sum().backward()
-        reached = encoding.relative_attention_bias.grad.abs().sum(1) > 0
-        # distance 0 belongs to the other side
-        assert reached.tolist() == [causal or bucket != 16 for bucket in range(32)]
 
 
 # iRPE's buckets
@@ -601,32 +552,6 @@ def test_rows_of_prefix_tokens_are_the_same_at_another_grid_and_beside_a_norm():
 
 
 @in_turn(
-    ("encoding", "joining"),
-    [
-        ("shared_relative_bias", "default"),
-        ("decomposed", "default"),
-        *(("relative_bias", joining) for joining in ("default", "lape", "lape(over='heads')")),
-    ],
-)
-def test_loading_tables_of_another_grid_or_window_is_setting_it(encoding, joining):
-    first, second = (draw(tiny(encoding, joining, img_size=size)).double().eval() for size in ((24, 40), (48, 32)))
-    second.load_state_dict(first.state_dict())
-    x = images(48, 32, dtype=torch.float64)
-    first.set_input_size((48, 32))
-    assert_same(second(x), first(x), 1e-11)
-    sizes = {"embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "encoding": encoding, "joining": joining}
-    model, other = (
-        draw(graticule.create_model("swin_tiny_patch4_window7_224", img_size=size, window_size=window, **sizes))
-        .double()
-        .eval()
-        for size, window in ((32, 4), (48, 6))
-    )
-    other.load_state_dict(model.state_dict())
-    model.set_input_size(48, window_size=6)
-    assert_same(other(x[..., :32, :32]), model(x[..., :32, :32]), 1e-10)
-
-
-@in_turn(
     ("call", "message"),
     [
         (lambda: Sandwich(BUILT, 2, channels=3), "`channels` must be a multiple of 2 .*, got 3"),
@@ -663,35 +588,3 @@ def test_invalid_arguments_are_refused(call, message):
 
 
 # Shaw's attention
-
-
-def explicit(attention, encoding, x, grid):
-    """Compute softmax(q (k + a)^T / sqrt(d)) v, with a separate vector for every pair of tokens."""
-    heads, d = attention.num_heads, attention.head_dim
-    q, k, v = (part.unflatten(-1, (heads, d)) for part in attention.qkv(x).chunk(3, -1))  # (B, N, h, d)
-    a = torch.zeros(grid.tokens, grid.tokens, d, dtype=x.dtype)
-    clip = encoding.clip
-    for i, (yi, xi) in enumerate(grid.coordinates().tolist(), start=grid.prefix):
-        for j, (yj, xj) in enumerate(grid.coordinates().tolist(), start=grid.prefix):
-            a[i, j] = encoding.relative_position_y[min(max(yj - yi, -clip), clip) + clip]
-            a[i, j] += encoding.relative_position_x[min(max(xj - xi, -clip), clip) + clip]
-    mixed = torch.zeros_like(q)
-    for head in range(heads):
-        keys = k[:, None, :, head] + a  # (B, N, N, d)
-        weights = ((q[:, :, None, head] * keys).sum(-1) / d**0.5).softmax(-1)
-        mixed[:, :, head] = weights @ v[:, :, head]
-    return attention.proj(mixed.flatten(2))
-
-
-@in_turn("clip", [2, 8])
-@in_turn("size", [(32, 32), (24, 40)])
-def test_a_model_with_shaw_is_one_with_explicit_shaw_attention(size, clip):
-    model = draw(tiny(spec("shaw", clip=clip))).double().eval()
-    for parameter in model.position.parameters():
-        torch.nn.init.normal_(parameter)
-    x = images(*size, dtype=torch.float64)
-    grid, tokens = model.grid_of(x), model.embed(x)
-    for block, encoding in zip(model.blocks, model.position.encodings, strict=True):
-        tokens = tokens + explicit(block.attn, encoding, block.norm1(tokens), grid)
-        tokens = tokens + block.mlp(block.norm2(tokens))
-    assert_same(model(x), model.forward_head(model.norm(tokens)), 1e-10)

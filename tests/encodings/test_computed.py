@@ -26,18 +26,6 @@ def _float64_and_seed():
 # Fourier features
 
 
-def test_fourier_features_by_hand():
-    """One wave along the columns, with two columns at -1/2 and 1/2."""
-    encoding = Fourier(Grid(1, 2, prefix=1), dim=2, frequencies=1, hidden=None)
-    with torch.no_grad():
-        encoding.directions.copy_(torch.tensor([[0.0, math.pi]]))
-        encoding.mlp[0].weight.copy_(torch.eye(2))
-        encoding.mlp[0].bias.zero_()
-    half = math.sqrt(0.5)
-    expected = torch.tensor([[0, 0], [0, -half], [0, half]])
-    torch.testing.assert_close(encoding(Grid(1, 2, prefix=1)), expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("coordinates", ["separate", "max", "patches"])
 def test_fourier_features_are_the_formula_of_the_paper(coordinates):
     grid = Grid(3, 5, prefix=2)
@@ -197,17 +185,6 @@ def test_factorized_tables_are_sums_or_products_of_rows_and_columns():
         for i in range(2):
             for j in range(3):
                 assert torch.equal(table[1 + 3 * i + j], y[i] * x[j] if product else y[i] + x[j])
-
-
-def test_checkpoints_of_factorized_tables_are_resampled_for_another_grid():
-    small = graticule.create_model("vit_nano_patch4_28", encoding="factorized", img_size=(20, 12))
-    large = graticule.create_model("vit_nano_patch4_28", encoding="factorized", img_size=(12, 28))
-    large.load_state_dict(small.state_dict())
-    expected = small.position(large.grid)[0].added_to_stream
-    torch.testing.assert_close(large.position(large.grid)[0].added_to_stream, expected, rtol=0, atol=1e-12)
-    bare = dict(small.state_dict())  # without the grid
-    large.load_state_dict(bare)
-    torch.testing.assert_close(large.position(large.grid)[0].added_to_stream, expected, rtol=0, atol=1e-12)
 
 
 def test_what_is_out_of_range_is_named():

@@ -122,17 +122,6 @@ def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
     assert_near(peg.proj[1].running_var, 0.9 + 0.1 * first.var((0, 2, 3)))
 
 
-def test_a_grid_of_two_by_three_by_hand():
-    peg = Peg(1).double()
-    with torch.no_grad():
-        peg.proj[0].weight.copy_(torch.arange(1.0, 10).view(1, 1, 3, 3))  # 1 2 3 / 4 5 6 / 7 8 9
-        peg.proj[0].bias.fill_(100)
-    x = torch.tensor([7.0, 0, 1, 0, 0, 0, 2], dtype=torch.float64).view(1, 7, 1)  # 7 | 0 1 0 / 0 0 2
-    # a one at (0, 1): its left neighbor has it at its right, with weight 6; the two at (1, 2) has its own weight, 5
-    by_hand = [7, 100 + 6, 101 + 5 + 2 * 9, 100 + 4 + 2 * 8, 100 + 3, 100 + 2 + 2 * 6, 102 + 1 + 2 * 5]
-    assert peg(x, Grid(2, 3, prefix=1)).flatten().tolist() == by_hand
-
-
 @grids
 @paddings
 @in_turn("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -144,17 +133,6 @@ def test_prefix_tokens_pass_bit_for_bit(grid, padding, dtype):
     assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
 
 
-@paddings
-@forms
-@in_turn("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_peg_of_zeros_is_the_identity_bit_for_bit(padding, convolution, dtype):
-    peg, grid = Peg(DIM, 3, convolution, padding=padding).to(dtype), Grid(3, 5, prefix=1)
-    for parameter in peg.parameters():
-        nn.init.zeros_(parameter)
-    x = tokens(grid, dtype)
-    assert torch.equal(peg(x, grid), x)
-
-
 @forms
 @in_turn("layers", [1, 3])
 @in_turn("shift", [(1, 0), (0, 2), (-2, 3)])
@@ -164,29 +142,6 @@ def test_with_circular_padding_a_shift_of_the_grid_is_a_shift_of_the_encoding(sh
     moved = as_tokens(x.roll(shift, (2, 3)), x.new_zeros(BATCH, 0, DIM), grid)
     still = as_tokens(x, x.new_zeros(BATCH, 0, DIM), grid)
     assert_near(as_map(peg(moved, grid), grid), as_map(peg(still, grid), grid).roll(shift, (2, 3)), atol=1e-10)
-
-
-def test_a_constant_map_is_told_where_it_is_by_zeros_alone():
-    grid = Grid(4, 5)
-    x = torch.ones(1, 20, DIM, dtype=torch.float64)
-    for padding in PADDINGS[:-1]:
-        y = as_map(drawn(Peg(DIM, padding=padding)).double()(x, grid), grid)
-        constant = torch.allclose(y, y[..., :1, :1].expand_as(y), rtol=0, atol=1e-12)
-        assert constant == (padding != "zeros"), padding
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "names"),
-    [
-        ({}, ["proj.0.weight", "proj.0.bias"]),
-        ({"bias": False}, ["proj.0.weight"]),
-        ({"convolution": "dense"}, ["proj.0.weight", "proj.0.bias"]),
-        ({"convolution": "separable"}, ["proj.0.weight", "proj.0.bias", "proj.1.weight", "proj.1.bias"]),
-    ],
-)
-def test_the_names_of_a_state_dict_are_those_of_twins(kwargs, names):
-    assert list(Peg(DIM, **kwargs).state_dict()) == names
-    assert Peg(DIM, **kwargs).state_dict()["proj.0.weight"].shape[-2:] == (3, 3)
 
 
 def test_in_bfloat16_a_tiny_weight_is_not_lost_beside_the_one_of_the_identity():

@@ -123,23 +123,6 @@ def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
     assert count(tiny(encoding, joining)) - count(tiny("learnable", "default")) == extra
 
 
-@in_turn("eta", range(1, DEPTH + 1))
-@in_turn(
-    ("encoding", "joining", "per_layer", "less"),
-    [
-        ("learnable", "shared", 0, 0),
-        ("learnable", "unshared", TABLE, TABLE),
-        ("learnable", "lape", 2 * DIM, 0),
-        ("learnable", "lape_sharing", 2 * DIM, 0),
-        ("relative_bias", "default", 147, TABLE),
-        ("shaw", "default", 2 * 17 * 8, TABLE),
-    ],
-)
-def test_eta_joined_layers_have_eta_times_the_parameters_of_one(encoding, joining, per_layer, less, eta):
-    default = count(tiny("learnable", "default"))
-    assert count(tiny(encoding, spec(joining, layers=eta))) - default == per_layer * eta - less
-
-
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
 def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
     default = count(tiny("learnable", "default"))
@@ -157,14 +140,6 @@ def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
         assert position.after_norm.shape == (TOKENS, DIM)
         assert position.bias.shape == (3, TOKENS, TOKENS)
         assert position.bias.abs().max() < 0.2  # as drawn: not normalized
-
-
-def test_the_order_of_the_names_does_not_matter():
-    a, b = build("learnable+relative_bias", "lape"), build("relative_bias+learnable", "lape")
-    assert count(a) == count(b)
-    assert [[field is None for field in layer] for layer in a(GRID)] == [
-        [field is None for field in layer] for layer in b(GRID)
-    ]
 
 
 REFUSED = [
@@ -255,26 +230,6 @@ def test_every_option_of_a_peg_has_its_effect(form, shows):
     assert shows(build(spec("peg", **form)))
     assert shows(build(Peg.options(**form)))  # the text and the Python object are equivalent
     assert not shows(plain)
-
-
-def test_the_options_of_a_convolutional_projection_have_their_effect():
-    form = {"places": (-1, 1), "kernel": 5, "padding": "circular", "bias": False, "frozen": True}
-    position = build(spec("convolutional_projection", **form))
-    assert isinstance(position, BeforeProjections)
-    assert list(position.inputs) == ["0", "2"]
-    convolution = position.inputs["2"].k
-    assert (convolution.kernel_size, convolution.padding_mode, convolution.bias) == ((5, 5), "circular", None)
-    assert not any(parameter.requires_grad for parameter in position.parameters())
-
-
-def test_a_place_may_be_given_as_a_number_or_as_a_sequence():
-    assert list(build("peg(places=2)").pegs) == list(build("peg(places=[2])").pegs) == ["2"]
-    assert list(build("peg(places=(0, -1))").pegs) == ["first", "0"]
-
-
-def test_the_order_of_places_does_not_matter():
-    a, b = build("peg(places=[2, -1, 0])"), build("peg(places=[-1, 0, 2])")
-    assert list(a.state_dict()) == list(b.state_dict())
 
 
 _DIFFERENT = r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"

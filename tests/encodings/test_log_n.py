@@ -53,19 +53,6 @@ def test_the_reference_is_the_grid_of_building_or_given_and_stays():
     assert LogN(Grid(1, 1))(Grid(1, 1)).item() == 1
 
 
-def test_the_entropy_of_attention_stays_nearer_with_it_over_more_tokens():
-    torch.manual_seed(0)
-    logits = 1.5 * torch.randn(64, 4096, dtype=torch.float64)
-
-    def entropy(count, factor):
-        p = (factor * logits[:, :count]).softmax(-1)
-        return (-p * p.log()).sum(-1).mean().item()
-
-    trained = entropy(64, 1.0)
-    plain, scaled = (abs(entropy(4096, f) - trained) for f in (1.0, math.log(4096) / math.log(64)))
-    assert scaled < plain / 2
-
-
 def test_it_is_a_constant_of_the_folded_model_shared_by_all_layers():
     model, _ = pair("rope + log_n")
     x = images(64, 40, dtype=torch.float64)

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
 import graticule
 from graticule import Grid
@@ -43,12 +42,6 @@ def fixed(grid, groups=1, form="gamma_gamma_t", **parameters):
 def rotations(angle):
     """Return the matrices (n, 2, 2) of rotations by the angles (n,)."""
     return torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).unflatten(-1, (2, 2))
-
-
-def random_forms(groups, least=0.05):
-    """Return symmetric matrices of random directions with eigenvalues in [least, least + 2], (groups, 2, 2)."""
-    angle, values = 2 * torch.pi * torch.rand(groups, dtype=torch.float64), torch.rand(groups, 2, dtype=torch.float64)
-    return rotations(angle) @ torch.diag_embed(least + 2 * values) @ rotations(angle).mT
 
 
 def set_forms(encoding, matrices):
@@ -150,43 +143,6 @@ def test_parameters_are_those_that_the_paper_counts_or_should():
 # Translation
 
 
-@in_turn("shift", [(0, 0), (2, 0), (0, -3), (-1, 2), (-2, -3)])
-@in_turn("name", ["lrpe", "glrpe", *FORMS])
-@in_turn("product", [False, True])
-def test_the_output_moves_with_the_content_once_the_normalizer_is_taken_out(name, shift, product):
-    grid, (dy, dx) = Grid(7, 10), shift
-    encoding = draw_double(BUILDERS[name](grid)).requires_grad_(False)
-    content, factor = torch.randn(2, 6, 3, 4, dtype=torch.float64), torch.ones(1, grid.patches, 1)
-    if name in FORMS:
-        factor = encoding.logits(grid).flatten(1)[:, grid.offset_index().T].exp().sum(-1)
-        factor = factor.T.repeat_interleave(2, -1)
-    mixing = encoding.displacements(grid) if product and name not in FORMS else encoding(grid)
-    outputs = []
-    for top, left in ((2, 3), (2 + dy, 3 + dx)):
-        maps = pad(content, (left, grid.width - 4 - left, top, grid.height - 3 - top))
-        outputs.append((mix_tokens(grid.from_map(maps), mixing) * factor).unflatten(1, grid.shape))
-    first, second = outputs
-    here = first[:, max(-dy, 0) : 7 - max(dy, 0), max(-dx, 0) : 10 - max(dx, 0)]
-    there = second[:, max(dy, 0) : 7 - max(-dy, 0), max(dx, 0) : 10 - max(-dx, 0)]
-    assert here.abs().max() > 1e-3
-    assert_same(there, here, 1e-12 * max(factor.max().item(), 1))
-
-
-@forms
-def test_equal_tokens_stay_equal_and_channels_of_groups_apart(form):
-    grid = Grid(4, 5)
-    encoding = draw_double(QuadraticMixing(grid, 3, form)).requires_grad_(False)
-    x = torch.randn(2, 1, 6, dtype=torch.float64).expand(2, grid.patches, 6)
-    assert_same(mix_tokens(x, encoding(grid)), x, 1e-12)
-    x = torch.randn(2, 20, 6, dtype=torch.float64)
-    together = mix_tokens(x, encoding(grid))
-    for g in range(3):
-        alone = QuadraticMixing(grid, 1, form).double()
-        alone.load_state_dict({name: value[g : g + 1] for name, value in encoding.state_dict().items()})
-        part = slice(2 * g, 2 * g + 2)
-        assert_same(mix_tokens(x[..., part], alone(grid)), together[..., part], 1e-12)
-
-
 # Gradients
 
 
@@ -218,38 +174,6 @@ def test_a_center_that_is_not_learned_gets_no_gradient_and_stays_at_zero(form):
 
 
 # Maximum and width of a row
-
-
-@in_turn("grid", [Grid(7, 9), Grid(9, 4)])
-def test_a_row_of_the_positive_form_is_largest_at_the_token_nearest_in_the_metric_of_its_matrix(grid):
-    encoding = draw_double(QuadraticMixing(grid, 6)).requires_grad_(False)
-    weights, place = encoding(grid), grid.coordinates().double().flip(-1)
-    for g in range(6):
-        gamma = encoding.matrix[g]
-        distance = torch.cdist((place + encoding.center[g]) @ gamma, place @ gamma)
-        assert torch.equal(weights[g].argmax(-1), distance.argmin(-1))
-    other = fixed(Grid(5, 5), 1, "gamma", center=[[0.0, 0.0]], matrix=[[[1.0, 0.0], [0.0, -0.5]]])  # not positive
-    row = other(Grid(5, 5))[0, 12].unflatten(0, (5, 5))
-    assert row[0, 2] > row[2, 2] and row[4, 2] > row[2, 2]
-
-
-@forms
-def test_smaller_eigenvalues_give_wider_rows_for_every_token(form):
-    """The mean distance from Delta in the metric of M falls as M grows: its derivative is minus a variance."""
-    grid = Grid(6, 9)
-    matrices = torch.eye(2, dtype=torch.float64).expand(4, 2, 2) if form == "alpha" else random_forms(4)
-    place = grid.coordinates().double().flip(-1)
-    encoding = fixed(grid, 4, form)
-    away = place[None, None] - place[None, :, None] - encoding.center[:, None, None]  # (groups, N, N, 2)
-    distance = torch.einsum("gija,gab,gijb->gij", away, matrices, away)
-    reach, entropy = [], []
-    for scale in (0.1, 0.3, 1.0, 3.0):
-        set_forms(encoding, scale * matrices)
-        weights = encoding(grid)
-        reach.append((weights * distance).sum(-1))
-        entropy.append(torch.special.entr(weights).sum(-1))
-    for small, large in zip(range(3), range(1, 4), strict=True):
-        assert (reach[small] > reach[large]).all() and (entropy[small] > entropy[large]).all()
 
 
 @in_turn("form", ["gamma", "gamma_gamma_t"])

@@ -14,11 +14,10 @@ from graticule import Grid
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.rope import Frequencies, Rope
-from graticule.encodings.rope_directions import MixedRope
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import draw, images, spec, tiny
+from tiny import spec, tiny
 
 GRIDS = [(4, 4), (3, 5), (7, 2)]
 HEAD_DIM = 16
@@ -92,14 +91,6 @@ def test_the_other_order_of_the_axes_is_the_table_of_the_transposed_grid(preset)
     assert not torch.allclose(rows_first, columns_first)
 
 
-def test_the_dialects_differ_from_one_another():
-    grid = Grid(3, 5)
-    tables = [build(text, grid)(grid)[0].rotary for _, _, text in DIALECTS]
-    for i, (table, *pairs) in enumerate(tables):
-        for other, *other_pairs in tables[:i]:
-            assert pairs != other_pairs or not torch.allclose(table, other, rtol=0, atol=1e-3)
-
-
 #: timm's models, and the encoding of their attention.
 MODELS = {
     "vit_small_patch16_rope_224": "rope(preset='rope_vit')",
@@ -136,18 +127,6 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
             state["qkv.bias"] = torch.cat([torch.zeros(32) if part is None else part.detach() for part in parts])
         attention.load_state_dict(state)
         torch.testing.assert_close(attention(x, layer), block.attn(x, rope=table), rtol=0, atol=1e-10)
-
-
-@pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
-@pytest.mark.parametrize("preset", [name for name in Rope.presets if name != "flux2"])  # which has four axes
-def test_the_other_layout_of_a_preset_gives_other_logits(preset):
-    text = f"rope(preset='{preset}'{', split=(0, 2, 2)' if 'split' in Rope.presets[preset] else ''})"
-    model = draw(tiny(text)).double().eval()
-    other = "half" if model.position.encoding.layout == "interleaved" else "interleaved"
-    wrong = tiny(f"{text[:-1]}, layout='{other}')").double().eval()
-    wrong.load_state_dict(model.state_dict())
-    x = images(dtype=torch.float64)
-    assert (model(x) - wrong(x)).abs().max() > 1e-3
 
 
 def test_options_replace_those_of_a_preset_and_the_others_stay():
@@ -315,9 +294,3 @@ def test_every_option_of_a_rotary_encoding_is_one_of_its_parts():
             assert {"coordinates", "offset", "shift", "jitter", "rescale"} <= set(options)
         defaults = {option: parameter.default for option, parameter in options.items() if parameter.default is not None}
         assert type(tiny(spec(name, **defaults)).position.encoding) is ENCODINGS[name]
-
-
-def test_frequencies_of_a_mixed_encoding_start_from_the_base():
-    lengths = MixedRope(Grid(2, 2), 1, 1, 8, base=16.0).freqs.norm(dim=0)
-    torch.testing.assert_close(lengths.flatten(), torch.tensor([1.0, 16 ** (-1 / 2)] * 2))
-    assert math.isclose(Frequencies(base=16.0)(2)[1].item(), 0.25)

@@ -1,12 +1,10 @@
 """Every rotary encoding has the angles of its formula, and logits that depend on the displacement alone."""
 
-import copy
 import itertools
 import math
 
 import pytest
 import torch
-from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed
 from torch.nn.functional import softplus
 
 import graticule
@@ -157,39 +155,6 @@ def test_prefix_tokens_are_unchanged_and_no_norm_is_changed(name, prefix):
             assert_same(turned.norm(dim=-1), x.norm(dim=-1), 1e-12)
 
 
-@grids
-@in_turn("head_dim", [4, 8, 32])
-def test_axial_and_mixed_tables_are_those_of_timm(grid, head_dim):
-    reference = RotaryEmbeddingCat(head_dim, temperature=100.0, in_pixels=False, feat_shape=[*grid.shape]).get_embed()
-    table = Rope(grid, head_dim)(grid)
-    assert table.dtype == torch.float32 and table.shape == (grid.tokens, 2 * head_dim)
-    # an angle of timm, below 8, is rounded a few times to 2^-22
-    assert_same(table[grid.prefix :], reference, 2**-20)
-    reference = RotaryEmbeddingMixed(HEADS * head_dim, 2, HEADS, temperature=10.0, feat_shape=[*grid.shape])
-    encoding = MixedRope(grid, 2, HEADS, head_dim)
-    encoding.load_state_dict(reference.state_dict())
-    assert_same(encoding(grid)[:, :, grid.prefix :], reference.get_embed(), 2**-20)
-
-
-@in_turn("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_does_not_round_tables(dtype):
-    for name in ("rope", "rope_1d"):
-        encoding = ROTATIONS[name][0](BUILT)
-        before = encoding(BUILT).clone()
-        low = copy.deepcopy(encoding).to(dtype)
-        assert torch.equal(low(BUILT), before)
-        low.set_grid(OTHER)
-        assert torch.equal(low(OTHER), ROTATIONS[name][0](OTHER)(OTHER))
-        exact = built(name, OTHER)
-        assert_same(low.double()(OTHER), exact(OTHER), 1e-14)
-    for encoding in ("rope", "rope_mixed"):
-        model = tiny(encoding).to(dtype)
-        for layer in model.position(OTHER):
-            assert layer.rotary.table.dtype == torch.float32
-            ones = layer.rotary.table[..., :8] ** 2 + layer.rotary.table[..., 8:] ** 2
-            assert_same(ones, torch.ones_like(ones), 2**-20)
-
-
 # In a model
 
 
@@ -238,21 +203,6 @@ def test_windows_have_the_table_of_a_window_whatever_the_image(encoding):
     assert_same(model(x), other(x), 1e-12)
     wide = swin("rope", window_size=7)  # cut to the grid of the last stage
     assert [layer.rotary.table.shape[0] for layer in wide.position(wide.grid)] == [49, 49, 16]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-def test_windows_of_another_image_are_one_graph(encoding):
-    model, x = draw(swin(encoding)).double().eval(), images(64, 48, dtype=torch.float64)
-    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-    assert_same(compiled(x), model(x), 1e-12)
-
-
-@in_turn("encoding", ["rope(scaling='ntk')", "liere"])
-def test_a_model_is_built_on_the_meta_device(encoding):
-    with torch.device("meta"):
-        model = tiny(encoding, depth=1)
-    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 # Initial values of the mixed encoding

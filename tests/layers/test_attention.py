@@ -89,13 +89,6 @@ def by_complex_numbers(angle):
     return turn
 
 
-def test_a_rotation_depends_on_the_difference_of_angles_alone(attention, x):
-    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
-    turned = attention(x, LayerPosition(rotary=rotation(angle)))
-    assert_same(turned, attention(x, LayerPosition(rotary=rotation(angle + 0.7))))
-    assert not torch.allclose(turned, attention(x))
-
-
 def test_every_head_can_turn_by_angles_of_its_own(attention, x):
     angles = torch.randn(HEADS, N, HEAD // 2, dtype=torch.float64)
     ours = attention(x, LayerPosition(rotary=rotation(angles)))

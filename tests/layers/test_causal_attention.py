@@ -54,28 +54,6 @@ def test_it_is_attention_with_minus_infinity_above_the_diagonal(attention, x, po
 
 
 @positions
-def test_the_weights_are_those_of_the_pass_and_upper_triangular(attention, x, position):
-    weights = attention.weights(x, position)
-    assert weights.shape == (B, HEADS, N, N)
-    assert not weights.triu(1).any()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(B, HEADS, N, dtype=F64), rtol=0, atol=1e-12)
-    v = attention._project(x, position)[2]
-    by_hand = attention.proj((weights @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x, position), by_hand, rtol=0, atol=1e-12)
-
-
-@positions
-@in_turn("token", range(N))
-def test_changing_a_token_changes_nothing_before_it(attention, x, position, token):
-    before = attention(x, position)
-    x = x.clone()
-    x[:, token] += 1
-    after = attention(x, position)
-    assert torch.equal(after[:, :token], before[:, :token])
-    assert ((after - before)[:, token:].abs().amax(-1) > 1e-6).all()
-
-
-@positions
 @in_turn("chunks", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2), (1, 6)])
 def test_with_a_cache_any_number_of_tokens_at_a_time_is_the_same(attention, x, position, chunks):
     cache, pieces, start = KeyValueCache(N), [], 0

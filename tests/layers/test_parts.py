@@ -188,14 +188,6 @@ def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):
         torch.testing.assert_close(block(x, position), by_hand, rtol=0, atol=1e-12)
 
 
-def test_a_constant_inner_is_a_shift_of_the_norm(block, x):
-    shift = torch.randn(D, dtype=torch.float64)
-    added = block(x, LayerPosition(after_norm=shift.expand(N, D)))
-    with torch.no_grad():
-        block.norm1.bias.add_(shift)
-    torch.testing.assert_close(block(x), added, rtol=0, atol=1e-12)
-
-
 @torch.no_grad()
 def test_what_a_hook_keeps_of_the_norm_is_not_changed(block, x):
     """Also without gradients, by a hook of all modules or of one inside the norm."""
