@@ -13,10 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from graticule import Grid, published_state_dict
-from graticule.backbones.ceit import ClassAttentionOfLayers, LocallyEnhancedFeedForward
-from graticule.backbones.compact import CompactBlock, ConvolutionalTokenizer
-from graticule.backbones.t2t import TokenPerformer, TokensToToken, TokenTransformer
-from graticule.position.layer import LayerPosition
+from graticule.backbones.compact import ConvolutionalTokenizer
+from graticule.backbones.t2t import TokenPerformer, TokenTransformer
 from in_turn import in_turn
 from tiny import assert_same, count, draw, images
 
@@ -190,22 +188,6 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
     assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
 
 
-@torch.no_grad()
-def test_the_second_norm_of_a_compact_block_stands_on_the_residual_stream():
-    block = draw(CompactBlock(24, 3, 2.0, qkv_bias=False)).double().eval()
-    x, inner = rand(2, 7, 24), rand(7, 24)
-    y = layer_norm(x, block.norm1) + inner
-    q, k, v = (y @ block.attn.qkv.weight.T).chunk(3, -1)
-    heads = []
-    for head in range(3):
-        at = slice(8 * head, 8 * head + 8)
-        weights = (q[..., at] @ k[..., at].transpose(1, 2) / math.sqrt(8)).softmax(-1)
-        heads.append(weights @ v[..., at])
-    attended = torch.cat(heads, -1) @ block.attn.proj.weight.T + block.attn.proj.bias
-    stream = layer_norm(x + attended, block.norm2)
-    assert_same(block(x, LayerPosition(after_norm=inner)), stream + mlp(stream, block.mlp))
-
-
 # T2T-ViT
 
 
@@ -218,19 +200,6 @@ def windows(maps, side, step, padding):
         for left in range(0, padded.shape[-1] - side + 1, step)
     ]
     return torch.stack(rows, 1)
-
-
-@pytest.mark.parametrize("tokens_type", ["performer", "transformer"])
-@torch.no_grad()
-def test_the_tokens_of_t2t_are_three_soft_splits_with_small_transformers_between(tokens_type):
-    stem = draw(TokensToToken((48, 80), (16, 16), 3, 24, 8, tokens_type)).double().eval()
-    x = wide(48, 80)
-    y = windows(x, 7, 4, 2)
-    assert y.shape == (2, 12 * 20, 147)
-    y = stem.attention1(y).transpose(1, 2).unflatten(-1, (12, 20))
-    y = stem.attention2(windows(y, 3, 2, 1)).transpose(1, 2).unflatten(-1, (6, 10))
-    assert_same(stem(x), stem.project(windows(y, 3, 2, 1)))
-    assert stem(x).shape == (2, 15, 24)
 
 
 @torch.no_grad()
@@ -267,77 +236,6 @@ def test_a_performer_never_attends_below_float32():
 
 
 # CeiT
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-@torch.no_grad()
-def test_leff_mixes_the_patches_of_a_window_of_three_and_lets_prefix_tokens_pass(prefix):
-    grid = Grid(3, 5, prefix=prefix)
-    leff = draw(LocallyEnhancedFeedForward(4, 6)).double().eval()
-    norms = (leff.bn1, leff.bn2, leff.bn3)
-    for norm in norms:
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-
-    def normed(x, norm):
-        return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
-
-    x = rand(2, grid.tokens, 4)
-    actual = leff(x, grid)
-    assert torch.equal(actual[:, :prefix], x[:, :prefix])
-    hidden = F.gelu(normed(x[:, prefix:] @ leff.conv1.weight[..., 0, 0].T + leff.conv1.bias, leff.bn1))
-    hidden = hidden.unflatten(1, grid.shape)
-    for row in range(3):
-        for column in range(5):
-            total = leff.conv2.bias.expand(2, 6).clone()
-            for dy in (-1, 0, 1):
-                for dx in (-1, 0, 1):
-                    if 0 <= row + dy < 3 and 0 <= column + dx < 5:
-                        total += hidden[:, row + dy, column + dx] * leff.conv2.weight[:, 0, dy + 1, dx + 1]
-            pixel = F.gelu(normed(total, leff.bn2))
-            pixel = normed(pixel @ leff.conv3.weight[..., 0, 0].T + leff.conv3.bias, leff.bn3)
-            assert_same(actual[:, prefix + row * 5 + column], pixel)
-
-
-@pytest.mark.parametrize("qkv_bias", [True, False])
-@torch.no_grad()
-def test_the_last_class_token_asks_those_of_all_layers(qkv_bias):
-    lca = draw(ClassAttentionOfLayers(24, 3, 2.0, qkv_bias, 0.0, 0.0, nn.LayerNorm)).double().eval()
-    x = rand(2, 5, 24)
-    y = layer_norm(x, lca.norm1) @ lca.attn.qkv.weight.T
-    q, k, v = (y + lca.attn.qkv.bias if qkv_bias else y).chunk(3, -1)
-    attended = torch.zeros(2, 1, 24, dtype=torch.float64)
-    for sample in range(2):
-        for head in range(3):
-            at = slice(8 * head, 8 * head + 8)
-            weights = torch.stack([q[sample, -1, at] @ k[sample, layer, at] for layer in range(5)]) / math.sqrt(8)
-            attended[sample, 0, at] = (weights.softmax(0)[:, None] * v[sample, :, at]).sum(0)
-    last = x[:, -1:] + attended @ lca.attn.proj.weight.T + lca.attn.proj.bias
-    assert_same(lca(x), last + mlp(layer_norm(last, lca.norm2), lca.feedforward))
-
-
-@torch.no_grad()
-def test_the_features_of_ceit_are_what_the_class_tokens_of_all_layers_say():
-    model = exact("ceit")
-    x = wide(48, 80)
-    tokens = torch.stack([tokens[:, 0] for tokens, _ in model.each_layer(x)], 1)
-    assert tokens.shape == (2, 3, 24)
-    features = layer_norm(model.lca(tokens + model.pos_layer_embed), model.norm)
-    assert_same(model.forward_features(x), features)
-    assert_same(model(x), model.head(features[:, 0]))
-
-
-@torch.no_grad()
-def test_the_stem_of_ceit_is_a_convolution_norm_and_pooling_before_its_patches():
-    stem = exact("ceit").patch_embed
-    x = wide(48, 80)
-    y = F.conv2d(x, stem.conv.weight, stride=2, padding=3)
-    shape = (1, -1, 1, 1)
-    mean, var = stem.bn.running_mean.view(shape), stem.bn.running_var.view(shape)
-    y = (y - mean) / (var + stem.bn.eps).sqrt() * stem.bn.weight.view(shape) + stem.bn.bias.view(shape)
-    y = F.max_pool2d(y, 3, 2, 1).unfold(2, 4, 4).unfold(3, 4, 4)  # (B, 64, H, W, 4, 4)
-    y = torch.einsum("bchwij,dcij->bhwd", y, stem.proj.weight).flatten(1, 2) + stem.proj.bias
-    assert_same(stem(x), y)
 
 
 @in_turn(

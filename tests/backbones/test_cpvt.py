@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import graticule
-from graticule import Grid
 from in_turn import in_turn
-from tiny import SIZE, assert_same, draw, full_size, images, spec
+from tiny import SIZE, draw, full_size, images
 
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
 SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
@@ -28,21 +27,6 @@ def wide(*size, **kwargs):
     return images(*size, dtype=torch.float64, **kwargs)
 
 
-def by_hand(peg, tokens, grid):
-    """Compute x + conv(x) over the patches in a loop over the kernel; prefix tokens are unchanged."""
-    convolution = peg.proj[0]
-    k = convolution.kernel_size[0]
-    image = tokens[:, grid.prefix :].mT.unflatten(-1, grid.shape)
-    around = F.pad(image, [k // 2] * 4)
-    taps = [
-        around[..., i : i + grid.height, j : j + grid.width] * convolution.weight[:, 0, i, j, None, None]
-        for i in range(k)
-        for j in range(k)
-    ]
-    y = image + sum(taps) + convolution.bias[:, None, None]
-    return torch.cat([tokens[:, : grid.prefix], y.flatten(2).mT], 1)
-
-
 # Insert positions of PEGs
 
 
@@ -60,28 +44,6 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
         position.added_to_stream is position.after_norm is position.bias is position.map_before is None
         for position in positions
     )
-
-
-@small
-@in_turn("places", [(0,), (-1,), (2,), (0, 1), (-1, 1, 2)])
-def test_the_forward_pass_is_the_blocks_with_pegs_at_their_places(name, places):
-    """Computes the whole forward pass by hand, from the modules; the norm is before the pooling."""
-    model = exact(name, encoding=spec("peg", places=[*places]))
-    x = wide(24, 40)
-    grid = Grid(3, 5, prefix=int(name == TOKEN))
-    stream = model.patch_embed.proj(x).flatten(2).mT
-    if grid.prefix:
-        stream = torch.cat([model.cls_token.expand(2, -1, -1), stream], 1)
-    if -1 in places:
-        stream = by_hand(model.position.pegs["first"], stream, grid)
-    for layer, block in enumerate(model.blocks):
-        stream = stream + block.attn(block.norm1(stream))
-        stream = stream + block.mlp(block.norm2(stream))
-        if layer in places:
-            stream = by_hand(model.position.pegs[str(layer)], stream, grid)
-    end = F.layer_norm(stream, (24,), model.norm.weight, model.norm.bias, 1e-6)
-    pooled = end[:, 0] if grid.prefix else end.mean(1)
-    assert_same(model(x), pooled @ model.head.weight.T + model.head.bias)
 
 
 # Pooling
@@ -127,22 +89,6 @@ def test_a_class_token_that_the_pooling_contradicts_is_refused(name, kwargs, wan
 
 
 # Sizes
-
-
-def test_a_peg_beside_a_table_adds_to_what_the_table_says():
-    model = exact(encoding="peg+learnable")
-    assert {key.split(".")[2] for key, _ in model.position.named_parameters()} == {"pegs", "encodings"}
-    x = wide(32, 32)
-    both = model(x).detach()
-    peg, table = model.position.parts
-    with torch.no_grad():
-        for parameter in peg.parameters():
-            parameter.zero_()
-    plain = graticule.create_model("deit_tiny_patch16_224", **SIZE).double().eval()
-    state = {key: value for key, value in model.state_dict().items() if not key.startswith("position.")}
-    plain.load_state_dict({**state, "pos_embed": table.encodings[0].pos_embed.detach()}, strict=True)
-    assert_same(model(x), plain(x))
-    assert (both - model(x)).abs().max() > 1e-3
 
 
 # timm's interface

@@ -19,8 +19,8 @@ from graticule.analysis.attention import attention_maps
 from graticule.analysis.audit import audit, audit_json
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.equivariance import translation_error, whole_patches
-from graticule.analysis.mixing import mixing_maps, save_mixing
-from graticule.analysis.position_maps import bias_maps, rotary_similarity
+from graticule.analysis.mixing import mixing_maps
+from graticule.analysis.position_maps import rotary_similarity
 from graticule.analysis.probe import Probe
 from graticule.checkpoints.load import load_position
 from graticule.checkpoints.read import read_checkpoint, save_weights
@@ -28,7 +28,6 @@ from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
-from graticule.layers.gating import mix_tokens
 from graticule.surgery.change import change_position
 from in_turn import in_turn
 from tiny import (
@@ -40,7 +39,6 @@ from tiny import (
     count,
     draw,
     families,
-    having,
     images_for,
     shallow,
     three_families,
@@ -133,19 +131,6 @@ def layers(model: Any) -> int:
     return sum(getattr(model, "depths", ())) or len(model.blocks)
 
 
-def uncorrelated(family: str, encoding: str | None) -> str | None:
-    """Return the reason that a case has no position correlations, or None."""
-    if encoding is None:
-        return refusal("position_correlations of its own", family)
-    return refusal("position_correlations", encoding)
-
-
-def unmixed(family: str, encoding: str | None) -> str | None:
-    """Return the reason that a case has no weights that mix tokens, or None."""
-    own_refusal = refusal("mixing_maps of its own", family) if encoding is None else None
-    return own_refusal or refusal("mixing_maps", family)
-
-
 @three_families
 @torch.no_grad()
 def test_the_intermediates_are_those_that_the_model_goes_through(family):
@@ -207,38 +192,6 @@ def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
             torch.testing.assert_close(outputs["block"], last, rtol=0, atol=0)
 
 
-@three_families
-@torch.no_grad()
-def test_timm_makes_a_backbone_of_features(family):
-    name, sizes = SMALL[family]
-    torch.manual_seed(1)
-    features = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(-1,), **sizes).double().eval()
-    torch.manual_seed(1)
-    model = timm.create_model(f"graticule_{name}", **sizes).double().eval()
-    x = images_for(model)
-    (features_map,) = features(x)
-    assert features_map.shape[1] == features.feature_info.channels()[0] == model.feature_info[-1]["num_chs"]
-    torch.testing.assert_close(features_map, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
-
-
-@every
-def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, encoding, joining):
-    model = shared_model(family, encoding, joining)
-    refused = uncorrelated(family, encoding)
-    height, width = model.img_size
-    for stage in range(len(getattr(model, "depths", (1,)))):
-        cosines = result(refused, position_correlations, model, (2 * height, width), stage)
-        if cosines is None:
-            continue
-        assert cosines.similarity.shape == (len(cosines.sources), cosines.grid.patches, cosines.grid.patches)
-        known = cosines.similarity[[source is not None for source in cosines.sources]]
-        np.testing.assert_allclose(known, known.transpose(0, 2, 1), atol=1e-12)
-        np.testing.assert_allclose(np.diagonal(known, axis1=1, axis2=2), 1.0)
-        assert len(known) == (0 if encoding == "none" else len(cosines.similarity))
-        read = np.load(cosines.save(tmp_path / "correlations.npz"))
-        np.testing.assert_array_equal(read["similarity"], cosines.similarity)
-
-
 @every
 def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, encoding, joining):
     model = shared_model(family, encoding, joining)
@@ -257,44 +210,6 @@ def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, 
     assert all(same) if encoding == "none" else not any(same[1:])
     with np.load(save_attention(maps, tmp_path / "attention.npz")) as saved:
         np.testing.assert_array_equal(saved["layer0"], maps[0].weights)
-
-
-@every
-@torch.no_grad()
-def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, encoding, joining):
-    model = shared_model(family, encoding, joining)
-    positions = iter(model.position(model.grid))
-    biased = "_bias" in str(encoding) or (family, encoding) in (("Swin", None), ("Swin V2", None))
-    for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
-        biases = [next(positions).bias for _ in range(depth)]
-        bias_of_layers = bias_maps(model, stage=stage)
-        assert (bias_of_layers is not None) == biased
-        if bias_of_layers is None:
-            continue
-        with_bias = [layer for layer in range(depth) if family != "SAM" or layer in model.global_layers]
-        assert sorted(layer for group in bias_of_layers.layers for layer in group) == with_bias
-        for group, maps in zip(bias_of_layers.layers, bias_of_layers.bias, strict=True):
-            for layer in group:
-                patches = biases[layer][:, -bias_of_layers.grid.patches :, -bias_of_layers.grid.patches :]
-                np.testing.assert_array_equal(maps, patches)
-
-
-@every
-def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding, joining):
-    model = shared_model(family, encoding, joining)
-    maps = result(unmixed(family, encoding), mixing_maps, model)
-    if maps is None:
-        return
-    assert [layer.layer for layer in maps] == list(range(layers(model)))
-    for layer, position in zip(maps, model.position(model.grid), strict=True):
-        query = layer.query[0] * layer.grid.width + layer.query[1]
-        # mixing a one at each position separately shows its weight for the query
-        taken = mix_tokens(
-            torch.eye(layer.grid.patches).double()[..., None].expand(-1, -1, layer.groups), position.mixing
-        )
-        np.testing.assert_allclose(layer.weights.reshape(layer.groups, -1).T, taken[:, query].detach(), atol=1e-12)
-    with np.load(save_mixing(maps, tmp_path / "mixing.npz")) as saved:
-        np.testing.assert_array_equal(saved["layer0_weights"], maps[0].weights)
 
 
 @every
@@ -330,23 +245,6 @@ def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, en
     else:
         with pytest.raises(ValueError, match=r"the position parameters of .* neither has any"):
             load_position(fresh, path)
-
-
-@every
-@torch.no_grad()
-def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_another_size(family, encoding, joining):
-    model = shared_model(family, encoding, joining)
-    x = images_for(model)
-    same = build(family, encoding, joining).double().eval()
-    taken = graticule.transfer(same, model.state_dict())
-    assert {row.status for row in taken.rows} == {"loaded"}
-    torch.testing.assert_close(same(x), model(x), rtol=0, atol=0)
-    larger = model_of(family, encoding, joining)
-    larger.set_input_size((2 * model.img_size[0], model.img_size[1]))
-    larger.reset_classifier(3)
-    taken = graticule.transfer(draw(larger), model.state_dict())
-    assert {row.name for row in taken.rows if row.status == "new"} >= {"head.weight", "head.bias"}
-    assert larger(images_for(larger)).shape == (2, 3) and larger(images_for(larger)).isfinite().all()
 
 
 @every
@@ -430,17 +328,6 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
 
 @three_families
 @torch.no_grad()
-def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family):
-    model = model_of(family).float()
-    again = graticule.from_pretrained(model.save_pretrained(tmp_path / "saved"))
-    x = images_for(model)
-    assert type(again) is type(model) and again.img_size == model.img_size and not again.training
-    torch.testing.assert_close(again(x), model(x))
-    assert_same(again.state_dict(), model.state_dict(), atol=0)
-
-
-@three_families
-@torch.no_grad()
 def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
     model = model_of(family)
     height, width = model.img_size
@@ -492,22 +379,6 @@ def tables(model: Any) -> list[Tensor]:
     return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
 
 
-@three_families
-@in_turn("joining", ["default", "unshared"])
-def test_the_standard_deviation_of_the_table_scales_the_drawn_values(family, joining):
-    encoding = "learnable+sgu" if family in GATED else "learnable"
-    drawn = []
-    for std in (0.01, 0.04):
-        torch.manual_seed(2)
-        drawn.append(tables(build(family, having(encoding, learnable={"std": std}), joining)))
-    assert len(drawn[0]) == len(drawn[1]) > 0
-    for small, large in zip(*drawn, strict=True):
-        torch.testing.assert_close(4 * small, large)
-    (default, *_) = tables(build(family, encoding, joining))
-    expected = 0.2 if family in ("ViT-Lite", "CVT", "CCT") else 0.02
-    assert default.std().item() == pytest.approx(expected, rel=0.25)  # estimated from a few hundred numbers
-
-
 @in_turn(
     ("family", "misspelt", "meant"),
     [
@@ -541,32 +412,6 @@ def test_a_language_model_is_refused_where_images_are_looked_at(function, why):
     model = graticule.create_language_model("lm_nano", 11, context=8, depth=2)
     with pytest.raises(ValueError, match=why):
         function(model, torch.zeros(2, 3, 32, 32))
-
-
-@pytest.mark.parametrize(
-    ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_1d", "default"), ("rope_1d", "default")]
-)
-@torch.no_grad()
-def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining):
-    def create(context: int = 8) -> Any:
-        options = {"context": context, "depth": 2, "encoding": encoding, "joining": joining}
-        return draw(graticule.create_language_model("lm_nano", 11, **options)).double().eval()
-
-    model, tokens = create(), torch.randint(0, 11, (2, 8))
-    expected = model(tokens)
-    torch.testing.assert_close(graticule.unfold(graticule.fold(model))(tokens), expected)
-    save_weights(graticule.published_state_dict(model), tmp_path / "weights.safetensors")
-    torch.testing.assert_close(graticule.load_checkpoint(create(), tmp_path / "weights.safetensors")(tokens), expected)
-    same = create()
-    assert {row.status for row in graticule.transfer(same, model.state_dict()).rows} == {"loaded"}
-    torch.testing.assert_close(same(tokens), expected)
-    longer = create(16)
-    graticule.transfer(longer, model.state_dict())
-    assert longer(torch.randint(0, 11, (2, 16))).isfinite().all()
-    refused = refusal("position_correlations", "bucketed_bias") if encoding == "rope_1d" else None
-    actual = result(refused, position_correlations, model)
-    assert actual is None or actual.similarity.shape == (2, 8, 8)
-    assert next(graticule.generate(model, tokens[:, :3], 2)).shape == (2,)
 
 
 def test_a_module_that_is_no_backbone_is_refused_by_name():

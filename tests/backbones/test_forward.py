@@ -9,9 +9,7 @@ import torch
 import graticule
 from graticule.backbones.vision_transformer import VisionTransformer
 from in_turn import in_turn
-from tiny import CLASSES, COVER, DEPTH, DIM, PAIRS, draw, images, shuffle_patches, spec, tiny
-
-choices = in_turn(("encoding", "joining"), COVER)
+from tiny import CLASSES, DIM, PAIRS, draw, images, shuffle_patches, tiny
 
 
 def test_a_copy_takes_published_names_on_its_own_account():
@@ -59,21 +57,6 @@ def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_tab
     assert (absolute(swapped) - absolute(x)).abs().max() > 1e-6
 
 
-@choices
-def test_position_depends_on_the_grid_and_not_on_the_image(encoding, joining):
-    """So a model's position can be computed without an image; fields that depend on tokens are functions of them."""
-    model = draw(tiny(encoding, joining)).eval()
-    positions = model.position(model.grid)
-    assert len(positions) == DEPTH
-    for layer, block in enumerate(model.blocks):
-        block.register_forward_pre_hook(lambda _, args, layer=layer: seen.append((layer, args[1])))
-    seen = []
-    model(images())
-    for layer, position in seen:
-        assert_same_position(positions[layer], position)
-    assert len(seen) == DEPTH
-
-
 def assert_same_position(ours, reference):
     """Compare tensors, functions with their bound arguments, and tuples of them."""
     assert type(ours) is type(reference)
@@ -87,26 +70,6 @@ def assert_same_position(ours, reference):
         assert_same_position(ours.args, reference.args)
     else:
         assert ours == reference
-
-
-@pytest.mark.parametrize("joining", ["shared", "unshared", "lape", "lape_sharing"])
-def test_the_forward_pass_is_the_blocks_with_each_layers_position(joining):
-    """Computes the whole forward pass by hand, from the modules."""
-    model = draw(tiny("learnable", spec(joining, layers=2))).double().eval()
-    x = images(dtype=torch.float64)
-    w = [encoding.pos_embed for encoding in model.position.encodings]
-    stream = torch.cat([model.cls_token.expand(2, -1, -1), model.patch_embed.proj(x).flatten(2).transpose(1, 2)], 1)
-    inner = w[0]
-    for layer, block in enumerate(model.blocks):
-        y = 0.0
-        if layer < 2 and joining in ("shared", "unshared"):
-            stream = stream + w[layer if joining == "unshared" else 0]
-        elif layer < 2:
-            inner = model.position.joining.norms[layer](inner if joining == "lape" else w[0])
-            y = inner
-        stream = stream + block.attn(block.norm1(stream) + y)
-        stream = stream + block.mlp(block.norm2(stream))
-    torch.testing.assert_close(model(x), model.head(model.norm(stream)[:, 0]), rtol=0, atol=1e-11)
 
 
 @in_turn(

@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from timm.models.twins import Twins
-from torch.export import Dim, export
 
 import graticule
-from graticule import Grid, load_checkpoint, published_state_dict
+from graticule import load_checkpoint, published_state_dict
 from graticule.testing.methods import check_backbone
 from in_turn import in_turn
-from tiny import SMALL, assert_same, draw, full_size, images, without_memory
+from tiny import assert_same, draw, full_size, images, without_memory
 
 SIZE = {
     "img_size": 64,
@@ -24,7 +22,6 @@ SIZE = {
     "mlp_ratios": [4, 4, 2, 2],
     "num_classes": 5,
 }
-DIMS = SIZE["embed_dims"]
 NAMES = ["pvt_tiny", "pvt_tiny_peg", "pvt_tiny_gap", "pvt_tiny_peg_gap"]
 names = in_turn("name", NAMES)
 
@@ -38,35 +35,6 @@ def wide(*size, **kwargs):
 
 
 # Computation
-
-
-@names
-def test_the_forward_pass_is_the_stages_with_each_ones_position(name):
-    """Computes the whole forward pass by hand, from the modules."""
-    model = draw(pvt(name)).double().eval()
-    pixels = x = wide(64, 64)
-    for s in range(4):
-        embed = model.patch_embeds[s]
-        y = F.conv2d(x, embed.proj.weight, embed.proj.bias, stride=2 if s else 4)
-        height, width = y.shape[-2:]
-        stream = F.layer_norm(y.flatten(2).mT, (DIMS[s],), embed.norm.weight, embed.norm.bias, 1e-5)
-        prefix = int(s == 3 and "gap" not in name)
-        if prefix:
-            stream = torch.cat([model.cls_token.expand(2, -1, -1), stream], 1)
-        if "peg" not in name:
-            stream = stream + model.position.stages[s].encodings[0].pos_embed
-        for index, block in enumerate(model.blocks[s]):
-            where = (graticule.LayerPosition(), Grid(height, width, prefix=prefix))
-            stream = stream + block.attn(block.norm1(stream), *where)
-            stream = stream + block.mlp(block.norm2(stream))
-            if "peg" in name and index == 0:
-                c = model.position.stages[s].pegs["0"].proj[0]
-                image = stream[:, prefix:].mT.unflatten(-1, (height, width))
-                added = F.conv2d(image, c.weight, c.bias, padding=1, groups=DIMS[s]).flatten(2).mT
-                stream = torch.cat([stream[:, :prefix], stream[:, prefix:] + added], 1)
-        x = stream[:, prefix:].mT.unflatten(-1, (height, width))
-    end = model.norm(stream)
-    assert_same(model(pixels), model.head(end.mean(1) if "gap" in name else end[:, 0]))
 
 
 # Combinations
@@ -136,26 +104,6 @@ def test_the_final_norm_is_for_the_last_stage_alone(name):
 
 
 # Folding, compiling, exporting, other memory
-
-
-def two_stages(name, **kwargs):
-    """Return a pyramid of two stages of one block, with every weight drawn, in float64."""
-    return draw(graticule.create_model(name, **{**SMALL["PVT"][1], "depths": (1, 1), **kwargs})).double().eval()
-
-
-def exported(model, step):
-    """Export a model for any height and width that are multiples of `step`."""
-    height, width = (step * Dim(side, min=2, max=16) for side in ("h", "w"))
-    return export(model, (wide(2 * step, 3 * step),), dynamic_shapes=({2: height, 3: width},)).module()
-
-
-@pytest.mark.slow
-def test_a_pyramid_with_pegs_is_exported_for_any_height_and_width():
-    model = two_stages("pvt_tiny_peg")
-    program = exported(model, 8)
-    for size in ((16, 24), (32, 16), (24, 40)):
-        x = wide(*size)
-        assert_same(program(x), model(x))
 
 
 # Checkpoints of the public codes

@@ -203,46 +203,6 @@ def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
     return attention, x, LayerPosition(bias=bias), Windows(grid, Grid(*window), shift)
 
 
-def windows_of(grid, window, shift):
-    """Return the flat indices of the tokens of every window of the rolled map, in the order of `weights`."""
-    places = torch.arange(grid.patches).view(grid.shape).roll((-shift[0], -shift[1]), (0, 1))
-    rows, columns = grid.height // window[0], grid.width // window[1]
-    every = [(row, column) for row in range(rows) for column in range(columns)]
-    return [
-        places[r * window[0] : (r + 1) * window[0], c * window[1] : (c + 1) * window[1]].flatten() for r, c in every
-    ]
-
-
-TILED = in_turn(
-    ("grid", "window", "shift"),
-    [
-        (Grid(8, 8), (4, 4), (0, 0)),
-        (Grid(8, 8), (4, 4), (2, 2)),
-        (Grid(12, 16), (4, 4), (2, 2)),
-        (Grid(12, 16), (4, 4), (1, 3)),
-        (Grid(4, 16), (4, 4), (0, 2)),
-        (Grid(16, 4), (4, 4), (2, 0)),
-        (Grid(9, 10), (3, 5), (1, 2)),
-    ],
-)
-
-
-@TILED
-@torch.no_grad()
-def test_tokens_that_were_no_neighbors_before_the_roll_do_not_see_each_other(grid, window, shift):
-    """Two tokens of a window attend to each other exactly if a window at their position in the image contains both."""
-    attention, x, position, windows = window_attention(grid, window, shift)
-    weights = attention.weights(x, position, windows)
-    groups = windows_of(grid, window, shift)
-    assert weights.shape == (2 * len(groups), 2, window[0] * window[1], window[0] * window[1])
-    assert_same(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    offsets = grid.offsets().abs()
-    near = (offsets[..., 0] < window[0]) & (offsets[..., 1] < window[1])
-    for of_sample in weights.unflatten(0, (2, -1)):
-        for places, of_window in zip(groups, of_sample, strict=True):
-            assert torch.equal(of_window > 0, near[places][:, places].expand_as(of_window))
-
-
 def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
     """The map is rolled before it is padded; equality with timm at such sizes is tested above."""
     attention, x, position, windows = window_attention(Grid(9, 4), (4, 4), (2, 0))

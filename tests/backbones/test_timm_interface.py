@@ -7,14 +7,14 @@ import pytest
 import timm
 import torch
 from timm.data import resolve_data_config, resolve_model_data_config
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import param_groups_weight_decay
 
 import graticule
 from graticule.backbones import registry
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import MODELS, list_models, register_backbone
 from in_turn import in_turn
-from tiny import CLASSES, COVER, DEPTH, SIZE, SMALLEST, draw, full_size, gradients, images, spec, tiny
+from tiny import CLASSES, COVER, SIZE, SMALLEST, draw, full_size, gradients, images, tiny
 
 choices = in_turn(("encoding", "joining"), COVER)
 
@@ -107,25 +107,6 @@ def test_nothing_that_says_where_tokens_are_decays(name, encoding, joining):
     assert decaying(model) == matrices - excluded
     assert not any(key.startswith("position.") or "token" in key for key in decaying(model))
     assert {"patch_embed.proj.weight", "head.weight", "blocks.0.attn.qkv.weight"} <= decaying(model)
-
-
-@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
-@pytest.mark.parametrize("options", [{}, {"decomposition": "scalar_norm"}], ids=str)
-def test_layer_decay_gives_the_norm_of_layer_l_the_rate_of_block_l(joining, options):
-    model = tiny("learnable", spec(joining, **options))
-    groups = param_groups_layer_decay(
-        model, 0.05, no_weight_decay_list=model.no_weight_decay(), layer_decay=0.5, verbose=False
-    )
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    scale = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
-    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
-    for layer in range(DEPTH):
-        norm_names = [key for key in scale if key.startswith(f"position.joining.norms.{layer}.")]
-        assert norm_names
-        assert {scale[key] for key in norm_names} == {scale[f"blocks.{layer}.mlp.fc1.weight"]}
-        assert {decay[key] for key in norm_names} == {0}
-    assert scale["blocks.0.mlp.fc1.weight"] == scale["blocks.1.mlp.fc1.weight"] / 2
-    assert scale["position.encodings.0.pos_embed"] == scale["patch_embed.proj.weight"]
 
 
 def test_setting_the_patch_size_resamples_kernel_and_table():

@@ -146,16 +146,6 @@ def test_generate_refuses_wrong_options_before_any_work(name):
             generate(model, **{"tokens": TEXT, "new_tokens": 2, name: value})
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_checks_are_part_of_no_compiled_graph():
-    model, lm = _vit(), _lm()
-    x = images()
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-    torch.testing.assert_close(torch.compile(lm, fullgraph=True, backend="eager")(TEXT), lm(TEXT))
-    torch.testing.assert_close(torch.export.export(lm, (TEXT,)).module()(TEXT), lm(TEXT))
-
-
 @torch.no_grad()
 def test_every_method_of_a_backbone_refuses_them():
     model, x = _vit(), images()

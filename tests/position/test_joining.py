@@ -12,6 +12,7 @@ from graticule.position.bias import Bias
 from graticule.position.joining import (
     DECOMPOSITIONS,
     JOININGS,
+    Concatenation,
     Default,
     Lape,
     LapeSharing,
@@ -46,6 +47,15 @@ def test_default_gives_the_table_to_the_residual_stream_once(table):
 
 def test_shared_gives_the_same_table_to_every_layer(table):
     assert Shared(DEPTH)(table) == [LayerPosition(added_to_stream=table)] * 4
+
+
+def test_concatenation_adds_the_projected_table_once(table):
+    """A token with w appended, [p, w], and a projection (V_1, V_2) is V_1 p + V_2 w (Turner, 2024, footnote 16)."""
+    joining = draw_double(Concatenation(DIM, DEPTH))
+    first, *others = joining(table)
+    projected = torch.einsum("nd,ed->ne", table, joining.projection)
+    torch.testing.assert_close(first.added_to_stream, projected, rtol=0, atol=1e-12)
+    assert others == [LayerPosition()] * 3
 
 
 def test_unshared_gives_each_layer_a_table_of_its_own(table):
