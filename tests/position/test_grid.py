@@ -111,32 +111,6 @@ def test_resizing_is_timms_resampling_and_keeps_prefix_rows(old, new, prefix):
     torch.testing.assert_close(ours, reference, rtol=0, atol=_rounding(table))
 
 
-@pytest.mark.parametrize("new", [(7, 9), (2, 3)])
-def test_a_constant_table_stays_constant_at_any_size(new):
-    table = torch.full((16, 3), 0.7, dtype=torch.float64)
-    resized = Grid(4, 4).resize(table, Grid(*new))
-    torch.testing.assert_close(resized, torch.full((new[0] * new[1], 3), 0.7, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-def test_resizing_is_linear():
-    a, b = torch.randn(2, 17, 3, dtype=torch.float64)
-    old, new = Grid(4, 4, prefix=1), Grid(3, 5, prefix=1)
-    torch.testing.assert_close(
-        old.resize(2 * a - 3 * b, new), 2 * old.resize(a, new) - 3 * old.resize(b, new), rtol=0, atol=1e-12
-    )
-
-
-def test_resizing_keeps_the_dtype_of_the_table():
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        assert Grid(4, 4).resize(torch.randn(16, 3).to(dtype), Grid(3, 5)).dtype == dtype
-
-
-def test_the_gradient_of_a_resized_table_reaches_every_row():
-    table = torch.randn(17, 3, requires_grad=True)
-    Grid(4, 4, prefix=1).resize(table, Grid(3, 5, prefix=1)).square().sum().backward()
-    assert (table.grad.abs().sum(1) > 0).all()
-
-
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3)
     assert Grid(2, 3).alike(16) == Grid(4, 4)

@@ -175,13 +175,6 @@ def test_the_recipe_of_the_guide_gives_the_model_of_the_state(process):
     assert torch.equal(names["model"].eval()(images), whole(images))
 
 
-def test_a_position_alone_is_the_same_by_assignment():
-    model = tiny("alibi")
-    position = on_meta(tiny, "alibi").position
-    position.load_state_dict(model.position.state_dict(), assign=True)
-    assert torch.equal(position(model.grid)[0].bias, model.position(model.grid)[0].bias)
-
-
 def test_a_fixed_table_that_a_file_lacks_is_that_of_the_formula():
     """MAE-pytorch#26: published weights have no table of sines."""
     model = draw(tiny("sinusoidal_2d")).eval()

@@ -1,13 +1,11 @@
 """Mixing of tokens: the matrix of all pairs and the product by displacement have equal results."""
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor
 
 import graticule
-from graticule import Grid, fold, unfold
+from graticule import Grid, fold
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing, MixingSum
@@ -81,16 +79,6 @@ def test_both_products_give_the_same_output_and_gradients_at_any_size(name, size
             torch.testing.assert_close(gradient, expected[parameter], rtol=1e-9, atol=1e-9, msg=parameter)
 
 
-@in_turn("encoding", ["lrpe", "glrpe", "gqpe", "ggqpe"])
-def test_the_shapes_are_those_that_are_documented(encoding):
-    groups = 2 if encoding.startswith("gg") or encoding == "glrpe" else 1
-    for at in (Grid(3, 4), Grid(5, 2)):
-        for layer in position(encoding, Grid(3, 4))(at):
-            assert layer.spatial_bias.shape == (at.patches,) and layer.mixing.grid == at
-            assert layer.mixing.table.shape == (groups, 2 * at.height - 1, 2 * at.width - 1)
-            assert layer.mixing.weights.shape == (groups, at.patches, at.patches)
-
-
 SMALL, LARGE = Grid(31, 33), Grid(32, 32)
 
 
@@ -127,48 +115,6 @@ def test_no_index_of_all_pairs_is_held_or_made(encoding, monkeypatch):
     monkeypatch.setattr(Grid, "offsets", None)
     monkeypatch.setattr(Grid, "offset_index", None)
     assert len(made(Grid(4, 5))) == len(made(Grid(5, 6))) == 2
-
-
-@models
-@in_turn("product", ["matrix", "displacement"])
-def test_a_folded_model_has_constant_tables_and_is_folded_again_for_other_weights_or_sizes(
-    name, sizes, other, encoding, product
-):
-    model, source = (built(name, encoding, product, **sizes) for _ in range(2))
-    draw(source)
-    x, state = image(model), {key: value.clone() for key, value in model.state_dict().items()}
-    before = model(x)
-    fold(model)
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
-    assert way(model.position(model.grid)) == product
-    buffers = {id(buffer) for buffer in model.position.buffers()}
-    for layer, again in zip(*(model.position(model.grid) for _ in range(2)), strict=True):
-        tensors = [tensor for tensor in (layer.mixing.table, layer.mixing.weights) if tensor is not None]
-        assert all(id(tensor) in buffers and not tensor.requires_grad for tensor in tensors)
-        assert again.mixing.table is layer.mixing.table
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert torch.equal(unfold(model)(x), before)
-    fold(model).load_state_dict(source.state_dict())
-    torch.testing.assert_close(model(x), source(x), rtol=0, atol=1e-12)
-    x = image(model, other)
-    expected = source(x)
-    for resized in (model, source):
-        resized.set_input_size(other)
-        torch.testing.assert_close(resized(x), expected, rtol=0, atol=1e-12)
-
-
-@models
-def test_in_bfloat16_it_is_as_close_to_float64_as_the_matrix_is(name, sizes, other, encoding):
-    """Only the rounding of tokens and linear layers remains: at most twice the mean error of the matrix."""
-    errors = []
-    for product in ("matrix", "displacement"):
-        model = built(name, encoding, product, **sizes).bfloat16()
-        x = image(model, batch=8)
-        exact = copy.deepcopy(model).double()(x.double())
-        y = model(x)
-        assert y.dtype == torch.bfloat16 and y.isfinite().all()
-        errors.append((y - exact).abs().mean())
-    assert errors[1] < 2 * errors[0]
 
 
 @pytest.mark.parametrize("encoding", [pytest.param("lrpe", marks=pytest.mark.slow), "ggqpe"])

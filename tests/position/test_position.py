@@ -1,7 +1,6 @@
 """Functions of the tokens that layers get: their insert positions, merging, stages, folding, and their effect."""
 
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, Co
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable
-from graticule.position.bias import Bias
-from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition
 from in_turn import in_turn
@@ -66,12 +63,6 @@ def test_merged_functions_of_the_residual_stream_follow_one_another_in_order(fie
         assert_near(act(merged, x), 2 * x)
 
 
-def test_merging_with_nothing_changes_nothing():
-    full = LayerPosition(**dict.fromkeys(FIELDS, torch.square))
-    assert full.merge(LayerPosition()) == full
-    assert LayerPosition().merge(full) == full
-
-
 @pytest.mark.parametrize("field", ["inputs", "rotary"])
 def test_inputs_and_rotation_are_given_once(field):
     position = LayerPosition(**{field: torch.square})
@@ -92,25 +83,6 @@ def test_a_peg_stands_after_the_layer_of_its_place_and_minus_one_is_before_the_f
     ]
     x, layer = tokens(), positions[max(place, 0)]
     assert_near(layer.enter_block(x) if place == -1 else layer.leave_block(x), module(x, GRID))
-
-
-def test_several_pegs_stand_at_places_of_their_own():
-    pegs = {3: peg(), -1: peg(), 0: peg()}
-    positions = BetweenBlocks(pegs, depth=4)(GRID)
-    assert [fields_of(position) for position in positions] == [["map_before", "map_after"], [], [], ["map_after"]]
-    x = tokens()
-    assert_near(positions[0].enter_block(x), pegs[-1](x, GRID))
-    assert_near(positions[0].leave_block(x), pegs[0](x, GRID))
-    assert_near(positions[3].leave_block(x), pegs[3](x, GRID))
-
-
-def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
-    position, other = BetweenBlocks({0: peg()}, depth=2), Grid(5, 3, prefix=1)
-    x = tokens()  # 16 tokens fit either grid
-    assert not torch.equal(position(GRID)[0].leave_block(x), position(other)[0].leave_block(x))
-    assert_near(position(other)[0].leave_block(x), position.pegs["0"](x, other))
-    position.set_grid(other)  # nothing is stored for a grid
-    assert_near(position(GRID)[0].leave_block(x), position.pegs["0"](x, GRID))
 
 
 @pytest.mark.parametrize("place", range(-1, 3))
@@ -139,17 +111,6 @@ def test_places_are_from_before_the_first_layer_to_the_last_that_has_a_meaning(k
 
 
 # CombinedPosition
-
-
-def test_two_lists_of_pegs_act_one_after_another():
-    first, second = peg(), peg()
-    parts = [BetweenBlocks({0: first}, 2), BetweenBlocks({0: second, 1: peg()}, 2)]
-    position = CombinedPosition(parts)(GRID)
-    x = tokens()
-    assert_near(position[0].leave_block(x), second(first(x, GRID), GRID))
-    reverse = CombinedPosition(parts[::-1])(GRID)
-    assert_near(reverse[0].leave_block(x), first(second(x, GRID), GRID))
-    assert fields_of(position[1]) == ["map_after"]
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -205,15 +166,6 @@ def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
     for layer, stage, grid, dim in zip((0, 2, 3), position.stages, grids, (4, 8, 12), strict=True):
         x = tokens(grid, dim)
         assert_near(layers[layer].leave_block(x), stage.pegs["0"](x, grid))
-
-
-def test_a_pyramid_takes_any_grid_that_can_be_halved():
-    position = draw_double(pyramid())
-    grid = Grid(8, 4)
-    x = tokens(Grid(2, 1, prefix=1), 12)
-    assert_near(position(grid)[3].leave_block(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
-    with pytest.raises(ValueError, match="multiples of 4"):
-        position(Grid(8, 6))
 
 
 def test_every_stage_has_a_table_of_its_own_and_of_its_grid():
@@ -283,41 +235,6 @@ def build(encoding, grid=GRID, **kwargs):
     return draw_double(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
 
 
-def assert_stands_for(folded, original, dim=12):
-    """Check that two positions have equal effects on random tokens, by layer and field."""
-    x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
-    for a, b in zip(folded(GRID), original(GRID), strict=True):
-        assert fields_of(a) == fields_of(b)
-        assert_near(a.enter_block(x), b.enter_block(x))
-        assert_near(a.leave_block(x), b.leave_block(x))
-        if a.after_norm is not None:
-            assert_near(a.after_norm, b.after_norm)
-        if a.bias is not None:
-            assert_near(Bias.of(a.bias).table(q), Bias.of(b.bias).table(q))
-        if a.inputs is not None:
-            for actual, expected in zip(a.inputs(x), b.inputs(x), strict=True):
-                assert_near(actual, expected)
-
-
-def test_folding_makes_constants_of_tables_and_keeps_functions():
-    original = build("peg+learnable", joining="lape").eval()
-    folded = FoldedPosition(original, GRID).eval()
-    constants = dict(folded.named_buffers(recurse=False))
-    assert list(constants) == ["layer0_after_norm", "layer1_after_norm", "layer2_after_norm"]
-    first = folded(GRID)[0]
-    assert not first.after_norm.requires_grad
-    x = tokens(GRID, 12)
-    before = first.leave_block(x).detach()
-    with torch.no_grad():
-        original.parts[0].pegs["0"].proj[0].weight.add_(1)  # a function uses the current parameters
-    assert not torch.equal(folded(GRID)[0].leave_block(x), before)
-    assert torch.equal(folded(GRID)[0].after_norm, constants["layer0_after_norm"])
-    with torch.no_grad():
-        original.parts[1].encodings[0].pos_embed.normal_()  # a constant is computed again
-    assert not torch.equal(folded(GRID)[0].after_norm, constants["layer0_after_norm"])
-    assert_stands_for(folded, original)
-
-
 # Sensitivity of models with a PEG
 
 
@@ -330,20 +247,6 @@ def pooled(encoding="peg", size=64, **kwargs):
 def shifted(x, shift):
     """Shift images (B, C, height, width) cyclically by whole patches (y, x) of 8 pixels."""
     return x.roll([8 * s for s in shift], (2, 3))
-
-
-@in_turn(
-    ("shift", "options"),
-    [
-        *[((1, 0), {"places": (-1,)}), ((0, -3), {"places": (0,)}), ((2, 5), {"places": (2,)})],
-        *[((2, 5), {"places": (-1, 0, 1, 2), **form}) for form in ({}, {"kernel": 5}, {"layers": 2})],
-        ((2, 5), {"places": (-1, 0, 1, 2), "convolution": "separable"}),
-    ],
-)
-def test_with_circular_padding_and_average_pooling_a_cyclic_shift_changes_nothing(shift, options):
-    model = pooled(encoding=spec("peg", padding="circular", **options))
-    x = images(40, 64, dtype=torch.float64)
-    assert_near(model(shifted(x, shift)), model(x))
 
 
 @in_turn("acts_on", ["tokens", "queries_keys"])
@@ -382,19 +285,6 @@ def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_insi
     assert off[0].min() > 1e-6
 
 
-def test_what_the_border_changes_gets_less_from_ring_to_ring():
-    """Each of several PEGs propagates the effect of the zeros one patch inward, and weakens it."""
-    module, grid = Peg(1).double(), Grid(15, 17)
-    nn.init.constant_(module.proj[0].weight, 0.05)
-    nn.init.zeros_(module.proj[0].bias)
-    x = torch.ones(1, grid.tokens, 1, dtype=torch.float64)
-    position = CombinedPosition([BetweenBlocks({0: module}, 1)] * 5)(grid)[0]
-    y = grid.to_map(position.leave_block(x))[0, 0]
-    rings = [(y[7, 8] - y[ring, 8]).item() for ring in range(8)]
-    assert all(near > 2 * far > 0 for near, far in pairwise(rings[:5]))
-    assert all(abs(ring) < 1e-12 for ring in rings[5:])
-
-
 def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
     """If queries are zero, all keys have equal weight, and such a PEG has no other effect."""
     changes = {}
@@ -409,27 +299,3 @@ def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
         changes[acts_on] = (model(x) - plain(x)).abs().max().item()
     assert changes["queries_keys"] < 1e-12
     assert changes["tokens"] > 1e-3
-
-
-FROZEN = [
-    ("peg", {"places": (-1, 0)}),
-    ("peg", {"layers": 2}),
-    ("peg", {"acts_on": "queries_keys"}),
-    ("convolutional_projection", {}),
-]
-
-
-@pytest.mark.parametrize(("encoding", "form"), FROZEN, ids=[f"{e}-{f}" for e, f in FROZEN])
-def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encoding, form):
-    model = draw(tiny(spec(encoding, **form, frozen=True), global_pool="avg", class_token=False)).train()
-    frozen = {name for name, _ in model.named_parameters() if name.startswith("position.")}
-    assert frozen
-    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    model(images()).square().sum().backward()
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
-    assert same == frozen
-    assert all(parameter.grad is None for parameter in model.position.parameters())
-    free = tiny(spec(encoding, **form))
-    assert all(parameter.requires_grad for parameter in free.parameters())
