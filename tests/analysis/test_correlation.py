@@ -152,17 +152,6 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range_of_r
     assert correlations(0.5, 0.5 + 1e-12, untrained=[0.0] * 39).p_value == 1
 
 
-def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
-    model = nano(encoding="sinusoidal_2d", joining="lape_sharing")
-    with torch.no_grad():
-        slow = torch.linspace(-1, 1, 16).repeat_interleave(2).repeat(2)  # the fastest wave of an axis first
-        for depth, norm in zip(torch.linspace(-1, 1, 6), model.position.joining.norms, strict=True):
-            norm.weight.copy_(1 + depth * slow)
-    result = position_correlations(model, untrained=39)
-    assert result.p_value == pytest.approx(1 / 40) and result.hierarchy == pytest.approx(1)
-    assert result.reach_range > 0.1
-
-
 # Values read from a model
 
 

@@ -15,7 +15,6 @@ from torch.optim.swa_utils import AveragedModel
 
 import graticule
 from graticule import fold, unfold
-from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.conditional import ConvolutionalProjection, Peg
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.absolute import JoinedPosition
@@ -25,7 +24,6 @@ from graticule.encodings.shaw import ShawBias
 from graticule.position.folded import FoldedPosition, FoldedSizes
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Position
 from in_turn import in_turn
 from tiny import COVER, DEPTH, SIZE, assert_same, draw, images, tiny
 
@@ -218,19 +216,6 @@ def test_a_folded_model_is_one_graph(encoding, joining):
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 
-def test_a_folded_model_runs_no_norm_of_lape():
-    model = tiny("learnable", "lape").eval()
-    runs = []
-    for norm in model.position.joining.norms:
-        norm.register_forward_hook(lambda *_: runs.append(1))
-    model(images())
-    assert len(runs) == DEPTH
-    fold(model)
-    runs.clear()
-    model(images())
-    assert not runs
-
-
 def test_a_table_that_every_layer_shares_is_kept_once():
     shared = fold(tiny("learnable", "shared"))
     positions = shared.position(shared.grid)
@@ -258,40 +243,6 @@ def test_a_model_without_position_is_refused_and_one_that_is_not_folded_stays():
         fold(nn.Linear(2, 2))
     model = tiny("learnable", "lape")
     position = model.position
-    assert unfold(model).position is position
-
-
-class FromQueries(nn.Module):
-    """A bias that depends on content."""
-
-    def forward(self, q):
-        return q.sum(-1, keepdim=True).expand(-1, -1, -1, q.shape[-2])
-
-
-class ContentPosition(Position):
-    """Gives every layer a bias that is computed from its queries."""
-
-    def __init__(self, depth):
-        super().__init__()
-        self.biases = nn.ModuleList(FromQueries() for _ in range(depth))
-
-    def forward(self, grid):
-        return [LayerPosition(bias=bias) for bias in self.biases]
-
-    def set_grid(self, grid):
-        """Does nothing: nothing depends on the grid."""
-
-
-def test_a_bias_that_depends_on_the_image_is_not_folded():
-    model = draw(VisionTransformer(lambda grid, *, dim, depth, num_heads: ContentPosition(depth), **SIZE)).eval()
-    position, x, wide = model.position, images(), images(24, 40)
-    before, before_wide = model(x), model(wide)
-    fold(model)
-    biases = [layer.bias for layer in model.position(model.grid)]
-    assert all(bias is original for bias, original in zip(biases, position.biases, strict=True))
-    assert not list(model.position.buffers())
-    assert torch.equal(model(x), before)
-    assert torch.equal(fold(model, (24, 40))(wide), before_wide)
     assert unfold(model).position is position
 
 
@@ -473,22 +424,6 @@ def test_windows_of_another_size_are_another_grid():
     for part in (model, other):
         part.set_input_size(64, window_size=8)
     assert_same(model(x), other(x))
-
-
-def test_its_constants_follow_the_parameters_that_are_loaded_moved_and_copied(folded, cases):
-    x, _ = cases[1][0]
-    folded(x)
-    trained = draw(copy.deepcopy(cases[0]))
-    folded.load_state_dict(trained.state_dict())
-    assert_same(folded(x), trained(x))
-    assert list(folded.state_dict()) == list(trained.state_dict())
-    other = copy.deepcopy(folded)
-    draw(unfold(other))
-    assert_same(folded(x), trained(x))
-    assert not torch.allclose(other(x), trained(x))
-    low = folded.float()(x.float())
-    assert low.dtype == torch.float32
-    assert_same(low.double(), trained(x), 1e-4)
 
 
 def test_it_is_unfolded_folded_for_one_size_and_resized(folded, cases):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -84,21 +83,6 @@ def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("encoding", "tables"),
-    [pytest.param("relative_bias", False, marks=pytest.mark.slow), ("learnable+relative_bias", True)],
-)
-def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
-    capsys, tmp_path, encoding, tables, quick_pictures
-):
-    recipe = Recipe(encoding=encoding, limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
-    run = train(recipe, tmp_path / "run", progress=False)
-    code, out, _ = run_command(capsys, "analyze", "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
-    assert code == 0 and "bias on 7 x 7 patches, from head to head" in out and "p = " not in out
-    assert (tmp_path / "bias.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "bias.npz").is_file()
-    assert (tmp_path / "correlations.png").is_file() is tables
-
-
-@pytest.mark.parametrize(
     ("arguments", "keys"),
     [
         (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
@@ -116,17 +100,6 @@ def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, q
     results = json.loads(out)
     assert code == 0 and keys <= set(results[0] if isinstance(results, list) else results)
     assert err.startswith("wrote ") if files else err == ""
-
-
-@pytest.mark.slow
-def test_evaluate_measures_speed_at_every_size_of_each_run(capsys, tmp_path, trained, pegged, quick_pictures):
-    sizes = ("--sizes", "28", "56")
-    code, out, _ = run_command(capsys, "evaluate", trained.folder, pegged.folder, *sizes, "--output", tmp_path)
-    assert code == 0 and "images/s" in out
-    assert ("MB/image" in out) == ("peak memory" in out) == torch.cuda.is_available()  # measured on GPUs alone
-    records = json.loads((tmp_path / "evaluation.json").read_text())
-    assert [record["run"] for record in records] == [str(trained.folder)] * 2 + [str(pegged.folder)] * 2
-    assert all(record["images_per_second"] > 0 for record in records)
 
 
 def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
@@ -185,17 +158,6 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     before = sorted(trained.folder.iterdir())
     assert message in refused(capsys, *words)
     assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
-
-
-@pytest.mark.slow
-def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path, quick_pictures):
-    options = ("--quick", "--seeds", 0, "--sizes", 20, "28x36", "--output", tmp_path)
-    choices = ("encoding=learnable", "encoding=peg(places=[0, 1], bias=False),global_pool=avg")
-    code, out, err = run_command(capsys, "compare", "digits_quick", "--choices", *choices, *options)
-    assert code == 0, err
-    assert "28x36" in out and "peg(places=[0, 1], bias=False)" in out
-    assert "Differences are not tested: too few seeds" in out
-    assert {"comparison.md", "comparison_zoom.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.filterwarnings("ignore:the weights are of a model with encoding")
@@ -298,12 +260,6 @@ def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
     assert code == 0 and Run.open(tmp_path / "run").recipe().joining == "shared"
     file.write_text("recipe = 3\n")
     assert "recipe()" in refused(capsys, "train", file)
-
-
-def test_a_run_is_repeated_from_its_folder_with_what_is_to_differ(capsys, tmp_path, trained):
-    code, *_ = run_command(capsys, "train", trained.folder, "--seed", "7", "--output", tmp_path / "again")
-    again, first = Run.open(tmp_path / "again").recipe(), trained.recipe()
-    assert code == 0 and again.seed == 7 and again.joining == first.joining and again.limit_train == first.limit_train
 
 
 def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, tmp_path, trained):
@@ -503,16 +459,3 @@ def test_an_unusable_checkpoint_is_named(capsys, tmp_path, trained, case):
     assert {"truncated": "truncated", "foreign": "not a checkpoint", "hostile": "run code", "classes": "7 classes"}[
         case
     ] in err
-
-
-def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(capsys, tmp_path):
-    """A limit on the size of files causes the same errors as a full disk."""
-    folder = tmp_path / "run"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
-    try:
-        code, _, err = run_command(capsys, "train", "digits_quick", "--quick", "--output", folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert code == 1 and "could not be written" in err and "disk full" in err
-    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("weights.safetensors"))

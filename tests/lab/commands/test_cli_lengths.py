@@ -1,6 +1,5 @@
 """Evaluating runs on text at several lengths on the command line."""
 
-import csv
 import json
 
 import pytest
@@ -95,24 +94,3 @@ def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, pla
     words = [named.get(argument, argument) for argument in arguments]
     assert message in refused(capsys, "evaluate", *words, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
-    small = ",model=lm_nano,context=16"
-    choices = (f"encoding=learnable{small}", f"encoding=bucketed_bias{small}")
-    options = ("--quick", "--seeds", 0, 1, "--lengths", 16, 64, "--output", tmp_path)
-    with spoiled_after_first_epoch():
-        code, out, err = run_command(capsys, "compare", "pydoc_quick", "--choices", *choices, *options)
-    assert code == 0, err
-    assert f"resampled to some of the lengths: {choices[0]}." in out
-    assert "adjusted for 1 tests." in out and "Holm's method for 2 tests" in out
-    assert (tmp_path / "comparison_lengths.png").is_file()
-    compared = json.loads((tmp_path / "comparison.json").read_text())
-    with (tmp_path / "comparison.csv").open(newline="") as file:
-        values = {(row["choice"], row["seed"], row["at"]): row["value"] for row in csv.DictReader(file)}
-    results = [json.loads(file.read_text()) for file in tmp_path.rglob("result.json")]
-    assert len(results) == 4 and all(result["best_bpb"] + 1 < result["last_bpb"] for result in results)
-    for choice in choices:
-        scores = [float(values[choice, seed, "16 tokens"]) for seed in "01"]
-        assert scores == pytest.approx(compared["bpb"][choice], rel=1e-5)

@@ -150,18 +150,6 @@ def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
 # train, with arguments of the backbone and forms of the encoding
 
 
-@pytest.mark.slow
-def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path, quick_pictures):
-    run = trained(tmp_path / "run", "digits_posmlp", "--model-kwargs", "windows=[4,2]", "combine=add")
-    recipe = run.recipe()
-    assert recipe.model_kwargs == ("windows=[4,2]", "combine=add")
-    assert recipe.backbone_arguments() == {"windows": [4, 2], "combine": "add"}
-    model = run.model()
-    assert model.windows == (4, 2) and model.block(0, 0).mlp_channels.gate.combine == "add"
-    code, out, _ = run_command(capsys, "analyze", "mixing", run.folder, "--groups", 0)
-    assert code == 0 and [row[1] for row in rows(out)] == ["4x4"] * 2 + ["2x2"] * 4
-
-
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
     encoding = "learnable + ggqpe(form='gamma', product='displacement')"
     typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
@@ -182,23 +170,3 @@ def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
 
 
 # compare
-
-
-@pytest.mark.slow
-def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(capsys, tmp_path):
-    choices = (
-        "encoding=ggqpe(form='alpha', bias=False),seed=0",
-        "model_kwargs=windows=[4,2] depths=[1,2] combine=add,encoding=ggqpe(shift=False)",
-    )
-    command = ("compare", "digits_posmlp", "--quick", "--choices", *choices, "--seeds", 1, "--output", tmp_path)
-    code, _, err = run_command(capsys, *command)
-    assert code == 0, err
-    first, second = (
-        next(run for run in map(Run, tmp_path.glob("*/seed-1")) if run.folder.parent.name.startswith(name))
-        for name in ("encoding", "model")
-    )
-    assert first.recipe().encoding == "ggqpe(form='alpha', bias=False)"
-    assert second.recipe().encoding == "ggqpe(shift=False)"
-    model = second.model()
-    assert model.windows == (4, 2) and model.depths == (1, 2)
-    assert second.recipe().model_kwargs == ("windows=[4,2]", "depths=[1,2]", "combine=add")

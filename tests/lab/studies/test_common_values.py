@@ -79,17 +79,3 @@ def test_a_value_of_the_wrong_type_is_a_bad_option(capsys, tmp_path, monkeypatch
     ):
         code, _, err = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", *options)
         assert code == 2 and message in err
-
-
-@pytest.mark.slow
-def test_compare_trains_with_the_values(capsys, tmp_path):
-    tiny = ["limit_train=20", "limit_test=10", "batch_size=20", "model_kwargs=depth=1", "accelerator=cpu"]
-    command = ["compare", "digits_quick", "--choices", "joining=default", "--seeds", 0, "--epochs", 1]
-    code, _, err = run_command(
-        capsys, *command, "--precision", "bf16-mixed", "--set", *tiny, "warmup_epochs=0", "--output", tmp_path
-    )
-    assert code == 0, err
-    from graticule.lab.training.run import Run
-
-    recipe = Run.open(tmp_path / "joining=default" / "seed-0").recipe()
-    assert (recipe.epochs, recipe.precision, recipe.limit_train) == (1, "bf16-mixed", 20)
