@@ -22,6 +22,9 @@ FLOOR = {room: floor for floor, room in enumerate(FLOORS)}
 FLOOR["graticule"] = FLOOR["lab.tasks"] + 0.5
 
 
+ROOMS = {path.stem for path in SOURCE.iterdir()}
+
+
 def room_of(module):
     """Return the room of a dotted name: graticule.encodings.alibi -> encodings, graticule.lab.data.coco -> lab.data."""
     parts = module.split(".")[1:]
@@ -35,13 +38,13 @@ def module_of(path):
     return ".".join(["graticule", *(parts[:-1] if parts[-1] == "__init__" else parts)])
 
 
-def imports_of(source, module, is_package=False, submodules=False):
-    """Return all dotted names that the source of `module` imports from graticule, with relative ones resolved.
+def imports_of(tree, module, is_package=False, submodules=False):
+    """Return all dotted names that `module`, parsed, imports from graticule, with relative ones resolved.
 
     With `submodules`, dotted names include the imported name.
     """
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -49,10 +52,9 @@ def imports_of(source, module, is_package=False, submodules=False):
             if node.level:
                 parents = module.split(".")[: len(module.split(".")) - node.level + is_package]
                 base = ".".join([*parents, *([base] if base else [])])
-            rooms = {path.stem for path in SOURCE.iterdir()}
             # `from graticule import grid` is an import of the room, `from graticule import Grid` one of the package
             found |= {
-                f"{base}.{a.name}" if submodules or (base == "graticule" and a.name in rooms) else base
+                f"{base}.{a.name}" if submodules or (base == "graticule" and a.name in ROOMS) else base
                 for a in node.names
             }
     return {name for name in found if name.split(".")[0] == "graticule"}
@@ -63,14 +65,15 @@ def complaint(room, target):
     return None if room == target or FLOOR[target] < FLOOR[room] else f"{room} reads {target}, which is not below it"
 
 
-FILES = sorted(SOURCE.rglob("*.py"))
+#: Each file, parsed.
+FILES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def test_imports_point_down():
-    for path in FILES:
+    for path, tree in FILES.items():
         module = module_of(path)
         room = room_of(module)
-        targets = {room_of(name) for name in imports_of(path.read_text(), module, path.stem == "__init__")}
+        targets = {room_of(name) for name in imports_of(tree, module, path.stem == "__init__")}
         assert not (targets | {room}) - FLOOR.keys(), f"{module}: no floor for {targets}"
         wrong = [why for why in (complaint(room, target) for target in sorted(targets)) if why]
         assert not wrong, f"{module}: {wrong}"
@@ -104,7 +107,7 @@ def test_imports_between_files_are_acyclic_late_ones_counted_as_well():
     modules = {module_of(path): path for path in FILES}
     graph = {}
     for module, path in modules.items():
-        names = imports_of(path.read_text(), module, path.stem == "__init__", submodules=True)
+        names = imports_of(FILES[path], module, path.stem == "__init__", submodules=True)
         # a package's `__init__` re-exports its own modules, which may import each other but not the package
         graph[module] = {name if name in modules else name.rpartition(".")[0] for name in names} - {module}
     assert not cycle(graph), " -> ".join(cycle(graph))
@@ -131,7 +134,7 @@ def test_a_cycle_is_found():
     ],
 )
 def test_imports_are_found_however_they_are_written(text, found):
-    assert imports_of(text, "graticule.encodings.relative_bias") == found
+    assert imports_of(ast.parse(text), "graticule.encodings.relative_bias") == found
 
 
 def test_an_arrow_going_up_is_found():
@@ -143,8 +146,7 @@ def test_an_arrow_going_up_is_found():
 
 def test_super_is_called_for_an_attribute_at_once():
     """From Python 3.12 on, torch.compile traces `super().forward(x)`, but not `super()` as a value."""
-    for file in FILES:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for file, tree in FILES.items():
         taken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
@@ -197,9 +199,9 @@ def late_imports(tree):
 def count_by_room(names):
     """Return room -> the number of names in its files."""
     counts = Counter()
-    for path in FILES:
+    for path, tree in FILES.items():
         folder = path.relative_to(SOURCE).parent.parts
-        counts["/".join(folder[: 1 + (folder[:1] == ("lab",))]) or "."] += len([*names(ast.parse(path.read_text()))])
+        counts["/".join(folder[: 1 + (folder[:1] == ("lab",))]) or "."] += len([*names(tree)])
     return +counts
 
 
@@ -213,9 +215,7 @@ def test_vague_names_and_late_imports_become_fewer(names, left):
 
 
 def test_a_class_name_exists_once():
-    names = Counter(
-        node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set()
 
 
