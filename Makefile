@@ -17,22 +17,22 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow test-gpu test-lowest wheel dist release docs lint format tables clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.lab
 	$(BIN)/graticule demo
 
 # Two processes of one thread each, since the tests are many and small. Each process gets half of them, in order, so that
 # most files build their models once; the process that finishes first takes half of the remaining tests of the other.
 # Python writes compiled files; otherwise each process that a test starts would compile the package again.
-test: $(VENV)/.installed
+test: $(VENV)/.dev
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
-test-slow: $(VENV)/.installed
+test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or gpu'
 	OMP_NUM_THREADS=1 GRATICULE_FUZZ=10 $(BIN)/python -m pytest -q tests/test_fuzz_data.py tests/test_fuzz_models.py tests/test_fuzz_runs.py
 
 # With as many processes as PROCESSES: they share the GPU, and most of the time is PyTorch's on the CPU.
 PROCESSES ?= 2
-test-gpu: $(VENV)/.installed
+test-gpu: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m gpu tests/gpu -n $(PROCESSES)
 
 # Old versions emit warnings that newer ones do not, so warnings are not errors here.
@@ -43,7 +43,7 @@ test-lowest:
 
 # The new environment finds the dependencies in $(VENV) by a .pth file, since PyTorch alone is gigabytes; it does not
 # include the editable install there. Tested in another folder, so that only the wheel can be imported.
-wheel: $(VENV)/.installed
+wheel: $(VENV)/.dev
 	rm -rf .venv-wheel
 	$(BIN)/python -m venv --without-pip .venv-wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir .venv-wheel/dist .
@@ -52,7 +52,7 @@ wheel: $(VENV)/.installed
 	cd .venv-wheel && bin/python -c 'import graticule as g, sys; assert g.__file__.startswith(sys.prefix), g.__file__'
 	cd .venv-wheel && bin/graticule demo --quick --seeds 0 --output demo && test -s demo/report.html
 
-dist: $(VENV)/.installed
+dist: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet build twine
 	$(BIN)/python -m build --outdir dist .
@@ -67,28 +67,30 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build/html
 	$(BIN)/python -m pytest -q docs/_ext
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-tables: $(VENV)/.installed
+tables: $(VENV)/.dev
 	$(BIN)/python -m evidence.names
 
-format: $(VENV)/.installed
+format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
 	rm -rf $(VENV) .venv-wheel .pytest_cache .mypy_cache .ruff_cache docs/_build docs/gallery docs/api docs/commands
 
-$(VENV)/.installed: pyproject.toml
+# One stamp per installed extra, so that `make demo` installs no tools of developers, and downloads nothing after `make test`.
+$(VENV)/.lab $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/.python
+	$(BIN)/python -m pip install -e ".[$*]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+
+$(VENV)/.python:
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else "graticule needs Python 3.11 to 3.14; say which with PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -e ".[dev]"
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install -e ".[docs]"
 	touch $@

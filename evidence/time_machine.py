@@ -1,4 +1,4 @@
-"""Laws of `graticule.testing` on position bugs of public histories: the table of docs/time_machine.md.
+"""Laws of `graticule.testing` on position bugs of public histories: the end of docs/conformance.md.
 
 The codes before and after the fix of a bug are rebuilt from their formulas; the columns `before` and `after` of
 history.csv name them, with options: `rotate`, or one of BIASES or TABLES.
@@ -10,6 +10,7 @@ and writes docs/data/time_machine.json and the page.
 import csv
 import json
 import math
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from graticule.system.files import write_text
 from graticule.testing import BiasCode, RotationCode, TableCode, inspect_code
 
 CASES, DOCS = Path(__file__).with_name("history.csv"), Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "time_machine.md"
+PAGE = DOCS / "conformance.md"
 #: Laws, or laws for a case, that came after the cases were collected.
 NEW = {"autocast", ("vllm-project/vllm#29425", "axes")}
 
@@ -166,7 +167,7 @@ def link(case):
 
 
 def page(cases):
-    """Return shares and the table of cases."""
+    """Return the shares that are found, and what is not."""
     lines, codes = [], [case for case in cases if "before" in case]
     later = "With `autocast` and change along both axes, which came later"
     for name, without in (("Laws that were there before", NEW), (later, ())):
@@ -176,14 +177,11 @@ def page(cases):
         lines.append(f"- {name}: {alone} of {len(codes)} codes ({texts[0]}), of {len(cases)} bugs in all ({texts[1]}).")
         lines.append(f"  With the declared convention: {declared}.")
     false = [f"{link(case)} ({', '.join(case['after'])})" for case in codes if case["after"]]
+    lines.append(f"- Laws that fail on fixed code: {', '.join(false) or 'none'}.")
+    laws = Counter(found(case)[0] for case in codes if found(case))
+    lines.append(f"- The law that fails first: {', '.join(f'{law} {count}' for law, count in laws.most_common())}.")
     missed = [link(case) for case in codes if not found(case, "declared")]
     lines.append(f"- Not found by any law, also if declared: {', '.join(missed)}.")
-    lines.append(f"- Laws that fail on fixed code: {', '.join(false) or 'none'}.")
-    lines.append(f"- Without code: {', '.join(link(case) for case in cases if case not in codes)}.")
-    lines += ["", "|thread|date|bug|found by|", "|---|---|---|---|"]
-    for case in codes:
-        by = ", ".join(found(case)[:2]) or ("declared" if found(case, "declared") else "not found")
-        lines.append(f"|{link(case)}|{case['date']}|{case['what']}|{by}|")
     return "\n".join(lines)
 
 

@@ -51,6 +51,7 @@ NAMED = {
     "table": "test_docs_code.py",
     "testing": "registry/test_plugins.py",
     "transformers": "test_docs_code.py",
+    "vectors": "encodings/test_vectors.py",
 }
 
 

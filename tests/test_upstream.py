@@ -68,6 +68,30 @@ def test_patch_mends_the_fault_and_changes_nothing_else(folder, tmp_path):
         assert "weights were most likely trained with it" in (folder / "README.md").read_text().replace("\n", " ")
 
 
+def changed_lines(patch):
+    """Return FILE:LINE of each line of the release that a patch removes, or adds something after."""
+    lines = set()
+    for line in patch.read_text().splitlines():
+        if match := re.match(r"\+\+\+ b/(\S+)", line):
+            file = match[1]
+        elif match := re.match(r"@@ -(\d+)", line):
+            at = int(match[1]) - 1
+        elif not line.startswith("---"):
+            at += line[:1] in (" ", "-")
+            if line[:1] in ("-", "+"):
+                lines.add(f"{file}:{at}")
+    return lines
+
+
+def test_the_page_for_maintainers_has_each_folder_with_a_line_that_its_patch_changes():
+    page = (UPSTREAM.parents[1] / "docs" / "conformance.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .*?`(\S+\.py:\d+)` \|", page, re.MULTILINE))
+    assert set(rows) == {folder.name for folder in FOLDERS}
+    for folder in FOLDERS:
+        if (patch := folder / "fix.patch").exists():
+            assert any(line.endswith(rows[folder.name]) for line in changed_lines(patch)), folder.name
+
+
 def test_folders_are_complete_and_reproducers_short():
     assert len(FOLDERS) >= 9
     for folder in FOLDERS:

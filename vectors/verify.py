@@ -89,6 +89,15 @@ def vectors() -> Iterator[tuple[str, Mapping[str, Any], dict[str, Array], dict[s
         yield name, about, inputs, {key: tensors[at] for key, at in about["outputs"].items()}
 
 
+def inputs(name: str) -> dict[str, Array]:
+    """Return the inputs of a vector."""
+    known = {vector: given for vector, _, given, _ in vectors()}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        raise ValueError(f"`name` must be of a vector in vectors.json, got {name!r}; near it: {near}.")
+    return known[name]
+
+
 def compute(about: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Compute the outputs of a vector by the formula of its convention."""
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in about["parameters"].items()}

@@ -339,6 +339,20 @@ print(compared)
     assert int(ran.stdout) >= 24
 
 
+def test_the_example_of_the_page_holds(monkeypatch):
+    """Three lines in the test suite of another library; `rotate` stands for its code."""
+    page = (VECTORS.parent / "docs" / "conformance.md").read_text(encoding="utf-8")
+    block = page.partition("```python vectors\n")[2].partition("```")[0]
+    monkeypatch.setitem(sys.modules, "graticule_vectors", verify)
+    monkeypatch.setitem(sys.modules, "graticule_vectors.verify", verify)
+    about = ALL["rope.dinov3_vit"][0]
+    exec(block, {"rotate": lambda queries: verify.compute(about, {"q": queries})["rotated"]})
+    with pytest.raises(AssertionError):
+        exec(block, {"rotate": lambda queries: changed("rope.dinov3_vit", layout="interleaved")["rotated"]})
+    with pytest.raises(ValueError, match="got 'rope.dino'; near it: .*rope.dinov3_vit"):
+        verify.inputs("rope.dino")
+
+
 def test_each_vector_states_its_convention_and_source():
     described = json.loads((VECTORS / "vectors.json").read_text(encoding="utf-8"))
     assert described["conventions"] == {name: function.__doc__ for name, function in verify.CONVENTIONS.items()}
