@@ -1,6 +1,6 @@
-"""Tables and pictures of docs/gym.md and docs/results/gym.md, rebuilt from docs/data/gym*.csv.
+"""Tables and images of docs/results/gym.md, rebuilt from docs/data/gym*.csv.
 
-`python -m evidence.gym_page` writes the tables between the markers of the pages, and the pictures.
+`python -m evidence.gym_page` writes the tables between the markers of the page, and the images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from graticule.lab.gym.profile import Profile, heat_map, read_profile
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
-#: The choices of README's picture, if they were measured.
+#: The choices of README's figure, if they were measured.
 SHORT = (
     "encoding=none",
     "encoding=learnable",
@@ -46,10 +46,10 @@ def kept_profile(docs: Path, name: str = "gym") -> Profile:
 
 
 def write_page(docs: Path) -> list[Path]:
-    """Rebuild both pages and the pictures; returns the paths."""
+    """Rebuild the page and the images; returns the paths."""
     profile, places = (kept_profile(docs, name) for name in ("gym", "gym_place"))
-    pages = [docs / "gym.md", docs / "results" / "gym.md"]
-    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, places)) for page in pages]
+    page = docs / "results" / "gym.md"
+    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, places))]
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]
         pictures = {"gym.png": profile.select(short)}

@@ -1,4 +1,4 @@
-"""What was run on the models of timm and transformers, class by class: the table of docs/models.md.
+"""What was run on the models of timm and transformers, class by class: the table of docs/backbones.md.
 
 `python -m evidence.models_page` writes the page from evidence/models.csv. With `--measure timm` or `--measure
 transformers` it first runs all operations on the models of small_models.csv with random weights, in two processes with
@@ -40,7 +40,7 @@ from graticule.external.transformers_folder import class_of
 from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
 from graticule.system.files import write_text
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
 DATA = Path(__file__).with_name("models.csv")
 #: Bytes of memory of a process, and the number of models that it measures.
 MEMORY, SLICE = 4 * 2**30, 12
@@ -107,7 +107,7 @@ UNTRIED = "not registered"
 
 
 def for_model(x: Tensor) -> Tensor:
-    """Return images as they are, and films (B, C, frames, height, width) in transformers' order of axes."""
+    """Return images as they are, and video (B, C, frames, height, width) in transformers' order of axes."""
     return x.transpose(1, 2) if x.ndim > 4 else x
 
 
@@ -373,19 +373,14 @@ def record(names: list[str], only: list[str]) -> None:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a row for all classes of a library with the same results, and what does not convert and why."""
+    """Return a row for all classes of a library with the same results."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    reasons: dict[str, list[str]] = {}
     for row in rows:
         label = f"`{row.kind}`" + (f" ({row.name})" if row.name != row.kind else "")
         groups.setdefault(tuple(getattr(row, column) for column in COLUMNS), []).append(label)
-        if row.convert != "yes" and row.reason != UNTRIED:
-            reasons.setdefault(row.reason, []).append(label)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     lines = [(*cells, ", ".join(names)) for cells, names in ordered]
-    why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-    cells = markdown([(*COLUMNS, "classes"), *lines]).replace("| ", "|").replace(" |", "|")
-    return f"{cells}\n\nWhy they do not convert (others: {UNTRIED}): {why}."
+    return markdown([(*COLUMNS, "classes"), *lines]).replace("| ", "|").replace(" |", "|")
 
 
 def main() -> None:

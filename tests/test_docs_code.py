@@ -10,18 +10,18 @@ import torch
 import graticule
 from graticule.lab.cli import main
 from graticule.position.layer import LayerPosition
-from graticule.testing.methods import check_encoding
+from graticule.testing.methods import check_encoding, check_joining
 
 pytestmark = pytest.mark.usefixtures("registered_data", "quick_pictures")
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
 RUN = (
-    *("audit", "backbones", "concepts", "convert", "encodings", "explore", "fine_tune", "gym", "index"),
-    *("joinings", "pretrained", "start", "texts"),
+    *("audit", "backbones", "compare", "concepts", "convert", "encodings", "explore", "fine_tune", "index"),
+    *("pretrained", "start", "texts"),
 )
 #: Those of them that build large models and inspect no numbers.
-SHAPES = ("backbones", "encodings", "index", "joinings")
+SHAPES = ("backbones", "encodings", "index")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {
     "deploy": "../docs/_ext/test_pages.py",
@@ -38,6 +38,7 @@ NAMED = {
     "crops": "position/test_crops.py",
     "features": "backbones/test_timm_interface.py",
     "identify": "testing/test_identify.py",
+    "joining": "test_docs_code.py",
     "load": "external/test_guide.py",
     "own": "test_docs_code.py",
     "pack": "lab/data/test_hugging_face.py",
@@ -148,6 +149,14 @@ def test_the_learned_table_of_the_guide_is_resampled(my_methods, tmp_path):
     larger.load_state_dict(source.state_dict())
     expected = source.grid.resize(source.position(source.grid)[0].added_to_stream, larger.grid)
     torch.testing.assert_close(larger.position(larger.grid)[0].added_to_stream, expected)
+
+
+def test_the_joining_of_the_guide_is_one_file(my_methods, tmp_path):
+    load_block("joining", tmp_path)
+    check_joining("gated(start=0.2)")
+    model = graticule.create_model("vit_nano_patch4_28", encoding="learnable", joining="gated(layers=[0, 2])", depth=3)
+    first, second, third = model.position(model.grid)
+    assert second.added_to_stream is None and torch.equal(first.added_to_stream, third.added_to_stream)
 
 
 def test_a_run_is_continued_as_the_page_says(tmp_path, monkeypatch, capsys):

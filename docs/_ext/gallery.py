@@ -219,11 +219,11 @@ def _where(name: str, goes_with: list[tuple[str, list[str]]]) -> str:
 def _results(root: Path) -> str:
     known = {
         "extrapolation.md": "at image sizes and lengths other than those of training",
-        "gym.md": "on tasks that need one kind of position information",
+        "results/gym.md": "on tasks that need one kind of position information",
         "results.md": "all other measurements",
     }
     links = [
-        f"- [{name.removesuffix('.md').capitalize()}](../{name}): {about}"
+        f"- [{Path(name).stem.capitalize()}](../{name}): {about}"
         for name, about in known.items()
         if (root / name).exists()
     ]

@@ -47,8 +47,6 @@ def test_parameters_of_position_are_those_of_lapes_table_7(encoding, joining, pa
 def test_the_relative_bias_has_the_parameters_of_lapes_code_and_not_the_3049k_of_its_table_7(joining, parameters):
     position = full_size("deit_tiny_patch16_224", encoding="relative_bias", joining=joining).position
     assert count(position) == parameters
-    page = (Path(__file__).parents[2] / "docs" / "joinings.md").read_text(encoding="utf-8")
-    assert f"{parameters:,}" in page and "3,049K" in page
 
 
 @pytest.mark.parametrize("eta", [1, 6, 12])

@@ -136,7 +136,7 @@ def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
     namespace = {}
     exec(compile(code, "backbones.md", "exec"), namespace)
     model, images = namespace["model"], torch.randn(1, 1, 28, 36)
-    assert namespace["found"]["middle"].shape == (2, 50, model.embed_dim)
+    assert namespace["outputs"]["middle"].shape == (2, 50, model.embed_dim)
     for x in (images, images[..., :28]):
         outputs = namespace["features"](x)
         tokens = [tokens for tokens, _ in model.each_layer(x)]

@@ -20,7 +20,7 @@ def test_the_code_runs_and_gives_the_shown_results():
     names = {}
     exec(compile("".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), "dense.md", "exec"), names)
     assert {"loss_classifier", "loss_mask"} < names["losses"].keys()
-    assert names["found"][0].keys() == {"boxes", "labels", "scores", "masks"}
+    assert names["predictions"][0].keys() == {"boxes", "labels", "scores", "masks"}
     assert names["logits"].shape == (1, 19, 128, 200)
 
 

@@ -41,7 +41,7 @@ def test_a_saved_data_set_gives_its_images_in_colour_with_their_labels(tmp_path,
 
 
 def test_a_folder_packed_as_the_page_says_gives_the_batches_of_the_folder_bit_for_bit(tmp_path, monkeypatch):
-    page = Path(__file__).parents[3] / "docs" / "data.md"
+    page = Path(__file__).parents[3] / "docs" / "training.md"
     write_folder(tmp_path / "IMAGENET", ("cat", "Bird", "dog"), per_class=11)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -84,7 +84,7 @@ def read(model: nn.Module) -> Conversion:
         raise ValueError(
             f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
             f"{kind.__module__}; graticule.attach gives a transformer of any library a position, if its blocks share "
-            "one grid, and docs/models.md says which part of other classes no backbone here has, and what takes them."
+            "one grid, and docs/backbones.md has the operations that take other classes."
         )
     check_intact(model, "changed", values=False)
     return reader(model)
