@@ -7,8 +7,7 @@ conditions of the measurement. Its answer is
   rows of its family (a paper, or the page of choices), which may depend on each other in any way;
 - *within the margin*: two one-sided tests show that it is smaller than the margin, on either side (a contrast can be
   both, larger than zero and within the margin);
-- *undecided*, with the number of seeds that would find the difference seen, or that of the margin if it is larger,
-  with a probability of 80 % at the same adjustment.
+- *no difference found*, with the number n of seeds: neither is shown.
 
 References: The Control of the False Discovery Rate in Multiple Testing under Dependency (Benjamini and Yekutieli,
 2001); A Comparison of the Two One-Sided Tests Procedure and the Power Approach (Schuirmann, 1987).
@@ -22,12 +21,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
-from graticule.lab.studies.significance import LEVEL, PairedTest, equivalence, format_p, paired_test, seeds_needed
+from graticule.lab.studies.significance import LEVEL, PairedTest, equivalence, format_p, paired_test
 from graticule.lab.studies.study import TRAINED, read_table
 from graticule.lab.studies.tables import read_records
 
@@ -90,13 +89,11 @@ class Contrast:
     values: of the seeds.
     margin: the largest difference that would not matter.
     adjusted: p, adjusted for all contrasts of the family; None without a test.
-    level: of p before it is adjusted, at its rank in the family.
     """
 
     values: tuple[float, ...]
     margin: float
     adjusted: float | None = None
-    level: float = LEVEL
 
     @cached_property
     def test(self) -> PairedTest | None:
@@ -114,12 +111,11 @@ class Contrast:
         if not self.values:
             return "not run"
         if self.test is None or self.adjusted is None:
-            return "not tested: the same in all seeds" if len(self.values) > 1 else "undecided: one seed"
+            return "not tested: the same in all seeds" if len(self.values) > 1 else "not tested: one seed"
         same = "within the margin" * (self.equivalent < LEVEL)
         if self.adjusted < LEVEL:
             return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))
-        difference = max(self.margin, abs(self.test.difference))
-        return same or f"undecided ({seeds_needed(stdev(self.values), difference, self.level)} seeds)"
+        return same or f"no difference found (n = {len(self.values)})"
 
     def reversed(self) -> Contrast:
         """Return the contrast with the other sign."""
@@ -137,10 +133,8 @@ class Contrast:
 
     def short(self, decimals: int = 1) -> str:
         """Return difference, interval and the sign of the answer, for a cell of a table."""
-        marks = {"larger": "+", "smaller": "-", "within the margin": "=", "not run": "not run"}
+        marks = {"larger": "+", "smaller": "-", "within": "=", "no difference": "?", "not run": "not run"}
         mark = "".join(sign for answer, sign in marks.items() if answer in self.answer)
-        if self.answer.startswith("undecided ("):
-            mark = f"?{self.answer.split()[1][1:]}"
         return f"{self.cells(decimals)[0]} {mark}".strip()
 
 
@@ -154,13 +148,9 @@ def adjust(contrasts: Sequence[Contrast], factors: Sequence[float] = ()) -> list
     tests = [(contrast.test, factor) for contrast, factor in zip(contrasts, factors, strict=True)]
     tested = [min(1.0, test.p * factor) for test, factor in tests if test is not None]
     adjusted = iter(stats.false_discovery_control(tested, method="by") if tested else ())
-    ranks = iter(stats.rankdata(tested, "max"))
-    share = LEVEL / sum(len(tested) / k for k in range(1, len(tested) + 1)) if tested else LEVEL
     return [
-        contrast
-        if test is None
-        else replace(contrast, adjusted=float(next(adjusted)), level=share * next(ranks) / factor)
-        for contrast, (test, factor) in zip(contrasts, tests, strict=True)
+        contrast if test is None else replace(contrast, adjusted=float(next(adjusted)))
+        for contrast, (test, _) in zip(contrasts, tests, strict=True)
     ]
 
 

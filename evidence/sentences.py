@@ -29,7 +29,7 @@ from typing import Any
 from evidence.claims import ranked
 from evidence.contrasts import Registry, differences, parse
 from graticule.lab.studies.arms import Arm
-from graticule.lab.studies.significance import LEVEL, POWER
+from graticule.lab.studies.significance import LEVEL
 from graticule.lab.studies.study import TRAINED
 from graticule.lab.studies.tables import read_records
 
@@ -43,7 +43,7 @@ PAGES = (
 DIRECTIONS = {
     "up": "larger|largest|better|best|higher|highest|more|most|gain|gains|gained|beats?|helps?|keeps?|improves?|faster",
     "down": "smaller|smallest|worse|worst|lower|lowest|less|least|fewer|fewest|loses?|harms?|reduces?|slower|costs",
-    "other": "within the margin|undecided|equally|as much|as good|nothing|half|twice|matters?|differs?|beyond zero",
+    "other": "within the margin|no difference|equally|as much|as good|nothing|half|twice|matters?|differs?|beyond zero",
 }
 #: Text that is a name, or compares no scores.
 NAMES = re.compile(
@@ -108,9 +108,9 @@ class Sentence:
         problems += [f"has the number {number} of no clause" for number in self.numbers if not printed(number, values)]
         for word, direction, negated in self.directions:
             right = met - {direction, "false"} if negated else met & {direction}
-            if word in ("undecided", "within the margin"):
+            if word in ("no difference", "within the margin"):
                 right = {value for value in values if word in str(value)}
-            if not (values if direction == "other" and not word.startswith(("un", "with")) else right):
+            if not (values if direction == "other" and not word.startswith(("no ", "with")) else right):
                 problems.append(f"has the word {'not ... ' * negated}{word!r} of no clause")
         return problems
 
@@ -136,9 +136,8 @@ def evaluate(clause: str, data: str, registry: Registry) -> Iterator[tuple[Any, 
         wanted: Any = float(match[4]) if match[3] == "std" else match[4]
         other = [arm for arm in arms if arm.differences({match[3]: wanted})]
         yield getattr((other or arms)[0], match[3]), "false" if other else "other", clause
-    elif match := re.fullmatch(r"(LEVEL|POWER) = (\S+)", clause):
-        value = {"LEVEL": LEVEL, "POWER": POWER}[match[1]]
-        yield value, "other" if value == float(match[2]) else "false", clause
+    elif match := re.fullmatch(r"LEVEL = (\S+)", clause):
+        yield LEVEL, "other" if LEVEL == float(match[1]) else "false", clause
     elif match := _CLAUSE.fullmatch(clause):
         known = statistics(match[1] or data, match[2], match[3] or "", match[4] or TRAINED, registry)
         for name, sign, wanted in re.findall(_STATISTIC, match[5]):

@@ -1,4 +1,4 @@
-"""Two questions that eight seeds left undecided, with the seeds that they need for a margin of one point."""
+"""Two questions on which eight seeds found no difference, with the seeds that they need for a margin of one point."""
 
 from graticule.lab.studies.study import Study
 

@@ -37,7 +37,7 @@ def test_few_sentences_are_definitions():
     [
         ("docs/which.md", "+22.6", "-22.6", "the number -22.6"),  # a sign
         ("docs/which.md", "gains 5.9 points", "loses 5.9 points", "the word 'loses'"),  # a direction
-        ("docs/which.md", "answer = undecided", "answer = larger", "is false"),  # an answer
+        ("docs/which.md", "answer = no difference found", "answer = larger", "is false"),  # an answer
         ("docs/which.md", "rank = 1", "rank = 2", "is false"),
         (WHY, "gains 22.4 points", "gains 22.5 points", "the number 22.5"),  # a digit
         (WHY, "by 7.4 points", "by 7.3 points", "the number 7.3"),  # stale
@@ -46,7 +46,7 @@ def test_few_sentences_are_definitions():
         (WHY, "not shown to help", "shown to help", "the word 'help'"),
         ("docs/results.md", "margin = 3", "margin = 1", "is false"),
         ("docs/results/peg.md", r"<!-- holds: [^>]*-->", "", "has no condition"),  # a condition that is missing
-        ("docs/results/peg.md", "answer = undecided", "reply = undecided", "cannot be evaluated"),
+        ("docs/results/peg.md", "answer = no difference found", "reply = no difference found", "cannot be evaluated"),
     ],
 )
 def test_an_error_of_a_page_is_found(page, old, new, problem):

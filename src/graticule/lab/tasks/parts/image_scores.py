@@ -229,7 +229,7 @@ class ImageEvaluation(Evaluation["Score"]):
             if unplaced := [run.label for run in evaluated if any(score.placed is False for score in run.scores)]:
                 reason = "with the position of a whole image, since they cannot encode a crop"
                 notes.append(f"{reason}: {', '.join(unplaced)}")
-        scored = ("top-1 (%)", "drop", "top-5 (%)", "loss", "images")
+        scored = ("top-1 (%)", "change", "top-5 (%)", "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         end = None if has_memory else -1
         return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
