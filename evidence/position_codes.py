@@ -233,7 +233,7 @@ _INPUTS: dict[str, Callable[[Size], Any]] = {
     "distant places": lambda grid: places(grid, offset=65_536)[None],
     "pixels": lambda grid: torch.zeros(1, 16, *grid),
     "image": lambda grid: torch.zeros(1, 16, 2 * grid[0], 2 * grid[1]),
-    "film": lambda grid: torch.zeros(1, 16, 1, 2 * grid[0], 2 * grid[1]),
+    "video": lambda grid: torch.zeros(1, 16, 1, 2 * grid[0], 2 * grid[1]),
     "seconds": lambda grid: (torch.zeros(1, 1, 1), 1, *grid, (8 / 25, 32, 32)),
     "shape": lambda grid: ((1, *grid), torch.device("cpu"), 4),
     "axes": lambda grid: (_axes(grid),),

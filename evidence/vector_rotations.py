@@ -116,15 +116,15 @@ def texts() -> Iterator[Row]:
         q = draw(count + tokens, 64 if model == "glm_image" else 128)
         words, patches = (q[tokens:], q[:tokens]) if model == "hunyuan_video" else (q[:count], q[count:])
         yield f"rope.{model}.text", {"q": q}, in_attention(model, processor, patches, words, table)
-    film, frames, places = (2, 1, 2), torch.zeros(1, 16, 2, 2, 4), torch.cartesian_prod(*map(torch.arange, (2, 1, 2)))
+    video, frames, places = (2, 1, 2), torch.zeros(1, 16, 2, 2, 4), torch.cartesian_prod(*map(torch.arange, (2, 1, 2)))
     ltx = diffusion("ltx", "LTXVideoRotaryPosEmbed")(64)
     for model, table, layout in (
         ("cosmos", diffusion("cosmos", "CosmosRotaryPosEmbed")(128)(frames), -2),
         ("flux", diffusion("flux", "FluxPosEmbed")(10_000, axes)(places), -1),
         ("hunyuan_video", diffusion("hunyuan_video", "HunyuanVideoRotaryPosEmbed")(2, 1, axes, 256.0)(frames), -1),
-        ("ltx", ltx(frames, *film, rope_interpolation_scale=(8 / 25, 32, 32)), -1),
+        ("ltx", ltx(frames, *video, rope_interpolation_scale=(8 / 25, 32, 32)), -1),
         ("minimax_h3", diffusion("minimax_h3", "MiniMaxH3RotaryPosEmbed")(16)(places), -2),
-        ("qwenimage", qwen(film, latent.device, count)[0], -1),
+        ("qwenimage", qwen(video, latent.device, count)[0], -1),
         ("wan", diffusion("wan", "WanRotaryPosEmbed")(128, (1, 2, 2), 8)(frames), -1),
         ("z_image", diffusion("z_image", "RopeEmbedder")(256.0, [32, 48, 48], [8] * 3)(places), -1),
     ):
@@ -133,10 +133,10 @@ def texts() -> Iterator[Row]:
         q, table = draw(4, 64 if model == "ltx" else 128), [each.reshape(4, -1) for each in table]
         turned, still = q[None, None].tensor_split([table[0].shape[1]], -1)
         turned = part("diffusers.models.embeddings", "apply_rotary_emb")(turned, table, use_real_unbind_dim=layout)
-        yield f"rope.{model}.film", {"q": q}, torch.cat([turned, still], -1)[0, 0]
+        yield f"rope.{model}.video", {"q": q}, torch.cat([turned, still], -1)[0, 0]
     z_image = diffusion("z_image", "ZImageTransformer2DModel")
-    own, films, captions = z_image.__new__(z_image), [torch.zeros(4, 1, 8, 16)], [torch.zeros(32, 8)]  # no padding
-    _, _, _, patches, words, *_ = z_image.patchify_and_embed(own, films, captions, 2, 1)
+    own, videos, captions = z_image.__new__(z_image), [torch.zeros(4, 1, 8, 16)], [torch.zeros(32, 8)]  # no padding
+    _, _, _, patches, words, *_ = z_image.patchify_and_embed(own, videos, captions, 2, 1)
     krea = diffusion("krea2", "Krea2Pipeline").prepare_position_ids(count, *GRID, latent.device)
     ideogram = diffusion("ideogram4", "Ideogram4Pipeline")._prepare_ids([count], *GRID, count, latent.device)[0][0]
     for model, positions in (

@@ -53,19 +53,19 @@ def of_mrope(model: str, name: str, positions: Tensor, sections: list[int]) -> T
 def of_index(
     model: str, name: str, parts: list[Any], merge: int, step: float | None = None, merge_time: int = 1
 ) -> Tensor:
-    """Return the positions of texts, an image and the frames of a film by `get_rope_index`, (3, N)."""
+    """Return the positions of texts, an image and the frames of a video by `get_rope_index`, (3, N)."""
     kind = part(model, name)
     config = kind.config_class()
-    image, *films = [grid for grid in parts if not isinstance(grid, int)]
+    image, *videos = [grid for grid in parts if not isinstance(grid, int)]
     times = {0: 1, 1: 1, 2: merge_time}
-    codes = [0 if isinstance(piece, int) else 1 + (piece != image) for piece in parts]  # text, image, film
+    codes = [0 if isinstance(piece, int) else 1 + (piece != image) for piece in parts]  # text, image, video
     areas = [merge**2 * times[code] if code else 1 for code in codes]
     counts = [int(np.prod(piece)) // area for piece, area in zip(parts, areas, strict=True)]
     sequence = torch.repeat_interleave(torch.tensor(codes), torch.tensor(counts))[None]
     own = SimpleNamespace(config=config, get_vision_position_ids=partial(kind.get_vision_position_ids, None))
-    film = [sum(time for time, _, _ in films), *films[0][1:]]
+    video = [sum(time for time, _, _ in videos), *videos[0][1:]]
     more = {"second_per_grid_ts": [step / config.vision_config.tokens_per_second]} if step else {}
-    grids = {"image_grid_thw": torch.tensor([image]), "video_grid_thw": torch.tensor([film])}
+    grids = {"image_grid_thw": torch.tensor([image]), "video_grid_thw": torch.tensor([video])}
     return kind.get_rope_index(own, sequence, mm_token_type_ids=sequence, **grids, **more)[0][:, 0]
 
 

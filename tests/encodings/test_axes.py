@@ -1,4 +1,4 @@
-"""Encodings of texts, films and volumes: laws that connect grids of different numbers of axes."""
+"""Encodings of texts, videos and volumes: laws that connect grids of different numbers of axes."""
 
 import itertools
 
@@ -119,7 +119,7 @@ def test_a_law_that_an_encoding_is_exempt_from_does_not_hold(encoding, monkeypat
 
 @in_turn("encoding", ["rope(split=(0, 3, 3))", "rope(split=(0, 2, 4), order='xy', layout='half')", "mrope"])
 @torch.no_grad()
-def test_a_film_of_one_frame_is_the_image_where_time_has_no_channels_of_an_axis(encoding):
+def test_a_video_of_one_frame_is_the_image_where_time_has_no_channels_of_an_axis(encoding):
     lower, higher = Grid(3, 4, prefix=1), Grid(1, 3, 4, prefix=1)
     image = encoding.replace("(0, ", "(")
     check_layers(built(higher, encoding)(higher), built(lower, image)(lower), lower.tokens, "one frame")

@@ -151,7 +151,7 @@ ANGLES = {
 }
 
 
-@in_turn("shape", [(2, 3, 4), (3, 4)])  # an image is the film of one frame, 0
+@in_turn("shape", [(2, 3, 4), (3, 4)])  # an image is the video of one frame, 0
 @in_turn("encoding", ANGLES)
 def test_pairs_and_angles_of_a_dialect_are_those_that_are_computed_by_hand(encoding, shape):
     grid = Grid(*shape, prefix=1)

@@ -43,14 +43,14 @@ def expected(scaling, length, reference, base, n, t):
 
 
 FLUX, HUNYUAN_VIDEO = ((10_000.0,) * 3, (8, 28, 28)), ((256.0,) * 3, (8, 28, 28))
-DY_YARN, DY_FILM = Scaling("dy_yarn", (1, 64, 64)), Scaling("dy_yarn", (16, 64, 64))
+DY_YARN, DY_VIDEO = Scaling("dy_yarn", (1, 64, 64)), Scaling("dy_yarn", (16, 64, 64))
 RIFLEX = Scaling("riflex", (48, 45, 80))
 #: Where a user met it -> scaling, bases and numbers of frequencies of the axes, their lengths, times.
 THREADS = {
     "huggingface/diffusers#14520, unchanged at 1024 pixels": (DY_YARN, *FLUX, (1, 64, 48), (1, 0.5)),
     "invoke-ai/InvokeAI#8847, bands of 64 patches, not 256": (DY_YARN, *FLUX, (1, 256, 144), (1, 0.6, 0.2)),
     "guyyariv/DyPE": (Scaling("dy_ntk", (1, 64, 64)), *FLUX, (1, 256, 144), (1, 0.5)),
-    "wildminder/ComfyUI-DyPE#36, a base per axis": (DY_FILM, (256.0, 1e4, 1e3), (8, 28, 24), (32, 128, 256), (1, 0.7)),
+    "wildminder/ComfyUI-DyPE#36, a base per axis": (DY_VIDEO, (256.0, 1e4, 1e3), (8, 28, 24), (32, 128, 256), (1, 0.7)),
     "Tencent-Hunyuan/HunyuanVideo#228, 261 frames": (RIFLEX, *HUNYUAN_VIDEO, (66, 45, 80), (1,)),
     "huggingface/diffusers#11009, unchanged at 129 frames": (RIFLEX, *HUNYUAN_VIDEO, (33, 45, 80), (1,)),
     "UltraFlux": (Scaling("dy_yarn", (1, 64, 64), resonance="turns"), *FLUX, (1, 128, 64), (1,)),

@@ -61,35 +61,35 @@ ROTARY = {
     "rope.step3p7": "rope(base=10_000.0, layout='half', order='xy')",
     "rope.vjepa2": "rope(preset='vjepa2')",
     "rope.flux": "rope(preset='flux')",
-    "rope.flux.film": "rope(preset='flux')",
+    "rope.flux.video": "rope(preset='flux')",
     "rope.flux.text": "rope(preset='flux')",
     "rope.flux2": "rope(preset='flux2')",
     "rope.flux2.text": "rope(preset='flux2')",
     "rope.wan": "rope(preset='wan')",
-    "rope.wan.film": "rope(preset='wan')",
+    "rope.wan.video": "rope(preset='wan')",
     "rope.hunyuan_video": "rope(preset='hunyuan_video')",
-    "rope.hunyuan_video.film": "rope(preset='hunyuan_video')",
+    "rope.hunyuan_video.video": "rope(preset='hunyuan_video')",
     "rope.hunyuan_video.text": "rope(preset='hunyuan_video')",
     "rope.hunyuanimage": "rope(base=256.0)",
     "rope.z_image": "rope(preset='z_image')",
-    "rope.z_image.film": "rope(preset='z_image')",
+    "rope.z_image.video": "rope(preset='z_image')",
     "rope.qwenimage": "rope(preset='qwen_image')",
-    "rope.qwenimage.film": "rope(preset='qwen_image')",
+    "rope.qwenimage.video": "rope(preset='qwen_image')",
     "rope.qwenimage.text": "rope(preset='flux')",
     "rope.cosmos": "rope(preset='cosmos')",
-    "rope.cosmos.film": "rope(preset='cosmos')",
+    "rope.cosmos.video": "rope(preset='cosmos')",
     "rope.glm_image": "rope(preset='glm_image')",
     "rope.glm_image.text": "rope(preset='glm_image')",
     "rope.kandinsky": "rope(base=10_000.0, split=(8, 12, 12))",
     "rope.minimax_h3": "rope(base=10_000.0, split=(16, 16, 16), layout='half_rotated')",
-    "rope.minimax_h3.film": "rope(base=10_000.0, split=(16, 16, 16), layout='half_rotated')",
+    "rope.minimax_h3.video": "rope(base=10_000.0, split=(16, 16, 16), layout='half_rotated')",
     "rope.ideogram4": "mrope(base=5_000_000.0, sections=(24, 20, 20), offset=65_536.0)",
     "rope.ltx": LTX,
     "mrope.chunked": "mrope(sections=(2, 3, 3), arrangement='chunked')",
     "mrope.interleaved": "mrope(sections=(4, 2, 2))",
 }
 #: What is no function of displacements, or has another unit of time than of rows and columns.
-OTHERS = {"rope.cogview4", "rope.ernie_image", "rope.ltx.film"}
+OTHERS = {"rope.cogview4", "rope.ernie_image", "rope.ltx.video"}
 
 
 def test_the_formulas_of_the_verifier_give_every_vector():
@@ -138,15 +138,15 @@ def test_our_slopes_of_alibi_give_the_vectors():
         np.testing.assert_allclose(default_slopes(heads), ALL[f"slopes.alibi.{heads}"][2]["slopes"], rtol=1e-12)
 
 
-def test_our_indices_of_texts_images_and_films_give_the_vectors():
+def test_our_indices_of_texts_images_and_videos_give_the_vectors():
     for name in [name for name in ALL if name.startswith("mrope.positions")]:
         about, _, outputs = ALL[name]
         parameters, parts = about["parameters"], []
         for part in parameters["parts"]:
             time, *sides = [part] if isinstance(part, int) else [part[0], *(side // 2 for side in part[1:])]
-            film = {"spacing": (parameters.get("step", 1.0), 1.0, 1.0)} if sides and time > 1 else {}
-            time = time // parameters.get("merge_time", 1) if film else time
-            parts.append(Grid(*([time] if film or not sides else []), *sides, **film))
+            video = {"spacing": (parameters.get("step", 1.0), 1.0, 1.0)} if sides and time > 1 else {}
+            time = time // parameters.get("merge_time", 1) if video else time
+            parts.append(Grid(*([time] if video or not sides else []), *sides, **video))
         assert get_rope_index(parts, overlap=True).places.T.tolist() == outputs["positions"].tolist()
 
 
@@ -214,7 +214,7 @@ MISTAKES = [
     ("pytorch 177138: the other one", "resample.torch.cubic.antialias.3x2", {"a": -0.75}, "a -0.75 instead of -0.5"),
     ("timm 2542: another kernel", "resample.torch.linear.7x9", {"kernel": "cubic"}, "kernel 'cubic'"),
     ("gemma4: rows before columns", "rope.gemma4", {"order": "yx"}, "order 'yx'"),
-    ("Cosmos: one base for all axes", "rope.cosmos.film", {"base": 10_000.0}, "base 10000.0"),
+    ("Cosmos: one base for all axes", "rope.cosmos.video", {"base": 10_000.0}, "base 10000.0"),
     ("Qwen-Image: not centered", "rope.qwenimage", {"coordinates": "patches"}, "coordinates 'patches'"),
     ("Qwen-Image: other center", "rope.qwenimage", {"coordinates": "floor centered"}, "coordinates 'floor centered'"),
     ("Qwen-Image: text at zero", "rope.qwenimage.text", {"text_at": "zero"}, "text_at 'zero'"),

@@ -325,8 +325,8 @@ def test_modules_that_do_not_fit_are_refused_with_the_reason(models, source, opt
     assert not hasattr(module, "graticule")
 
 
-def test_films_and_taken_names_are_refused_and_one_of_several_tables_is_replaced():
-    with pytest.raises(ValueError, match=r"`example` must be given for Conv3d, which does not say .* or films"):
+def test_videos_and_taken_names_are_refused_and_one_of_several_tables_is_replaced():
+    with pytest.raises(ValueError, match=r"`example` must be given for Conv3d, which does not say .* or videos"):
         attach(nn.Conv3d(3, DIM, 8))
     taken = own()
     taken.graticule = nn.Identity()

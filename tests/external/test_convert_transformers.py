@@ -160,26 +160,26 @@ def test_models_without_a_counterpart_are_refused_in_one_sentence(build_model, m
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-#: Models of films, and names of the number of frames and of the size in their configurations.
-FILMS = [
+#: Models of videos, and names of the number of frames and of the size in their configurations.
+VIDEOS = [
     ("VideoMAEModel", "num_frames", "image_size"),
     ("VivitModel", "num_frames", "image_size"),
     ("VJEPA2Model", "frames_per_clip", "crop_size"),
 ]
 
 
-@pytest.mark.parametrize(("name", "frames", "side"), FILMS)
-def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
+@pytest.mark.parametrize(("name", "frames", "side"), VIDEOS)
+def test_a_model_of_videos_is_resized_in_place(name, frames, side, tmp_path):
     model = build(name, dict(next(config for other, config, _ in MODELS if other == name)))
     ours = graticule.convert(model)
     ours.set_input_size((8, 48, 48))
     assert graticule.resize(model, (8, 48, 48)) is model
     assert (getattr(model.config, frames), getattr(model.config, side)) == (8, 48)
     model.save_pretrained(tmp_path)
-    film = torch.randn(1, 3, 8, 48, 48)
+    video = torch.randn(1, 3, 8, 48, 48)
     with torch.no_grad():
         for other in (model, graticule.to_transformers(ours), type(model).from_pretrained(tmp_path)):
-            torch.testing.assert_close(outputs(other, film)[1], ours.forward_features(film), rtol=0, atol=1e-5)
+            torch.testing.assert_close(outputs(other, video)[1], ours.forward_features(video), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="as the model has volumes, got 48 x 48"):
         graticule.resize(model, (48, 48))
     assert graticule.convert(model).img_size == (8, 48, 48)
@@ -189,8 +189,8 @@ def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
         return
     ours.set_input_size((8, 48, 32))
     with torch.no_grad():
-        wide = outputs(graticule.resize(model, (8, 48, 32)), film[..., :32])[1]
-        torch.testing.assert_close(wide, ours.forward_features(film[..., :32]), rtol=0, atol=1e-5)
+        wide = outputs(graticule.resize(model, (8, 48, 32)), video[..., :32])[1]
+        torch.testing.assert_close(wide, ours.forward_features(video[..., :32]), rtol=0, atol=1e-5)
 
 
 #: Models that do not convert, whose tables are square in the first row.
@@ -241,6 +241,6 @@ def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
             torch.testing.assert_close(outputs(there, x)[0], ours(x), rtol=0, atol=1e-5)
     assert graticule.convert(there).img_size == (32, 48)
     with pytest.raises(ValueError, match="`model` must have images that VJEPA2Model can have, got 4 x 32 x 48: "):
-        films = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))
-        films.set_input_size((4, 32, 48))
-        graticule.to_transformers(films)
+        videos = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))
+        videos.set_input_size((4, 32, 48))
+        graticule.to_transformers(videos)

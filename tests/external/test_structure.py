@@ -114,15 +114,15 @@ def test_models_that_take_no_single_pictures_are_refused():
         def forward(self, patches, shapes):
             return patches
 
-    class Film(Own):
+    class Video(Own):
         def __init__(self):
             super().__init__()
             self.cut = nn.Conv3d(3, 4, 4, 4)
 
     with pytest.raises(ValueError, match="got Packed, which needs patches and shapes"):
         find_structure(Packed())
-    with pytest.raises(ValueError, match="got Film, which cuts films into patches"):
-        find_structure(Film())
+    with pytest.raises(ValueError, match="got Video, which cuts videos into patches"):
+        find_structure(Video())
     with pytest.raises(ValueError, match="`img_size` 9 x 9 is refused by Own: RuntimeError"):
         find_structure(Own(), (9, 9))
 

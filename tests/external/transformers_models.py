@@ -63,10 +63,10 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 #: Sizes of the inputs of classes that do not compute all of them. V-JEPA 2 takes more frames, but counts the patches
 #: of other heights and widths as those of its own, and Vivit's interpolation is that of one frame.
-FILM: list[tuple[int, ...]] = [(4, 32, 32)]
-SIZES: dict[str, list[tuple[int, ...]]] = {"SamVisionModel": [(32, 32)], "VJEPA2Model": [*FILM, (8, 32, 32)]}
-SIZES |= dict.fromkeys(("VideoMAEModel", "VideoMAEForVideoClassification", "VivitModel"), FILM)
-SIZES["VivitForVideoClassification"] = FILM
+VIDEO: list[tuple[int, ...]] = [(4, 32, 32)]
+SIZES: dict[str, list[tuple[int, ...]]] = {"SamVisionModel": [(32, 32)], "VJEPA2Model": [*VIDEO, (8, 32, 32)]}
+SIZES |= dict.fromkeys(("VideoMAEModel", "VideoMAEForVideoClassification", "VivitModel"), VIDEO)
+SIZES["VivitForVideoClassification"] = VIDEO
 
 
 def build(name: str, config: dict[str, Any], options: dict[str, Any] | None = None) -> Any:
@@ -90,7 +90,7 @@ def whole_float64() -> Iterator[None]:
 def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the output of a model and its tokens for images (B, C, height, width), whatever its class needs.
 
-    Films are (B, C, frames, height, width).
+    Videos are (B, C, frames, height, width).
     """
     name, config = type(model).__name__, model.config
     if name.startswith("Qwen"):

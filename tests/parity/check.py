@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import released_dense
-import released_films
+import released_videos
 import released_posmlp
 import timm
 import torch
 from released_dense import Tensors
-from released_films import Arguments
+from released_videos import Arguments
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -326,7 +326,7 @@ COMPUTE: dict[tuple[str, str], Callable[..., Tensors]] = {
     ("Meituan-AutoML/Twins", "PosCNN"): compute_peg,
 }
 #: The same for cases of several inputs, from their tensors.
-WITH_INPUTS: dict[tuple[str, str], Callable[..., Tensors]] = {**released_dense.COMPUTE, **released_films.COMPUTE}
+WITH_INPUTS: dict[tuple[str, str], Callable[..., Tensors]] = {**released_dense.COMPUTE, **released_videos.COMPUTE}
 
 
 def _source(case: Arguments) -> str:

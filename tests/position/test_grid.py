@@ -162,7 +162,7 @@ def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape,
     assert torch.equal(place.flatten(0, 1), moved % torch.tensor(window))
 
 
-# Any number of axes: texts, films and volumes
+# Any number of axes: texts, videos and volumes
 
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (2, 3, 1, 2)]
@@ -208,8 +208,8 @@ def test_maps_halves_and_windows_have_all_axes():
 def test_resampling_is_separable_so_that_an_axis_that_does_not_change_is_a_batch(name):
     resample = build_resampler(name)
     table = torch.randn(7, 3, 4, dtype=torch.float64)
-    film = resample(table[None], (7, 5, 6))[0]
-    torch.testing.assert_close(film, resample(table, (5, 6)), rtol=0, atol=1e-12)
+    video = resample(table[None], (7, 5, 6))[0]
+    torch.testing.assert_close(video, resample(table, (5, 6)), rtol=0, atol=1e-12)
     text = resample(table.flatten(0, 1), (9,))
     torch.testing.assert_close(text, resample(table.flatten(0, 1)[:, None], (1, 9))[:, 0], rtol=0, atol=1e-12)
 
@@ -221,7 +221,7 @@ def test_resizing_commutes_with_permuting_the_axes():
     torch.testing.assert_close(other, resized.permute(2, 0, 1, 3), rtol=0, atol=1e-12)
 
 
-def test_a_crop_of_a_film_is_the_part_of_its_table():
+def test_a_crop_of_a_video_is_the_part_of_its_table():
     full, part = Grid(4, 6, 8), Grid(2, 3, 4, crop=Crop((4, 6, 8), (1, 2, 3, 2, 3, 4)))
     table = torch.randn(full.patches, 5, dtype=torch.float64)
     expected = table.unflatten(0, full.shape)[1:3, 2:5, 3:7].flatten(0, 2)

@@ -133,14 +133,14 @@ def test_an_onnx_file_takes_images_of_any_size(tmp_path):
     assert [comparison.batch for comparison in exported.compared] == [1, 2, 3] and exported.error < 1e-5
 
 
-FILM = {"img_size": (4, 16, 32), "patch_size": (2, 8, 8), "embed_dim": 24, "num_heads": 2, "in_chans": 1}
+VIDEO = {"img_size": (4, 16, 32), "patch_size": (2, 8, 8), "embed_dim": 24, "num_heads": 2, "in_chans": 1}
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["learnable", "rope"])
-def test_a_film_is_exported_with_fixed_and_with_free_sides(encoding, suffix, tmp_path):
-    model = draw(tiny(encoding, depth=1, **FILM)).eval()
+def test_a_video_is_exported_with_fixed_and_with_free_sides(encoding, suffix, tmp_path):
+    model = draw(tiny(encoding, depth=1, **VIDEO)).eval()
     fixed = export_function(model, tmp_path / f"fixed.{suffix}")
     assert fixed.takes == "batch 1, depth 4, height 16, width 32" and fixed.error < 1e-5
     free = export_function(model, tmp_path / f"free.{suffix}", dynamic=EVERY)

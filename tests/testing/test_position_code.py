@@ -394,7 +394,7 @@ def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
     findings = outcomes(code(rotate, prefix=1))
     assert {name for name, (outcome, _) in findings.items() if outcome != "passed"} == set(), findings
 
-    def films(x, grid, prefix):
+    def videos(x, grid, prefix):
         rank = torch.arange(grid[0] * grid[1])
         rows, columns = (
             vjepa2.rotate_queries_or_keys(part, at)
@@ -402,7 +402,7 @@ def test_rotations_of_transformers_pass_but_for_that_of_v_jepa_2():
         )
         return torch.cat([rows, columns], -1)
 
-    wrong = failures(code(films, expected=None))
+    wrong = failures(code(videos, expected=None))
     assert set(wrong) == {"length", "dtype"} and "which channels form a pair" in wrong["length"]
 
 

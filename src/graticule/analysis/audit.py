@@ -178,7 +178,7 @@ def audit(
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
         images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same images at other
-            sizes; or films, with a depth.
+            sizes; or videos, with a depth.
         img_size: (height, width) in pixels; that of the model by default.
         labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
             whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
@@ -200,7 +200,7 @@ def audit(
     sized = images[size]
     if len(sized) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(sized)}.")
-    check_images(sized, films=True)
+    check_images(sized, videos=True)
     others: dict[Size, ModelView] = {other: view.resized_to(other) for other in images if other != size}
     unavailable: dict[str, str] = {}
     changed = _changed_views(view, unavailable)

@@ -147,7 +147,7 @@ def copied(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
 
 
 def resize_images(images: Tensor, size: Size) -> Tensor:
-    """Resize images (B, C, height, width), bilinear with antialias, or films, trilinear."""
+    """Resize images (B, C, height, width), bilinear with antialias, or videos, trilinear."""
     if images.ndim > 4:
         return F.interpolate(images, size, mode="trilinear")
     return F.interpolate(images, size, mode="bilinear", antialias=True)

@@ -45,7 +45,7 @@ class Translation(PrintedTable):
         prefix: the same root as e_l for the prefix tokens, which should not change; NaN without prefix tokens.
         logits: the same for the logits, whose spread is that over images; NaN for a model without a head.
         flips: share of images whose top-1 class changes, mean over shifts; NaN for a model without a head.
-        shifts: in patches of the coarsest grid, (down, right), or of all axes of a film.
+        shifts: in patches of the coarsest grid, (down, right), or of all axes of a video.
         images: number of images.
         border: a token belongs to the border if it is less than `border` patches from an edge, before or after the
             shift.
@@ -140,10 +140,10 @@ def translation_error(
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers; not changed,
             and measured in evaluation mode.
-        images: (B, C, height, width), real images, or films with a depth; at least two, for their spread. Sides are
+        images: (B, C, height, width), real images, or videos with a depth; at least two, for their spread. Sides are
             multiples of the model's coarsest patch.
         shifts: (down, right), in patches of the model's coarsest grid; negative values shift up or left. By default
-            one patch down, one to the right, and both; for a film one patch along each axis, and along all.
+            one patch down, one to the right, and both; for a video one patch along each axis, and along all.
         border: as in `Translation`.
 
     Raises:
@@ -152,7 +152,7 @@ def translation_error(
     """
     if images.ndim not in (4, 5) or len(images) < 2:
         raise ValueError(
-            "`images` must be (B, C, height, width), or films with a depth before the height, with B at least 2, got "
+            "`images` must be (B, C, height, width), or videos with a depth before the height, with B at least 2, got "
             f"{tuple(images.shape)}."
         )
     axes = images.ndim - 2

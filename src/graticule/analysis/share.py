@@ -279,12 +279,12 @@ class LayerShares:
         )
 
 
-def check_images(images: Tensor, least: int = 2, films: bool = False) -> None:
-    """Check images from which position and content are told apart: several that differ; or films, if they may be."""
-    if images.ndim not in (4, 4 + films) or len(images) < least or not images.is_floating_point():
+def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
+    """Check images from which position and content are told apart: several that differ; or videos, if they may be."""
+    if images.ndim not in (4, 4 + videos) or len(images) < least or not images.is_floating_point():
         raise ValueError(
             f"`images` must be preprocessed images (B, C, height, width) with B at least {least}"
-            f"{', or films with a depth before the height' * films}, got {images.dtype} {tuple(images.shape)}."
+            f"{', or videos with a depth before the height' * videos}, got {images.dtype} {tuple(images.shape)}."
         )
     if not images.isfinite().all():
         raise ValueError("`images` must be finite, got NaN or infinity.")
@@ -309,7 +309,7 @@ def position_share(
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
-        images: preprocessed images (B, C, height, width), at least two that differ, or films with a depth.
+        images: preprocessed images (B, C, height, width), at least two that differ, or videos with a depth.
         sizes: further (height, width) in pixels, to which the images are resized; see `PositionShare.others`.
         batch_size: images per forward pass.
         progress: class of the progress bar, such as tqdm (default: none).
@@ -324,7 +324,7 @@ def position_share(
         >>> share.names, bool(share.total.value[-1] > 0)
         (['0', '1', 'features'], True)
     """
-    check_images(images, films=True)
+    check_images(images, videos=True)
     size = tuple(images.shape[2:])
     base = view_of(model, size)
     others = [other for other in dict.fromkeys(sizes or ()) if other != size]

@@ -56,7 +56,7 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
     .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
               h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
 
-    v and h are the excess of the mean cosine of neighbors over the mean over all pairs of different tokens. In a film
+    v and h are the excess of the mean cosine of neighbors over the mean over all pairs of different tokens. In a video
     or volume there are three of them.
     The result is in [0, 1]: 0 if only one axis is encoded, as with a sequence in row-major order. It is NaN, undefined,
     if the grid has only one axis, or if neither excess is more than four standard errors of such a mean over as many

@@ -241,7 +241,7 @@ def _build(
     features = tuple(range(len(depths))) if len(depths) > 1 else min(3, *depths) if depths else 3
     kwargs = {**size.arguments, **kwargs}
     kind: Callable[..., nn.Module] = size.kind
-    if isinstance(kwargs.get("img_size"), tuple) and len(kwargs["img_size"]) > 2:  # timm knows no films and volumes
+    if isinstance(kwargs.get("img_size"), tuple) and len(kwargs["img_size"]) > 2:  # timm knows no videos and volumes
         kind = partial(kind, img_size=kwargs.pop("img_size"))
         kwargs["pretrained_cfg_overlay"] = {**(kwargs.get("pretrained_cfg_overlay") or {}), "fixed_input_size": False}
     model: nn.Module = build_model_with_cfg(

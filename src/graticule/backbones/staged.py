@@ -71,7 +71,7 @@ class StagedModel(TokenModel):
 
     #: The reason for which its blocks need all patches of the grid; '' if they take any subset (`keep`).
     whole_grid: ClassVar[str] = "its blocks need the whole grid"
-    #: The numbers of axes of its inputs: 2 of images, 3 of films and volumes.
+    #: The numbers of axes of its inputs: 2 of images, 3 of videos and volumes.
     axes: ClassVar[tuple[int, ...]] = (2,)
     #: The share of the patches that training leaves out.
     patch_drop_rate: float = 0.0
@@ -348,7 +348,7 @@ def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | No
     if not images.is_floating_point():
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
     if images.ndim != axes + 2 or images.shape[1] != channels:
-        kind = "images" if axes == 2 else "films or volumes"
+        kind = "images" if axes == 2 else "videos or volumes"
         wanted = f"(B, {channels}, {', '.join(sides(axes))})"
         more = ", whose depth this model has no axis for" if axes == 2 and images.ndim == 5 else ""
         raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}{more}.")

@@ -218,7 +218,7 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
         )
     axes = len(model.img_size)
     if wrong := [tuple(image.shape) for image in images if image.ndim != axes + 1]:
-        kind = "images" if axes == 2 else "films or volumes"
+        kind = "images" if axes == 2 else "videos or volumes"
         wanted = f"(channels, {', '.join(sides(axes))})"
         raise ValueError(f"`x` must be a list of {kind} of {wanted}, got one of {wrong[0]}.")
     if len(devices := {image.device for image in images}) > 1:

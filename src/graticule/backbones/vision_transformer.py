@@ -63,7 +63,7 @@ class VisionTransformer(Backbone):
         pre_norm: whether the tokens go through a norm before the first block, as in CLIP; patches then have no bias.
         patch_norm: builds a norm of the patches, or its name; none by default.
         patch_bias: whether the patches have a bias; by default they do without `pre_norm`.
-        patch_frames: number of frames of a patch, of a model of films that takes images, each repeated so often.
+        patch_frames: number of frames of a patch, of a model of videos that takes images, each repeated so often.
         pool_num_heads: heads of the attention of 'map'; h by default.
         pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
         class_token: whether there is one; as in timm, another `global_pool` leaves it unused unless this is False.
@@ -74,7 +74,7 @@ class VisionTransformer(Backbone):
         final_norm: whether there is a norm after the last block.
         pool_include_prefix: whether prefix tokens are pooled too.
         head_layer: the classifier: 'linear', 'linear_no_bias' or 'tanh' (a linear layer and tanh).
-        others: as `Backbone`; `img_size` can also be (depth, height, width), of films and volumes.
+        others: as `Backbone`; `img_size` can also be (depth, height, width), of videos and volumes.
     """
 
     takes = Backbone.takes | Block.takes

@@ -1,4 +1,4 @@
-"""A mask for attention: no token sees later frames of a film, or later rows or tokens."""
+"""A mask for attention: no token sees later frames of a video, or later rows or tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from graticule.position.position import register_encoding
 
 @register_encoding("causal")
 class Causal(BiasEncoding):
-    r"""Lets a patch attend only to the patches whose first coordinate is at most its own: no later frames of a film.
+    r"""Lets a patch attend only to the patches whose first coordinate is at most its own: no later frames of a video.
 
     .. math:: b_{ij} = 0 \text{ if } t_j \le t_i, \text{ else } -\infty
 
-    In a film t is the frame, in an image the row, in a text the index. Prefix tokens attend to all tokens, and patches
-    do not attend to them, since they know the end of the film. So what the patches know of a frame does not change when
+    In a video t is the frame, in an image the row, in a text the index. Prefix tokens attend to all tokens, and patches
+    do not attend to them, since they know the end of the video. So what the patches know of a frame does not change when
     frames are appended. Combine it with encodings that do not look ahead, as in `rope + causal`.
 
     Reference: An Introduction to Transformers (Turner, 2024), section 4.1, with frames instead of tokens.

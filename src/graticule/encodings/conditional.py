@@ -129,7 +129,7 @@ class Peg(Encoding):
 
     With several layers F is a stack of convolution, batch norm and ReLU, with one residual connection. Only the zeros
     at the border carry information about the position; everything else is equivariant to translation, and nothing
-    depends on the size of the grid. In a text it is a convolution along it, in a film or volume over all three axes.
+    depends on the size of the grid. In a text it is a convolution along it, in a video or volume over all three axes.
     Published weights are those of Twins (`proj.0.weight`).
 
     Reference: Conditional Positional Encodings for Vision Transformers (CPVT, Chu et al., 2023), section 3.2,

@@ -26,7 +26,7 @@ class Mrope(FixedRotary):
     Interleaved, the axes a alternate, t, h, w, t, ...; a row has those of its frequencies below 3 `sections[1]`, a
     column those below 3 `sections[2]`, and all others belong to time. Chunked, the first `sections[0]` frequencies
     belong to time, the next ones to the row, then to the column. Pairs are (i, i + d / 2). In a text
-    the three coordinates of a token are its index; `get_rope_index` gives those of texts, images and films in a row.
+    the three coordinates of a token are its index; `get_rope_index` gives those of texts, images and videos in a row.
     Prefix tokens are not rotated.
 
     Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
@@ -85,15 +85,15 @@ class Mrope(FixedRotary):
 
 
 def get_rope_index(parts: Sequence[Grid], overlap: bool = False) -> Points:
-    """Return the coordinates (time, row, column) of the tokens of texts, images and films in a row, for `mrope`.
+    """Return the coordinates (time, row, column) of the tokens of texts, images and videos in a row, for `mrope`.
 
     In a text they are three times the index. A part begins after the largest coordinate before it. Frames are as far
-    apart as the film's `spacing` says, rounded down: tokens per second times seconds per frame in Qwen2.5-VL. In
+    apart as the video's `spacing` says, rounded down: tokens per second times seconds per frame in Qwen2.5-VL. In
     Qwen3-VL each frame is an image, after a text of its time. Reference: Qwen2-VL (Wang et al., 2024), section 2.1.
 
     Args:
-        parts: the tokens of each, after merging: `Grid(n)` of a text, `Grid(H, W)`, `Grid(T, H, W)` of a film.
-        overlap: whether the part after a film begins after its rows and columns, although its time may be longer, as
+        parts: the tokens of each, after merging: `Grid(n)` of a text, `Grid(H, W)`, `Grid(T, H, W)` of a video.
+        overlap: whether the part after a video begins after its rows and columns, although its time may be longer, as
             transformers 5 has it, against the released code.
 
     Example:

@@ -104,7 +104,7 @@ class Cropped(OwnGrid):
         resampler: resampler of the whole table in evaluation.
     """
 
-    exempt = ("one_frame: the square that covers a film has as many frames as rows",)
+    exempt = ("one_frame: the square that covers a video has as many frames as rows",)
 
     def __init__(
         self,

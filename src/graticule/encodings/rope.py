@@ -79,7 +79,7 @@ class Rope(FixedRotary):
     encoders of 'pixtral', 'qwen2_vl' (also Qwen2.5-VL and Qwen3-VL, whose tokens are in the order of merged blocks),
     'llama4', 'gemma4', 'vjepa2' and 'kimi' (Kimi K2.5). Those of diffusion transformers are 'glm_image' and, for heads
     of 128 channels on frames, rows and columns, 'flux', 'wan', 'hunyuan_video', 'z_image', 'qwen_image' and 'cosmos';
-    'flux2' has a fourth axis, of text: `Grid(1, H, W, 1)`. An image is a film of one frame.
+    'flux2' has a fourth axis, of text: `Grid(1, H, W, 1)`. An image is a video of one frame.
 
     The layout 'tiled' is that of V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
     where its pairs of neighbors need each twice: the two channels of a pair have different angles. This is no rotation,
@@ -100,7 +100,7 @@ class Rope(FixedRotary):
         noise: noise of the coordinates in training.
         scaling: scaling of the frequencies at other grids.
         split: the number of pairs of each axis, the first axis first, such as (0, 8, 8); other pairs are not rotated.
-            By default all pairs, in equal parts. On an image, three numbers are those of a film of one frame, 0.
+            By default all pairs, in equal parts. On an image, three numbers are those of a video of one frame, 0.
         arrangement: the order of the pairs: axis by axis ('chunked'), or the axes in turn ('interleaved').
         unrotated: where the pairs that are not rotated are: the 'last' of a head, or the 'first'.
     """

@@ -197,7 +197,7 @@ def _grid(survey: Survey, patch_grid: tuple[int, int] | None) -> Grid:
 
 
 def _patch(survey: Survey, grid: Grid) -> tuple[int, int] | None:
-    """Return (height, width) of a patch in pixels; None for films, or if images are not divided into whole patches."""
+    """Return (height, width) of a patch in pixels; None for videos, or if images are not divided into whole patches."""
     if survey.image is None or len(grid.shape) > 2:
         return None
     (height, rest), (width, others) = (divmod(side, n) for side, n in zip(survey.image, grid.shape, strict=True))

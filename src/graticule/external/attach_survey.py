@@ -52,7 +52,7 @@ class Survey:
     tokens: N.
     dim: D.
     sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
-    patches: name of the convolution that cuts images or films into patches; None if there is none.
+    patches: name of the convolution that cuts images or videos into patches; None if there is none.
     shape: of its output, (H, W) or (T, H, W).
     tables: names of the parameters and buffers with rows (..., D) that are added to tokens before the blocks.
     access: to the first block.
@@ -79,7 +79,7 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
         rows, columns = (int(step) for step in convolution.stride[-2:])
         size = grid[0] * rows, grid[1] * columns
     if size is None or convolution is None or isinstance(convolution, nn.Conv3d):
-        what = "the size of its images or films" if convolution is not None else "the shape of its inputs"
+        what = "the size of its images or videos" if convolution is not None else "the shape of its inputs"
         raise ValueError(
             f"`example` must be given for {type(module).__name__}, which does not say {what}: a batch of them, or a "
             "mapping of its keyword arguments."

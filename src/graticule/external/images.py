@@ -85,7 +85,7 @@ def check_pictures(model: nn.Module) -> None:
         )
     if any(isinstance(part, nn.Conv3d) for part in model.modules()):
         raise ValueError(
-            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches; "
+            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts videos into patches; "
             "graticule.convert takes some of them."
         )
 

@@ -221,7 +221,7 @@ def _callable_parts(model: Any, image: Shape) -> list[Any]:
 
 
 def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
-    """Return random images, a film (1, frames, C, height, width), or the arguments with packed patches of an image."""
+    """Return random images, a video (1, frames, C, height, width), or the arguments with packed patches of an image."""
     generator = torch.Generator().manual_seed(0)
     names = list(inspect.signature(model.forward).parameters)
     if "grid_thw" in names:

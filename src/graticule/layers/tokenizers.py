@@ -19,7 +19,7 @@ from graticule.registry.checks import Checked
 class Patches(PatchEmbed):
     """Non-overlapping patches, each mapped by a linear layer: timm's `PatchEmbed`, with the grid of an image.
 
-    A film or a volume (B, C, depth, height, width) has patches of three sides.
+    A video or a volume (B, C, depth, height, width) has patches of three sides.
 
     Args:
         img_size: (height, width) in pixels, or (depth, height, width).
@@ -28,7 +28,7 @@ class Patches(PatchEmbed):
         embed_dim: D.
         bias: whether the linear layer has a bias.
         norm_layer: builds a norm of the patches from D; None for no norm.
-        frames: number of frames of a patch of a model of films, for which an image is repeated so often.
+        frames: number of frames of a patch of a model of videos, for which an image is repeated so often.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Patches(PatchEmbed):
         self.set_sizes(img_size, patch_size)
 
     def set_sizes(self, image: Shape, patch: Shape) -> None:
-        """Set timm's attributes for the sizes of a film or volume, which timm does not know."""
+        """Set timm's attributes for the sizes of a video or volume, which timm does not know."""
         if len(image) > 2:
             grid = patch_grid(image, patch)
             self.img_size, self.patch_size = image, patch
             self.grid_size, self.num_patches = grid.shape, grid.patches
 
     def forward(self, x: Tensor) -> Tensor:
-        """Turn images (B, C, height, width), films or volumes into tokens (B, N, D)."""
+        """Turn images (B, C, height, width), videos or volumes into tokens (B, N, D)."""
         tokens: Tensor
         if self.frames > 1:
             x = x[:, :, None].expand(-1, -1, self.frames, -1, -1)
@@ -81,12 +81,12 @@ class Patches(PatchEmbed):
     def set_input_size(self, img_size: int | Shape | None = None, patch_size: int | Shape | None = None) -> None:
         """Set another image or patch size for the position information."""
         if (axes := len(self.reduction)) > 2:
-            film = on_axes(self.img_size if img_size is None else img_size, axes)
+            video = on_axes(self.img_size if img_size is None else img_size, axes)
             if patch_size is not None and on_axes(patch_size, axes) != self.reduction:
                 raise ValueError(f"`patch_size` must stay {by(self.reduction)} with {axes} axes, got {patch_size}.")
-            return self.set_sizes(film, self.reduction)
+            return self.set_sizes(video, self.reduction)
         if self.frames > 1 and patch_size is not None and to_2tuple(patch_size) != self.reduction:
-            raise ValueError(f"`patch_size` must stay {by(self.reduction)} with patches of films, got {patch_size}.")
+            raise ValueError(f"`patch_size` must stay {by(self.reduction)} with patches of videos, got {patch_size}.")
         image = to_2tuple(self.img_size if img_size is None else img_size)
         patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))

@@ -91,7 +91,7 @@ class Grid(Places):
     """`prefix` tokens (class, distillation, registers), then the patches of a grid, the last axis fastest.
 
     It has any number of axes, the first the slowest: `Grid(7)` is a text, `Grid(14, 14)` an image of rows and columns,
-    `Grid(8, 14, 14)` a film or a volume. Row before column, (y, x), always.
+    `Grid(8, 14, 14)` a video or a volume. Row before column, (y, x), always.
 
     Args:
         sides: the number of patches on each axis.
@@ -163,7 +163,7 @@ class Grid(Places):
     def of_image(cls, image: Shape, patch: Shape, prefix: int = 0) -> Grid:
         """Build the grid of an image of `image` = (height, width) pixels cut into `patch` = (height, width).
 
-        A film or a volume has one more axis, before these.
+        A video or a volume has one more axis, before these.
 
         Raises:
             ValueError: if a side of the image is not a positive multiple of the patch's.

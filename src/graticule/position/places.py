@@ -32,12 +32,12 @@ def by(shape: Sequence[float]) -> str:
 
 
 def letters(axes: int) -> Sequence[str]:
-    """Return the letters of the axes: x of a text, (y, x) of an image, (t, y, x) of a film or volume."""
+    """Return the letters of the axes: x of a text, (y, x) of an image, (t, y, x) of a video or volume."""
     return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
 
 
 def axis_names(axes: int) -> Sequence[str]:
-    """Return the names of the axes: row and column of an image, with the frame of a film or the slice of a volume."""
+    """Return the names of the axes: row and column of an image, with the frame of a video or the slice of a volume."""
     return [*(f"axis {axis}" for axis in range(axes - 3)), *("frame", "row", "column")[max(3 - axes, 0) :]]
 
 

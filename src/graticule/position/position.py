@@ -129,7 +129,7 @@ def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         raise ValueError(f"`grid` must be a graticule.Grid or Points, got {format_value(grid)}; Grid(4, 4) makes one.")
     axes: Any = position.axes
     if axes is not None and grid.ndim != axes:
-        kinds = {1: "texts", 2: "images", 3: "films or volumes"}
+        kinds = {1: "texts", 2: "images", 3: "videos or volumes"}
         built = f"{axes} axes ({kinds.get(axes, 'more than three')})"
         raise ValueError(f"`grid` must have {built}, for which the encoding is built, got {grid.ndim}.")
     if grid.crop is None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 #: The most names that an error lists.
 _MANY_NAMES = 30
-_FILMS = "films are no task any more; ViT and the encodings take grids of three axes, for volumes"
+_VIDEOS = "videos are no task any more; ViT and the encodings take grids of three axes, for volumes"
 #: Beginning of a removed name -> the reason, which the error for the name gives.
 REMOVED = {
     "mvitv2_": "timm has the model; graticule.audit and graticule.check_model take it as it is",
@@ -26,7 +26,7 @@ REMOVED = {
     "cait_": "timm has the model; graticule.audit and graticule.check_model take it as it is",
     "Cait": "it was the class of cait models, which timm has",
     "pape": "its bias of pairs of tokens had no other use",
-    **dict.fromkeys(("per_frame", "moving_digits", "solids", "film_"), _FILMS),
+    **dict.fromkeys(("per_frame", "moving_digits", "solids", "film_"), _VIDEOS),
     "report": "compare, study and train write their page themselves",
 }
 
@@ -275,7 +275,7 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 
 def sides(axes: int) -> Sequence[str]:
-    """Return the names of the axes of a text, an image, or a film or volume."""
+    """Return the names of the axes of a text, an image, or a video or volume."""
     named = ("length",) if axes == 1 else ("depth", "height", "width")[max(3 - axes, 0) :]
     return [*(f"axis {axis}" for axis in range(axes - len(named))), *named]
 

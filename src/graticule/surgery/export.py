@@ -238,7 +238,7 @@ def export(
     indices. `model` is not changed; the program is in float32.
 
     Args:
-        model: a backbone of images, films or volumes, a segmentation model, the feature maps of a dense model
+        model: a backbone of images, videos or volumes, a segmentation model, the feature maps of a dense model
             (`model.features`), or a module with an attached position.
         path: the file; nothing is written if the comparison fails.
         format: 'onnx' or 'torch-export'; from the suffix of `path` (.onnx, .pt2) by default.

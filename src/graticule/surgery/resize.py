@@ -160,7 +160,7 @@ def resize(
     gets the tables that it computes for the size, also within a larger model, with its configuration: these are new
     parameters, for a new optimizer, and every other one stays the same object. If its class reads tables as squares,
     those of other images have a grid of their own from then on, which `save_pretrained` mentions and `graticule.load`
-    restores. Its films have `img_size=(frames, height, width)`.
+    restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with

@@ -39,7 +39,7 @@ class Identity:
     """The encoding that equals position code, or the nearest one.
 
     encoding: its spec for `build_position`; None if no encoding is equal.
-    grid: the grid that it, or the nearest one, is for, such as 'Grid(1, H, W)' for an image as a film of one frame.
+    grid: the grid that it, or the nearest one, is for, such as 'Grid(1, H, W)' for an image as a video of one frame.
     difference: the largest difference from the code in float64; of a rotation, for normal random queries.
     grids: the grids on which they were compared.
     nearest: the spec of the nearest encoding, if none is equal.

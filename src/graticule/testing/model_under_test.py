@@ -297,7 +297,7 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
     """Find the image size, the patch size and the number of channels of a model."""
     if isinstance(model, Backbone) and len(model.img_size) > 2:
         raise ValueError(
-            f"`model` must take images, got {type(model).__name__}, which takes films of {by(model.img_size)}."
+            f"`model` must take images, got {type(model).__name__}, which takes videos of {by(model.img_size)}."
         )
     image: Any = img_size or image_size(model)
     patch: Any = patch_size

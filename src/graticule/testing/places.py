@@ -51,13 +51,13 @@ def check_places(encoding: str, joining: str = "default") -> list[str]:
 
 
 def one_frame(encoding: str, joining: str, shape: Shape) -> None:
-    """Check that a film of one frame has the position of the image, and one row that of the text.
+    """Check that a video of one frame has the position of the image, and one row that of the text.
 
     That is for some values of the parameters of the new axis; all others are the same.
     """
     lower, higher = _grid(encoding, shape), _grid(encoding, (1, *shape))
-    image, film = (built(grid, encoding, joining, "one_frame") for grid in (lower, higher))
-    before, random = _values(image), {name: value.clone() for name, value in _values(film).items()}
+    image, video = (built(grid, encoding, joining, "one_frame") for grid in (lower, higher))
+    before, random = _values(image), {name: value.clone() for name, value in _values(video).items()}
 
     def extend(place: int, drawn: bool) -> dict[str, Tensor | None]:
         fresh = {name: value if drawn else torch.zeros_like(value) for name, value in random.items()}
@@ -65,7 +65,7 @@ def one_frame(encoding: str, joining: str, shape: Shape) -> None:
 
     tries = itertools.starmap(extend, itertools.product((0, -1, -2), (True, False)))
     law = f"a grid of {higher.shape} must have the position of {shape} (`one_frame`)"
-    _check_any(film, tries, higher, image(lower), law)
+    _check_any(video, tries, higher, image(lower), law)
 
 
 def permutation(encoding: str, joining: str, shape: Shape) -> None:

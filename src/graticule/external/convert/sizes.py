@@ -47,7 +47,7 @@ _SIDE = 16
 
 
 def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size of the images and of their patches, (height, width), or (frames, height, width) of films."""
+    """Return the size of the images and of their patches, (height, width), or (frames, height, width) of videos."""
     tubelet = getattr(config, "tubelet_size", None)
     step = getattr(config, "patch_stride", getattr(config, "patch_size", 1))  # Hiera's patches overlap
     patch = to_2tuple(step if tubelet is None or isinstance(tubelet, int) else tubelet[1:])
@@ -62,7 +62,7 @@ def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: int | None = None) -> None:
-    """Set the sizes of images, or films, and of patches in a configuration, and their channels; None leaves them.
+    """Set the sizes of images, or videos, and of patches in a configuration, and their channels; None leaves them.
 
     The side of a square is a number if it was one before, or is by default.
     """

@@ -182,7 +182,7 @@ VivitModel VivitForVideoClassification VJEPA2Model
 def read_vit(model: Any) -> Conversion:
     """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration.
 
-    Models of films have a grid of three axes here. The encoders of Qwen-VL take images here, which are repeated for
+    Models of videos have a grid of three axes here. The encoders of Qwen-VL take images here, which are repeated for
     the frames of a patch, and return tokens row by row, before they are merged.
     """
     check_as_built(model)

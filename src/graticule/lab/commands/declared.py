@@ -226,11 +226,11 @@ class AuditCommand(Repeatable, NamedModels, JsonOutput, OnDevice):
     """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: Path | None = None
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known (default: the test
-    images, or films, of the run)"""
+    images, or videos, of the run)"""
     count: Annotated[int, Range(5)] = 64
     """largest number of images, evenly spaced; at least one for each of the five folds of the probe"""
     sizes: list[str] = field(default_factory=list)
-    """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films (default: about 1.5 times the
+    """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of videos (default: about 1.5 times the
     model's)"""
     causes: Rare[bool] = False
     """split the effect of each other size: more tokens, then their content, then the values of position"""
@@ -379,7 +379,7 @@ class Export(NamedModels, JsonOutput):
     dynamic: list[str] = field(default_factory=list)
     """free (dynamic) axes of the program: batch, and sides, all of an image; separated by spaces or commas"""
     img_size: str | None = None
-    """side in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films, if fixed (default: that of the model)"""
+    """side in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of videos, if fixed (default: that of the model)"""
     features: list[int] = field(default_factory=list)
     """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
     maps: bool = False

@@ -236,7 +236,7 @@ def pictures_of(opened: Opened, folder: Path, least: int = 1, **options: Any) ->
     """Return the images of a folder, at least `least`, resized and normalized for a model; see `Pictures`."""
     assert opened.info is not None
     if len(opened.size) > 2:
-        raise ValueError(f"`model` must take images for a folder of images, got {opened.target!r}, which takes films.")
+        raise ValueError(f"`model` must take images for a folder of images, got {opened.target!r}, which takes videos.")
     pictures = Pictures(folder, opened.info, opened.size, opened.classes, augmentation=opened.augmentation, **options)
     if pictures.num_test < least:
         raise ValueError(f"`images` must be at least {least}, got {pictures.num_test} in {folder}.")

@@ -168,7 +168,7 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
 
 
 def parse_size(text: str | None, axes: int = 2) -> Any:
-    """Parse the size of images, or of films of three `axes`; None if it is not given."""
+    """Parse the size of images, or of videos of three `axes`; None if it is not given."""
     return parse_sizes([text], "img_size", axes)[0] if text else None
 
 

@@ -170,13 +170,13 @@ def center_sheet(models: Mapping[str, Correlations], title: str = "") -> Figure:
 
 
 def in_slices(shape: Sequence[int]) -> tuple[int, int]:
-    """Return height and width of the picture of a grid, with the slices of a film or volume side by side."""
+    """Return height and width of the picture of a grid, with the slices of a video or volume side by side."""
     *slices, height, width = shape
     return height, width if not slices else slices[0] * (width + 1) - 1
 
 
 def side_by_side(values: Array) -> Array:
-    """Return a map (H, W), or the slices of a film or volume (T, H, W) with gaps between them, as one picture."""
+    """Return a map (H, W), or the slices of a video or volume (T, H, W) with gaps between them, as one picture."""
     if values.ndim == 2:
         return values
     gapped: Array = np.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=np.nan).transpose(1, 0, 2)

@@ -36,7 +36,7 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         title: of the page, such as the name of the model.
         lines: settings of the audit, as rows of the first table.
     """
-    kind = "films" if len(audit.img_size) > 2 else "images"
+    kind = "videos" if len(audit.img_size) > 2 else "images"
     report = Report(title, f"Position audit: {audit.images} {kind} of {by(audit.img_size)} pixels")
     for sentence in findings(audit):
         report.note(sentence)

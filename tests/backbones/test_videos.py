@@ -1,4 +1,4 @@
-"""Models of films and volumes, (B, C, depth, height, width)."""
+"""Models of videos and volumes, (B, C, depth, height, width)."""
 
 import pytest
 import torch
@@ -21,13 +21,13 @@ def built(name="vit_tiny_patch16_224", img_size=(4, 8, 12), patch_size=(2, 4, 4)
 
 @in_turn("encoding", ENCODINGS)
 @torch.no_grad()
-def test_a_film_of_one_frame_is_the_image(encoding):
-    image, film = (
+def test_a_video_of_one_frame_is_the_image(encoding):
+    image, video = (
         built(img_size=(8, 12), patch_size=(4, 4), encoding=encoding),
         built(img_size=(1, 8, 12), patch_size=(1, 4, 4), encoding=encoding),
     )
     weights = dict(image.named_parameters())
-    for name, parameter in film.named_parameters():
+    for name, parameter in video.named_parameters():
         if name.endswith(("_t", "rel_pos_t")):
             parameter.zero_()
         elif parameter.shape == weights[name].shape:
@@ -37,22 +37,22 @@ def test_a_film_of_one_frame_is_the_image(encoding):
         else:
             parameter[:2] = weights[name]
     images = torch.randn(3, 2, 8, 12, dtype=torch.float64)
-    torch.testing.assert_close(film(images[:, :, None]), image(images), rtol=0, atol=1e-12)
+    torch.testing.assert_close(video(images[:, :, None]), image(images), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
-def test_a_film_model_takes_more_frames_and_is_set_to_them():
+def test_a_video_model_takes_more_frames_and_is_set_to_them():
     model = built(encoding="learnable")
-    films = torch.randn(2, 2, 8, 8, 16, dtype=torch.float64)
-    logits = model(films)
+    videos = torch.randn(2, 2, 8, 8, 16, dtype=torch.float64)
+    logits = model(videos)
     model.set_input_size((8, 8, 16))
     assert model.grid == Grid(4, 2, 4, prefix=1) and model.patch_embed.num_patches == 32
-    torch.testing.assert_close(model(films), logits, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(videos), logits, rtol=0, atol=1e-12)
     crop = graticule.Crop((4, 2, 4), (1, 0, 1, 2, 2, 3))
     table = model.position(model.grid)[0].added_to_stream[1:].unflatten(0, (4, 2, 4))
     part = model.position(Grid(2, 2, 3, prefix=1, crop=crop))[0].added_to_stream[1:].unflatten(0, (2, 2, 3))
     assert torch.equal(part, table[1:3, :, 1:])
-    assert model(films[:, :, 2:6, :, 4:], crop=crop).shape == (2, 5)
+    assert model(videos[:, :, 2:6, :, 4:], crop=crop).shape == (2, 5)
 
 
 @in_turn(
@@ -63,28 +63,28 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
 def test_patches_know_nothing_of_later_frames_with_a_causal_mask(name, encoding):
     kwargs = {"embed_dim": 24, "num_heads": 2, "joining": "default"}
     model = built(name, img_size=(6, 8, 12), encoding=encoding, patch_size=(1, 4, 4), **kwargs)
-    films = torch.randn(2, 2, 6, 8, 12, dtype=torch.float64)
-    other = torch.cat([films[:, :, :4], torch.randn(2, 2, 2, 8, 12, dtype=torch.float64)], 2)
-    before, after = (model.forward_intermediates(x, indices=[-1], intermediates_only=True)[0] for x in (films, other))
+    videos = torch.randn(2, 2, 6, 8, 12, dtype=torch.float64)
+    other = torch.cat([videos[:, :, :4], torch.randn(2, 2, 2, 8, 12, dtype=torch.float64)], 2)
+    before, after = (model.forward_intermediates(x, indices=[-1], intermediates_only=True)[0] for x in (videos, other))
     torch.testing.assert_close(after[:, :, :4], before[:, :, :4], rtol=0, atol=1e-12)
-    assert not torch.allclose(after[:, :, 4:], before[:, :, 4:]) and not torch.allclose(model(films), model(other))
-    first = model.forward_intermediates(films[:, :, :2], indices=[-1], intermediates_only=True)[0]
+    assert not torch.allclose(after[:, :, 4:], before[:, :, 4:]) and not torch.allclose(model(videos), model(other))
+    first = model.forward_intermediates(videos[:, :, :2], indices=[-1], intermediates_only=True)[0]
     torch.testing.assert_close(first, before[:, :, :2], rtol=0, atol=1e-12)  # and appended frames change nothing
 
 
 @torch.no_grad()
-def test_a_film_model_folds_and_compiles():
+def test_a_video_model_folds_and_compiles():
     model = built(encoding="relative_bias + rope_mixed")
-    films = torch.randn(2, 2, 4, 8, 12, dtype=torch.float64)
-    logits = model(films)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(films), logits)
-    torch.testing.assert_close(graticule.fold(model)(films), logits, rtol=0, atol=1e-12)
+    videos = torch.randn(2, 2, 4, 8, 12, dtype=torch.float64)
+    logits = model(videos)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(videos), logits)
+    torch.testing.assert_close(graticule.fold(model)(videos), logits, rtol=0, atol=1e-12)
 
 
 @in_turn(
     ("act", "message"),
     [
-        (lambda: built()(torch.zeros(1, 2, 8, 12)), r"`x` must be films or volumes \(B, 2, depth, height, width\)"),
+        (lambda: built()(torch.zeros(1, 2, 8, 12)), r"`x` must be videos or volumes \(B, 2, depth, height, width\)"),
         (
             lambda: built(img_size=(8, 12), patch_size=(4, 4))(torch.zeros(1, 2, 4, 8, 12)),
             r"`x` must be images \(B, 2, height, width\), .* whose depth this model has no axis for",

@@ -1,4 +1,4 @@
-"""Compute the cases of films, volumes and images of several sizes."""
+"""Compute the cases of videos, volumes and images of several sizes."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ BLOCKS = {
 
 def vit_nd(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute vit-pytorch's ViTND, whose patches are linear layers of (depth, height, width, channels)."""
-    film, patch, weights = tensors["input"], tuple(kwargs["patch_size"]), dict(weights)
+    video, patch, weights = tensors["input"], tuple(kwargs["patch_size"]), dict(weights)
     rotary = "rope_min_freq" in kwargs
-    linear = weights["to_patch_embedding.1.weight"].unflatten(1, (*patch, film.shape[1]))
+    linear = weights["to_patch_embedding.1.weight"].unflatten(1, (*patch, video.shape[1]))
     weights["to_patch_embedding.1.weight"] = linear.movedim(-1, 1)
     for layer in range(kwargs["depth"] if rotary else 0):
         name = f"transformer.layers.{layer}.0.to_"
@@ -88,9 +88,9 @@ def vit_nd(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
         encoding + (" + causal" if "causal_dims" in kwargs else ""),
         weights,
         BLOCKS,
-        img_size=tuple(film.shape[2:]),
+        img_size=tuple(video.shape[2:]),
         patch_size=patch,
-        in_chans=film.shape[1],
+        in_chans=video.shape[1],
         embed_dim=kwargs["dim"],
         num_classes=kwargs["num_classes"],
         qkv_bias=False,
@@ -100,7 +100,7 @@ def vit_nd(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
         norm_layer="layernorm(eps=1e-5)",
         patch_norm="layernorm(eps=1e-5)",
     )
-    return {"output": model(film)}
+    return {"output": model(video)}
 
 
 def monai_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
