@@ -137,7 +137,7 @@ def evaluate(clause: str, data: str, registry: Registry) -> Iterator[tuple[Any, 
         other = [arm for arm in arms if arm.differences({match[3]: wanted})]
         yield getattr((other or arms)[0], match[3]), "false" if other else "other", clause
     elif match := re.fullmatch(r"LEVEL = (\S+)", clause):
-        yield LEVEL, "other" if LEVEL == float(match[1]) else "false", clause
+        yield LEVEL, "other" if float(match[1]) == LEVEL else "false", clause
     elif match := _CLAUSE.fullmatch(clause):
         known = statistics(match[1] or data, match[2], match[3] or "", match[4] or TRAINED, registry)
         for name, sign, wanted in re.findall(_STATISTIC, match[5]):

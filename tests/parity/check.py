@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import released_dense
-import released_videos
 import released_posmlp
+import released_videos
 import timm
 import torch
 from released_dense import Tensors
