@@ -7,7 +7,7 @@ conditions of the measurement. Its answer is
   rows of its family (a paper, or the page of choices), which may depend on each other in any way;
 - *within the margin*: two one-sided tests show that it is smaller than the margin, on either side (a contrast can be
   both, larger than zero and within the margin);
-- *no difference found*, with the number n of seeds: neither is shown.
+- *no difference found* in n seeds: neither is shown.
 
 References: The Control of the False Discovery Rate in Multiple Testing under Dependency (Benjamini and Yekutieli,
 2001); A Comparison of the Two One-Sided Tests Procedure and the Power Approach (Schuirmann, 1987).
@@ -115,7 +115,7 @@ class Contrast:
         same = "within the margin" * (self.equivalent < LEVEL)
         if self.adjusted < LEVEL:
             return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))
-        return same or f"no difference found (n = {len(self.values)})"
+        return same or "no difference found"
 
     def reversed(self) -> Contrast:
         """Return the contrast with the other sign."""

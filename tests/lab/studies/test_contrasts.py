@@ -16,7 +16,7 @@ NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
         (-5.0, 1, "smaller"),
         (0.0, 1, "within the margin"),
         (0.3, 1, "larger, but within the margin"),
-        (0.0, 20, "no difference found (n = 8)"),
+        (0.0, 20, "no difference found"),
     ],
 )
 def test_clear_scores_get_their_answer(gain, scale, answer):
