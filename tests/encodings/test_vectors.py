@@ -349,7 +349,7 @@ def test_the_example_of_the_page_holds(monkeypatch):
     exec(block, {"rotate": lambda queries: verify.compute(about, {"q": queries})["rotated"]})
     with pytest.raises(AssertionError):
         exec(block, {"rotate": lambda queries: changed("rope.dinov3_vit", layout="interleaved")["rotated"]})
-    with pytest.raises(ValueError, match="got 'rope.dino'; near it: .*rope.dinov3_vit"):
+    with pytest.raises(ValueError, match=r"got 'rope.dino'; near it: .*rope.dinov3_vit"):
         verify.inputs("rope.dino")
 
 
