@@ -1,11 +1,8 @@
-"""Parameters and multiply-adds of the papers' dense models, counted on the meta device without computing anything.
+"""Parameters of the papers' dense models, counted on the meta device without computing anything.
 
     python benchmarks/dense_counts.py
 
-Prints the table of docs/recipe_sources.md. Multiply-adds are those of one image: of 800 x 1280 for detectors, with the
-box head on 1,000 regions and the mask head on 100, and of 512 x 512 for segmentation. They are half the operations that
-PyTorch's counter reports, plus the samples of deformable attention: one multiply-add per corner, point, level and
-channel. Norms, activations, sums and interpolation are not counted.
+Prints the table of docs/recipe_sources.md, whose parameters the papers print, too.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import argparse
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 
@@ -55,42 +51,14 @@ ROWS: list[tuple[str, str, dict[str, Any], float]] = [
 ]
 
 
-def sampled(weight: Any, indices: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
-    """Count the operations of `embedding_bag`: each row that is read is multiplied and added."""
-    size = indices if isinstance(indices, torch.Size | tuple | list) else indices.shape
-    rows = torch.Size(size).numel()
-    return int(2 * rows * (weight if isinstance(weight, torch.Size | tuple | list) else weight.shape)[-1])
-
-
-def count(model: Any, detects: bool) -> int:
-    """Return the multiply-adds of one image."""
-    bag = torch.ops.aten._embedding_bag
-    counter = FlopCounterMode(display=False, custom_mapping={bag: sampled, bag.default: sampled})
-    with counter, torch.device("meta"):
-        if not detects:
-            model(torch.empty(1, 3, 512, 512))
-        else:
-            maps = list(model.features(torch.empty(1, 3, 800, 1280)).values())
-            inner = model.model
-            if hasattr(inner, "rpn"):
-                channels = model.features.out_channels
-                inner.rpn.head(maps)
-                regions = inner.roi_heads
-                regions.box_predictor(regions.box_head(torch.empty(1000, channels, 7, 7)))
-                regions.mask_predictor(regions.mask_head(torch.empty(100, channels, 14, 14)))
-            else:
-                inner.head(maps)
-    return counter.get_total_flops() // 2
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the first row of each table of a paper, as a test")
     options = parser.parse_args()
     rows = list({row[0]: row for row in reversed(ROWS)}.values()) if options.quick else ROWS
-    print("| paper | backbone | parts | parameters (M) | printed | multiply-adds (G) |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| paper | backbone | parts | parameters (M) | printed |")
+    print("| --- | --- | --- | --- | --- |")
     for paper, backbone, arguments, printed in rows:
         detects = "head" in arguments
         create = graticule.create_detector if detects else graticule.create_segmenter
@@ -98,7 +66,7 @@ def main() -> None:
             model = create(backbone, 80 if detects else 150, **arguments).eval()
         parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         parts = ", ".join(str(arguments[name]) for name in ("neck", "head", "decoder", "joining") if name in arguments)
-        row = (paper, backbone, parts, f"{parameters:.2f}", f"{printed:g}", f"{count(model, detects) / 1e9:.1f}")
+        row = (paper, backbone, parts, f"{parameters:.2f}", f"{printed:g}")
         print("| " + " | ".join(row) + " |", flush=True)
 
 

@@ -8,13 +8,9 @@
   "table" passes a bias as (heads, N, N). "given" is computed beforehand, as in a folded model; "made" is computed from
   the grid in each pass, as a model does once per pass for all layers that share it; "learned" gets a gradient. Goal:
   factors / none at most 1.1 at 4,096 tokens.
-- units: gating units (B * windows, N, 2C) to (B * windows, N, C) of the stages of PosMLP-T and of gMLP-S. "dense" is
-  timm's unit without its norm, a linear layer over the tokens; "timm" has the norm; "ours dense" is our unit without a
-  norm; "groups 1" is GQPE, one matrix for all channels. Goal: ggqpe / dense at most 1.15 at N = 196.
-- sampling: `deformable_sample` over `grid_sample` called per level. Goal: at most 1.
-- attention: a layer of deformable attention with its projections over one of plain attention among the tokens of the
-  ViT. Both are those of ViT-Adapter-Ti, with the queries of an injector (tokens of the ViT, which attend to three
-  levels) and of an extractor (the cells of three levels, which attend to one).
+- sampling: `deformable_sample` over `grid_sample` called per level, with the queries of an injector of ViT-Adapter-Ti
+  (tokens of the ViT, which read three levels) and of an extractor (the cells of three levels, which read one). Goal: at
+  most 1.
 
 Peak memory is that of one pass in a separate process, after a pass of a small shape: the growth of the resident memory
 (read from /proc, so on Linux only). `benchmarks/gpu.py` measures on a GPU.
@@ -35,32 +31,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.mlp_mixer import SpatialGatingUnit
-from torch import Tensor, nn
+from torch import Tensor
 from turns import Step, in_turns, print_ratios
 
-from graticule.dense.deformable import DeformableAttention, cell_centers, deformable_sample
+from graticule.dense.deformable import cell_centers, deformable_sample
 from graticule.encodings.forms.bias import squared_distance_factors
-from graticule.encodings.forms.mixing import MixingPosition
-from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.sandwich import Sandwich
-from graticule.encodings.sgu import DenseMixing
 from graticule.layers.attention import Attention
-from graticule.layers.gating import GatingUnit
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 
 DIM, BIAS_HEADS, HEADS, POINTS = 192, 3, 6, 4
 #: Tokens -> side of a square grid.
 SIDES = {str(side * side): (side,) for side in (14, 32, 64)}
-#: Side of a window, mixed channels, groups, windows per image.
-STAGES = {
-    "PosMLP-T stage 1": (14, 192, 8, 16),
-    "PosMLP-T stage 2": (14, 384, 16, 4),
-    "PosMLP-T stage 3": (14, 768, 32, 1),
-    "PosMLP-T stage 4": (7, 768, 64, 1),
-    "gMLP-S": (14, 768, 8, 1),
-}
 IMAGES = {
     f"{kind} {height}x{width}": (kind, height, width)
     for height, width in ((512, 512), (800, 1344))
@@ -110,35 +93,6 @@ def bias_steps(side: int, *, train: bool) -> dict[str, Step]:
     return {name: pass_of(partial(attend, bias), train) for name, bias in biases.items()}
 
 
-class Unit(nn.Module):
-    """Gating unit with its position."""
-
-    def __init__(self, position: MixingPosition, dim: int) -> None:
-        super().__init__()
-        self.position = position
-        self.gate = GatingUnit(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x: (B, N, 2C) to (B, N, C)."""
-        return self.gate(x, self.position(self.position.grid)[0])
-
-
-def unit_steps(side: int, channels: int, groups: int, samples: int, *, train: bool) -> dict[str, Step]:
-    """Build passes of gating units."""
-    grid = Grid(side, side)
-    dense = SpatialGatingUnit(2 * channels, grid.patches)
-    dense.norm = nn.Identity()
-    units = {
-        "ggqpe": Unit(MixingPosition([QuadraticMixing(grid, groups)]), 2 * channels),
-        "groups 1": Unit(MixingPosition([QuadraticMixing(grid)]), 2 * channels),
-        "ours dense": Unit(MixingPosition([DenseMixing(grid)]), 2 * channels),
-        "dense": dense,
-        "timm": SpatialGatingUnit(2 * channels, grid.patches),
-    }
-    x = torch.randn(samples, grid.patches, 2 * channels, requires_grad=train)
-    return {name: pass_of(partial(unit, x), train) for name, unit in units.items()}
-
-
 def by_grid_sample(value: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
     """Compute the same as `deformable_sample`, by `grid_sample` on each level."""
     batch, _, heads, dim = value.shape
@@ -172,21 +126,6 @@ def sampling_steps(kind: str, height: int, width: int, *, train: bool) -> dict[s
     return {name: pass_of(partial(way, value, read, locations, weights), train) for name, way in ways.items()}
 
 
-def attention_steps(kind: str, height: int, width: int, *, train: bool) -> dict[str, Step]:
-    """Build passes of a layer of deformable attention and of one of plain attention."""
-    queries, read = levels(kind, height, width)
-    at = cell_centers(queries, torch.zeros(1))
-    deformable = DeformableAttention(DIM, len(read), HEADS, POINTS)
-    plain = Attention(DIM, BIAS_HEADS)
-    query = torch.randn(1, at.shape[1], DIM, requires_grad=True)
-    value = torch.randn(1, sum(height * width for height, width in read), DIM, requires_grad=True)
-    tokens = torch.randn(1, height // 16 * (width // 16), DIM, requires_grad=True)
-    return {
-        "deformable": pass_of(partial(deformable, query, at, value, read), train),
-        "plain": pass_of(partial(plain, tokens), train),
-    }
-
-
 @dataclass(frozen=True)
 class Part:
     """A part of a layer.
@@ -196,31 +135,17 @@ class Part:
         shapes: name -> arguments of `steps`.
         small: arguments of a shape that is fast.
         base: the way that the others are divided by.
-        forward: whether the forward pass is also timed alone.
     """
 
     steps: Callable[..., dict[str, Step]]
     shapes: dict[str, tuple[Any, ...]]
     small: tuple[Any, ...]
     base: str
-    forward: bool = True
 
 
 PARTS = {
     "bias": Part(bias_steps, SIDES, (4,), "none"),
-    "units": Part(
-        unit_steps,
-        {
-            f"{name}, batch {batch}": (side, channels, groups, batch * windows)
-            for name, (side, channels, groups, windows) in STAGES.items()
-            for batch in (8, 32)
-        },
-        (4, 16, 4, 2),
-        "dense",
-        forward=False,
-    ),
     "sampling": Part(sampling_steps, IMAGES, ("injector", 64, 64), "grid_sample"),
-    "attention": Part(attention_steps, IMAGES, ("extractor", 64, 64), "plain"),
 }
 
 
@@ -243,7 +168,7 @@ def measure(name: str, shape: str, options: argparse.Namespace) -> None:
     """Time every way to compute a part, and print the ratios and the peak memory."""
     part = PARTS[name]
     clock = time.process_time if options.clock == "cpu" else time.perf_counter
-    for train in (False, True) if part.forward else (True,):
+    for train in (False, True):
         torch.manual_seed(0)
         steps = part.steps(*(part.small if options.quick else part.shapes[shape]), train=train)
         times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device="cpu", clock=clock)

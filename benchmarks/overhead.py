@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py                                            # DeiT-Ti, CPU, float32, batch 16
     python benchmarks/overhead.py --cases peg --batch 16 --rounds 60 --phases inference
-    python benchmarks/overhead.py --cases swin cct t2t ceit --batch 1 --rounds 20
+    python benchmarks/overhead.py --cases swin --batch 1 --rounds 20
 
 - deit: LaPE and folded LaPE over the default joining of DeiT-Ti, and DeiT-Ti over timm's. Goals: LaPE / default at most
   1.01 in training (LaPE, 2023, Table 6: 412 s / 410 s = 1.005), folded / default at most 1.005, ours / timm at most
@@ -10,9 +10,7 @@
 - peg: DeiT-Ti over CPVT-Ti, which is CPVT-Ti over DeiT-Ti in throughput. "five" has a PEG after each of the first five
   blocks, "GAP" no class token. "naive" is the paper's Algorithm 1, which moves the tokens into a contiguous map for
   every convolution. Goal: at least 0.985 (CPVT, 2023, Table 4, a V100: 0.986 with five, 0.994 with five and GAP).
-- swin, cct, t2t, ceit: as deit, for Swin-T over timm's and CCT-7/3x1, T2T-ViT-7 and CeiT-T over "plain", the same model
-  with the operations of its published code: attention as two products and a softmax, and CeiT's convolutions on copied
-  maps. CCT has images of 32 x 32, 16 times as many.
+- swin: as deit, for Swin-T over timm's.
 - gmlp: gMLP-S with GGQPE and with its own unit over timm's. Goal: at most 1.05.
 
 Every round runs each model once, in an order that rotates. Printed are the median and the quartiles of the ratios of
@@ -26,18 +24,14 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from turns import in_turns, inference_step, print_ratios, training_step
 
 import graticule
-from graticule.backbones.ceit import LocallyEnhancedFeedForward
-from graticule.layers.attention import Attention
 
 FIVE = "peg(places=[0, 1, 2, 3, 4])"
 JOININGS = (("lape", "default"), ("folded", "default"), ("again", "default"))
@@ -50,14 +44,10 @@ class Case:
     Args:
         models: name -> function that builds it; those whose names contain 'folded' are for inference only.
         pairs: names of the models of each ratio.
-        size: side of the images, in pixels.
-        batch: factor of the number of images.
     """
 
     models: dict[str, Callable[..., nn.Module]]
     pairs: tuple[tuple[str, str], ...]
-    size: int = 224
-    batch: int = 1
 
 
 def create(name: str, **arguments: Any) -> nn.Module:
@@ -90,34 +80,6 @@ def naive(name: str) -> nn.Module:
     model = create(name, encoding=FIVE)
     for key, peg in model.position.pegs.items():
         model.position.pegs[key] = NaivePeg(peg.proj)
-    return model
-
-
-def plain_attention(self: Any, x: Tensor, *_: Any) -> Tensor:
-    """Compute attention like the published code."""
-    batch, tokens, dim = x.shape
-    q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-    weights = (q @ k.transpose(-2, -1) * self.scale).softmax(-1)
-    weights = F.dropout(weights, self.attn_drop, self.training)
-    return self.proj((weights @ v).transpose(1, 2).reshape(batch, tokens, dim))
-
-
-def plain_leff(self: Any, x: Tensor, grid: Any) -> Tensor:
-    """Convolve like CeiT's code."""
-    prefix, tokens = x[:, :1], x[:, 1:]
-    maps = tokens.reshape(len(x), *grid.shape, -1).permute(0, 3, 1, 2).contiguous()
-    maps = self.bn3(self.conv3(self.act(self.bn2(self.conv2(self.act(self.bn1(self.conv1(maps))))))))
-    return torch.cat((prefix, maps.flatten(2).permute(0, 2, 1)), 1)
-
-
-def plain(name: str) -> nn.Module:
-    """Build a model and replace its attention and convolutions with plain arithmetic."""
-    model = create(name)
-    for module in model.modules():
-        if type(module) is Attention:
-            module.forward = MethodType(plain_attention, module)
-        elif isinstance(module, LocallyEnhancedFeedForward):
-            module.forward = MethodType(plain_leff, module)
     return model
 
 
@@ -167,9 +129,6 @@ CASES = {
         {"ours": partial(create, SWIN), "timm": partial(timm.create_model, SWIN)},
         encoding="learnable+relative_bias",
     ),
-    "cct": joinings("cct_7_3x1_32", {"plain": partial(plain, "cct_7_3x1_32")}, size=32, batch=16),
-    "t2t": joinings("t2t_vit_7", {"plain": partial(plain, "t2t_vit_7")}),
-    "ceit": joinings("ceit_tiny_patch16_224", {"plain": partial(plain, "ceit_tiny_patch16_224")}),
     "gmlp": Case(GATED, tuple((name, "timm") for name in GATED if name != "timm")),
 }
 
@@ -177,10 +136,10 @@ CASES = {
 def measure(name: str, phase: str, options: argparse.Namespace) -> None:
     """Time the models of a case, interleaved, and print the ratios."""
     case = CASES[name]
-    batch = 1 if options.quick else options.batch * case.batch
+    batch = 1 if options.quick else options.batch
     build = training_step if phase == "training" else inference_step
     torch.manual_seed(0)
-    images = torch.randn(batch, 3, case.size, case.size)
+    images = torch.randn(batch, 3, 224, 224)
     models = {key: make for key, make in case.models.items() if phase == "inference" or "folded" not in key}
     steps = {key: build(make(), images, bf16=False, compile=False) for key, make in models.items()}
     times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device="cpu")

@@ -12,7 +12,7 @@ TOP = Path(__file__).parents[1]
 BENCHMARKS = TOP / "benchmarks"
 #: A module without a command, which the benchmarks import.
 HELPER = "turns"
-MOST = 14
+MOST = 8
 COMMANDS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != HELPER)
 
 
@@ -29,7 +29,7 @@ def state(folder):
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
-def test_there_are_at_most_fourteen_benchmarks():
+def test_there_are_at_most_eight_benchmarks():
     assert len(list(BENCHMARKS.glob("*.py"))) <= MOST
 
 

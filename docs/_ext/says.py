@@ -88,7 +88,8 @@ def common_scale(maps: list[Map]) -> list[Map]:
             for panel in maps
         ]
     lowest, highest = (float(f([f(panel.values) for panel in maps])) for f in (np.min, np.max))
-    signed = lowest < 0 < highest and maps[0].signed
+    rounding = 1e-5 * (highest - lowest)  # of float32, which differs between machines
+    signed = maps[0].signed and lowest < -rounding and highest > rounding
     if signed:
         highest = max(-lowest, highest)
         lowest = -highest
