@@ -487,7 +487,7 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "certificate")]
     for name, results in data["replace"].items():
         cells = [gap(results[key]) for key in ("neighbors", "ridge", "miou")]
-        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", results["kept"]))
+        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", results["kept"].partition("; warning")[0]))
     yield "replace", markdown(rows)
     rows = [("from", "to", "class token", "patches")]
     for name, results in data.get("sizes", {}).items():
@@ -500,10 +500,10 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
             for step, scores in list(record["scores"].items())[-2:]:
                 cells = [gap(scores[key]) if key in scores else "-" for key in ("neighbors", "ridge", "miou")]
                 last = f"{record['seconds']:.0f}" if step == max(record["scores"], key=int) else ""
-                rows.append((f"`{name}`", step, *cells, last))
+                rows.append((f"`{name.rpartition(', ')[0]}`", step, *cells, last))
     yield "adapt", markdown(rows)
     runs = {name: list(data["runs"][name].values()) for name in PARTS if name in data["runs"]}
-    text = "; ".join(f"{name}: {values[0]} pictures, {values[1]} s, {values[2]}" for name, values in runs.items())
+    text = "; ".join(f"{name}: {values[0]} images, {values[1]} s, {values[2]}" for name, values in runs.items())
     machine = ", ".join(map(str, next(iter(runs.values()))[3:]))
     yield "runs", f"{text}; {machine}."
 

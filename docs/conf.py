@@ -13,7 +13,7 @@ version = release = graticule.__version__
 copyright = "the graticule maintainers"
 
 extensions = [
-    "myst_nb",
+    "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -26,13 +26,6 @@ exclude_patterns = ["_build", "_ext", "my_methods.py"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-
-# The notebooks are run once for each change of their code; an error fails the build.
-nb_execution_mode = "cache"
-nb_execution_timeout = 300
-nb_execution_raise_on_error = True
-nb_output_stderr = "remove"
-nb_render_markdown_format = "myst"  # of results: with tables
 
 # In a docstring, `name` is code, and a link if an object has that name.
 default_role = "py:obj"

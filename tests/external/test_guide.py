@@ -6,9 +6,7 @@ from pathlib import Path
 from graticule.external.convert.parts import CONVERSIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join(
-    (DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "converted.md", "sizes.md", "deploy.md")
-)
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "deploy.md"))
 
 
 def test_the_table_of_conversions_has_all_classes():

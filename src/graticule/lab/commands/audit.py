@@ -64,7 +64,7 @@ def run(options: AuditCommand) -> int:
         """Print how long as many passes take, by the time of one, and return their bar."""
         seconds = float(time_in_turns({"model": view.run}, images[size][:1], 1).seconds["model"][0])
         about = f"as much as {total:,} forward passes of one image: about {format_seconds(total * seconds)}"
-        print(about, file=sys.stderr, flush=True)
+        print(f"{about}; --count and --img-size change it", file=sys.stderr, flush=True)
         return bar(total=total, unit=unit)
 
     settings: Any = {"batch_size": options.batch_size, "causes": options.causes, "progress": announced_bar}

@@ -101,10 +101,9 @@ def findings(audit: Audit) -> list[str]:
         turns = audit.times[-1]
         if "without" in turns.seconds:
             median, low, high = turns.share("computed", "without")
-            noise = ", so no more than the noise of this machine" if low < 0 else ""
+            cost = "The cost of position is not measurable here" if low < 0 else f"Position takes {100 * median:.1f} %"
             sentences.append(
-                f"Position takes {100 * median:.1f} % of a forward pass of {turns.batch} images (quartiles "
-                f"{100 * low:.1f} to {100 * high:.1f} %{noise})."
+                f"{cost}: quartiles {100 * low:.1f} to {100 * high:.1f} % of a forward pass of {turns.batch} images."
             )
     return sentences
 
