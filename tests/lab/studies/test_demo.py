@@ -20,5 +20,5 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     for scores in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
         assert re.search(rf">{sum(scores) / 2:.0f}(\.0)? ±", page)
     assert all(f"zoom {height}" in page for height, _ in module.SIZES)
-    assert "neither confirm nor refute" in page and "the control of amplitude" in page
+    assert "neither confirm nor refute the paper" in page and "the control of amplitude" in page
     assert page.count("LaPE less default: ") == 2 and page.count("less std 1: ") == 2

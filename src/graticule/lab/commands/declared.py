@@ -29,7 +29,7 @@ class Repeatable:
 
 @dataclass
 class Demo:
-    """Train a small ViT on embedded digits with a table, LaPE, LaPE's amplitude alone and a PEG; write report.html.
+    """Train a small ViT on embedded digits with a table, a table of LaPE's amplitude, and LaPE; write report.html.
 
     graticule demo
     graticule demo --quick --seeds 0

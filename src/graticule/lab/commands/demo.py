@@ -1,4 +1,4 @@
-"""`graticule demo`: four choices, several seeds, two larger sizes, one page."""
+"""`graticule demo`: three choices, several seeds, two larger sizes, one page."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "default": {"encoding": "learnable"},
     "std 1": {"encoding": "learnable(std=1.37)"},
     "lape": {"encoding": "learnable", "joining": "lape"},
-    "peg": {"encoding": "peg"},
 }
-#: Those with a table, whose maps are drawn.
-TABLES = ("default", "std 1", "lape")
 #: Those that the explorer shows side by side.
 EXPLORED = ("std 1", "lape")
-#: Fewer than in the recipe, so that 16 runs take less than five minutes.
+#: Fewer than in the recipe, so that 12 runs take less than three minutes on two idle cores.
 EPOCHS = 6
 #: The training size and two larger ones, in pixels.
 SIZES = ((20, 20), (28, 28), (40, 40))
@@ -65,14 +62,13 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
     report.text(
         "default: a learnable table, which starts at a standard deviation of 0.02, is added once to the embedded "
         "patches. std 1: the same, but it starts at 1; it is the control of amplitude. lape: each layer normalizes the "
-        "table with a norm of its own, which makes its standard deviation 1, and adds it (LaPE, Yu et al., 2023). peg: "
-        "no table, a convolution after the first layer (CPVT, Chu et al., 2023). Larger images are the same digits "
-        f"enlarged. {recipe.epochs} epochs of a small model on digits neither confirm nor refute the papers, whose "
-        "models are larger and train for hundreds of epochs; docs/why_lape.md has the same question with more seeds, "
-        "controls and data."
+        "table with a norm of its own, which makes its standard deviation 1, and adds it (LaPE, Yu et al., 2023). Larger "
+        f"images are the same digits enlarged. {recipe.epochs} epochs of a small model on digits neither confirm nor "
+        "refute the paper, whose models are larger and train for hundreds of epochs; docs/why_lape.md has the same "
+        "question with more seeds, controls and data."
     )
     report.heading("Position in each layer")
-    sheet = center_sheet({name: position_correlations(models[name]) for name in TABLES}, "Similarity of the center")
+    sheet = center_sheet({name: position_correlations(models[name]) for name in CHOICES}, "Similarity of the center")
     caption = "Cosine of the position of the marked patch with every other, as attention receives it (LaPE, Eq. 12)."
     report.figure(sheet, caption, "Position similarity of the center patch, one row per choice, one column per layer")
     report.link("Choose a token, a layer and a head, and see std 1 and lape side by side", "explorer.html")
