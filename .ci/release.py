@@ -16,6 +16,8 @@ from email.parser import Parser
 from pathlib import Path
 
 TOP = Path(__file__).parents[1]
+#: The day of a release in CHANGELOG.md before it is known; then all else is checked.
+UNRELEASED = "unreleased"
 #: Files that a source distribution must have beside the package: all that its tests and its documentation need.
 SOURCES = (
     "README.md",
@@ -34,13 +36,18 @@ def version_problems(top: Path) -> list[str]:
     version = tomllib.loads((top / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     heading = re.search(r"^## (.*)$", (top / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     said = heading[1] if heading else "no heading"
+    citation = (top / "CITATION.cff").read_text(encoding="utf-8")
+    dated = re.search(r"^date-released: (.*)$", citation, flags=re.MULTILINE)
+    day = dated[1] if dated else UNRELEASED
     found = []
-    if not re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", said):
-        found.append(f"CHANGELOG.md must begin with '## {version} (YEAR-MONTH-DAY)', got '## {said}'.")
-    if f"\nversion: {version}\n" not in (top / "CITATION.cff").read_text(encoding="utf-8"):
+    if not re.fullmatch(rf"{re.escape(version)} \((\d{{4}}-\d\d-\d\d|{UNRELEASED})\)", said):
+        found.append(
+            f"CHANGELOG.md must begin with '## {version} (YEAR-MONTH-DAY)', or ({UNRELEASED}), got '## {said}'."
+        )
+    if f"\nversion: {version}\n" not in citation:
         found.append(f"CITATION.cff must have 'version: {version}'.")
-    if "date-released:" not in (top / "CITATION.cff").read_text(encoding="utf-8"):
-        found.append("CITATION.cff must have the day of the release, 'date-released: YEAR-MONTH-DAY'.")
+    if not said.endswith(f" ({day})"):
+        found.append(f"CITATION.cff must have the day of CHANGELOG.md as 'date-released: YEAR-MONTH-DAY', got {day}.")
     git = ["git", "-C", str(top)]
     if subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout:
         found.append("all changes must be committed (git status).")
@@ -112,7 +119,11 @@ def main() -> int:
     for problem in found:
         print(f"release: {problem}", file=sys.stderr)
     if not found:
-        print(f"release: {stem} is ready; CONTRIBUTING.md says how it is signed, tagged and published")
+        undated = (
+            UNRELEASED in (TOP / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")[2].partition("\n")[0]
+        )
+        rest = "but for its day in CHANGELOG.md and CITATION.cff" * undated
+        print(f"release: {stem} is ready {rest}; CONTRIBUTING.md says how it is signed, tagged and published")
     return 1 if found else 0
 
 

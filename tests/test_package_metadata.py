@@ -76,17 +76,17 @@ def test_a_release_needs_one_version_with_its_day_and_nothing_uncommitted(releas
     git("commit", "-qm", "a")
     assert release.version_problems(tmp_path) == []
     git("tag", "v1.2.0")
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (unreleased)\n")
-    (tmp_path / "CITATION.cff").write_text("title: a\nversion: 1.1.0\n")
-    starts = [
-        "CHANGELOG.md must begin",
-        "CITATION.cff must have 'version",
-        "CITATION.cff must have the day",
-        "all changes",
-        "the tag",
-    ]
-    found = release.version_problems(tmp_path)
-    assert len(found) == len(starts) and all(map(str.startswith, found, starts)), found
+    for day, released, first, last in (
+        ("unreleased", "", [], []),  # until its day is known, all else is checked
+        ("2026-12-30", "", [], ["CITATION.cff must have the day"]),
+        ("2026-12-30", "date-released: 2026-12-31", [], ["CITATION.cff must have the day"]),
+        ("soon", "date-released: 2026-12-31", ["CHANGELOG.md must begin"], ["CITATION.cff must have the day"]),
+    ):
+        (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## 1.2.0 ({day})\n")
+        (tmp_path / "CITATION.cff").write_text(f"title: a\nversion: 1.1.0\n{released}\n")
+        starts = [*first, "CITATION.cff must have 'version", *last, "all changes", "the tag"]
+        found = release.version_problems(tmp_path)
+        assert len(found) == len(starts) and all(map(str.startswith, found, starts)), found
 
 
 def test_a_wheel_must_have_the_files_of_the_package_and_the_metadata_of_the_project(release, tmp_path):
