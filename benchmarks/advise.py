@@ -104,7 +104,7 @@ def encoder(options: argparse.Namespace) -> list[tuple[Any, ...]]:
     """Return the same for the pretrained encoder, without a canvas."""
     model = graticule.resize(graticule.convert(build(options)), 112).eval()
 
-    def pictures(split: str, first: int, count: int, side: int) -> tuple[Tensor, Tensor]:
+    def folder_images(split: str, first: int, count: int, side: int) -> tuple[Tensor, Tensor]:
         data = ImageFolder(options.cifar / split)
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).tolist()
         pairs = [data[index] for index in order[first : first + count]]
@@ -115,14 +115,14 @@ def encoder(options: argparse.Namespace) -> list[tuple[Any, ...]]:
         tokens = torch.cat([network.forward_features(part) for part in images.split(10)])
         return torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1)
 
-    images, labels = pictures("train", 0, 600, 112)
+    images, labels = folder_images("train", 0, 600, 112)
     classify = ridge(features(model, images), F.one_hot(labels, 10))
     rows, sizes = [], [(side, side) for side in (140, 154, 224)]
-    advice = advise(model, lambda size: pictures("test", 100, 50, size[0])[0], sizes)
+    advice = advise(model, lambda size: folder_images("test", 100, 50, size[0])[0], sizes)
     for size in sizes:
         tried, scores = {"home": model, **distinct(model, size)}, {}
         for option, network in tried.items():
-            queries, truth = pictures("test", 0, 100, 112 if option == "home" else size[0])
+            queries, truth = folder_images("test", 0, 100, 112 if option == "home" else size[0])
             scores[option] = 100 * float((classify(features(network, queries)).argmax(1) == truth).double().mean())
         home, chosen = scores.pop("home"), advice.sizes[size].chosen
         rows.append((size, chosen, home, scores[OWN], scores[chosen], max(scores.values())))

@@ -6,7 +6,7 @@
     python benchmarks/pretrained.py --quick        # all parts with a small untrained encoder and noise, in seconds
 
 The encoder is DINOv2's ViT-S/14 (`timm:vit_small_patch14_dinov2`). Without --weights, timm downloads the released
-values. FILE can hold any others under timm's names. FOLDERs: pictures of COCO (any depth); CamVid as
+values. FILE can hold any others under timm's names. FOLDERs: images of COCO (any depth); CamVid as
 images/*/NAME.jpg and annotations/*/NAME.png with the 11 classes as 0 to 10; and cifar-10-batches-py.
 
 Every part writes its results to docs/data/pretrained.json when it is done, so parts can be repeated alone (--parts).
@@ -71,7 +71,7 @@ ADAPTED = {
 }
 #: Epochs after which an adaptation is judged.
 JUDGED = (1, 3, 10)
-#: Height and width of pictures of CamVid for judging: 8 x 11 patches.
+#: Height and width of images of CamVid for judging: 8 x 11 patches.
 STREET = (112, 154)
 
 
@@ -80,10 +80,10 @@ class Scale:
     """How much is measured.
 
     Args:
-        gallery, queries: pictures of CIFAR-10 by which encoders are judged.
-        streets: pictures of CamVid for the classifier of patches, and as queries.
-        adapted: pictures of CIFAR-10 for adaptations.
-        sizes: pictures of COCO for other sizes.
+        gallery, queries: images of CIFAR-10 by which encoders are judged.
+        streets: images of CamVid for the classifier of patches, and as queries.
+        adapted: images of CIFAR-10 for adaptations.
+        sizes: images of COCO for other sizes.
         steps: steps per epoch of an adaptation.
         positions: (encoding, joining) that replace the table.
         encoder: further arguments of the encoder.
@@ -100,7 +100,7 @@ class Scale:
 
     @property
     def judged(self) -> int:
-        """Return the number of pictures by which an encoder is judged."""
+        """Return the number of images by which an encoder is judged."""
         return self.gallery + self.queries + 2 * self.streets
 
 
@@ -118,25 +118,25 @@ def build(options: argparse.Namespace) -> Any:
 
 
 def write_noise(folder: Path) -> None:
-    """Write pictures of noise as those of COCO and CamVid."""
+    """Write images of noise as those of COCO and CamVid."""
     draw = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in ("images", "annotations"):
             (folder / "camvid" / name / split).mkdir(parents=True)
         for index in range(9):
-            picture, mask = draw.integers(256, size=(48, 66, 3)), draw.integers(12, size=(48, 66))
-            picture[:24] //= 2  # so that position explains something
-            Image.fromarray(picture.astype(np.uint8)).save(folder / "camvid" / "images" / split / f"{index}.jpg")
+            image, mask = draw.integers(256, size=(48, 66, 3)), draw.integers(12, size=(48, 66))
+            image[:24] //= 2  # so that position explains something
+            Image.fromarray(image.astype(np.uint8)).save(folder / "camvid" / "images" / split / f"{index}.jpg")
             Image.fromarray(mask.astype(np.uint8)).save(folder / "camvid" / "annotations" / split / f"{index}.png")
     shutil.copytree(folder / "camvid" / "images" / "train", folder / "coco")
 
 
-def small_pictures(options: argparse.Namespace, split: str) -> Any:
-    """Return pictures of CIFAR-10 of a split with their classes; noise if `--quick`."""
+def small_images(options: argparse.Namespace, split: str) -> Any:
+    """Return images of CIFAR-10 of a split with their classes; noise if `--quick`."""
     if not options.quick:
         return cifar10(split, Path(options.cifar))[0]
-    pictures = np.random.default_rng(split == "test").integers(256, size=(30, 32, 32, 3)).astype(np.uint8)
-    return [(Image.fromarray(picture), index % 10) for index, picture in enumerate(pictures)]
+    images = np.random.default_rng(split == "test").integers(256, size=(30, 32, 32, 3)).astype(np.uint8)
+    return [(Image.fromarray(image), index % 10) for index, image in enumerate(images)]
 
 
 def data_file(docs: Path) -> Path:
@@ -154,19 +154,19 @@ def spread(files: list[Path], count: int) -> list[Path]:
     return [files[index * len(files) // count] for index in range(min(count, len(files)))]
 
 
-def pictures(files: list[Path], size: tuple[int, int], crop: bool) -> Tensor:
-    """Return preprocessed pictures, resized, or scaled and cropped at the center."""
+def load_images(files: list[Path], size: tuple[int, int], crop: bool) -> Tensor:
+    """Return preprocessed images, resized, or scaled and cropped at the center."""
     resize = [v2.Resize(max(size)), v2.CenterCrop(size)] if crop else [v2.Resize(size)]
     prepare = v2.Compose([*resize, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     return torch.stack([prepare(Image.open(file).convert("RGB")) for file in files])
 
 
 def load(options: argparse.Namespace, name: str) -> tuple[Tensor, Tensor | None]:
-    """Return pictures of COCO or CamVid, and for CamVid the class of most pixels of each patch, -1 for void."""
+    """Return images of COCO or CamVid, and for CamVid the class of most pixels of each patch, -1 for void."""
     folder = Path(getattr(options, name))
     if name == "coco":
         files = spread(sorted(folder.rglob("*.jpg")), options.count)
-        return pictures(files, SIZES[name], crop=True), None
+        return load_images(files, SIZES[name], crop=True), None
     files = spread(sorted((folder / "images" / "train").glob("*.jpg")), options.count)
     labels = []
     for file in files:
@@ -174,7 +174,7 @@ def load(options: argparse.Namespace, name: str) -> tuple[Tensor, Tensor | None]
         classes = F.one_hot(torch.from_numpy(mask).long().clamp(max=11), 12).movedim(-1, 0)[None].float()
         most = F.adaptive_avg_pool2d(classes, tuple(side // 14 for side in SIZES[name]))[0].argmax(0).flatten()
         labels.append(most.masked_fill(most == 11, -1))
-    return pictures(files, SIZES[name], crop=False), torch.stack(labels)
+    return load_images(files, SIZES[name], crop=False), torch.stack(labels)
 
 
 def share(options: argparse.Namespace) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def insid3(model: Any, size: tuple[int, int], channels: int) -> Debiased:
 
 
 def debias(options: argparse.Namespace) -> dict[str, Any]:
-    """Remove position by every method, and by INSID3, with certificates on the same held-out pictures."""
+    """Remove position by every method, and by INSID3, with certificates on the same held-out images."""
     model, results = build(options), {}
     for name, size in SIZES.items():
         images, labels = load(options, name)
@@ -214,8 +214,8 @@ def debias(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cifar(options: argparse.Namespace, train: bool, count: int, side: int) -> tuple[Tensor, Tensor]:
-    """Return pictures of CIFAR-10, enlarged, and their classes."""
-    data = small_pictures(options, "train" if train else "test")
+    """Return images of CIFAR-10, enlarged, and their classes."""
+    data = small_images(options, "train" if train else "test")
     chosen = [data[index] for index in range(count)]
     images = torch.stack([v2.functional.pil_to_tensor(image) for image, _ in chosen]).float() / 255
     resized = v2.functional.resize(images, [side, side])
@@ -249,11 +249,11 @@ def all_tokens(model: Any, images: Tensor, precision: str) -> Tensor:
 
 
 def streets(options: argparse.Namespace, split: str) -> tuple[Tensor, Tensor]:
-    """Return pictures of CamVid of a split, and their masks, with 11 for void."""
+    """Return images of CamVid of a split, and their masks, with 11 for void."""
     folder = Path(options.camvid)
     files = spread(sorted((folder / "images" / split).glob("*.jpg")), options.scale.streets)
     masks = [np.array(Image.open(folder / "annotations" / split / f"{file.stem}.png")) for file in files]
-    return pictures(files, STREET, crop=False), torch.from_numpy(np.stack(masks)).long().clamp(max=11)
+    return load_images(files, STREET, crop=False), torch.from_numpy(np.stack(masks)).long().clamp(max=11)
 
 
 class Judge:
@@ -284,7 +284,7 @@ class Judge:
         return all_tokens(model, images, self.precision)
 
     def _judge(self, seen: Tensor, model: Any) -> tuple[Tensor, Tensor]:
-        """Return which pictures are classified rightly by neighbors and ridge, and confusions per street scene."""
+        """Return which images are classified rightly by neighbors and ridge, and confusions per street scene."""
         votes = nearest(self.gallery, self.labels, seen[:, 0])
         right = torch.stack([logit.argmax(1) == self.truth for logit in (votes, self.classify(seen[:, 0]))]).double()
         logits = self.segment(self.tokens(model, self.roads)[:, 1:]).mT.unflatten(2, [side // 14 for side in STREET])
@@ -298,7 +298,7 @@ class Judge:
     def __call__(self, model: Any | None = None) -> dict[str, Any]:
         """Return scores in percent, each with its difference from the original's and the standard error of that.
 
-        Standard errors are over pictures: of paired differences, and of 200 bootstrap samples for the mean IoU.
+        Standard errors are over images: of paired differences, and of 200 bootstrap samples for the mean IoU.
         """
         if model is None:
             (right, confusion), seen = (self.right, self.confusion), self.expected
@@ -338,9 +338,9 @@ def replace(options: argparse.Namespace) -> dict[str, Any]:
 
 @torch.no_grad()
 def sizes(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the features of pictures at other sizes of image and patch with those at 518 or 224 pixels.
+    """Compare the features of images at other sizes of image and patch with those at 518 or 224 pixels.
 
-    Features on another grid are resampled to the first one. Patches of 16 pixels see the same part of a larger picture.
+    Features on another grid are resampled to the first one. Patches of 16 pixels see the same part of a larger image.
     """
     files = spread(sorted(Path(options.coco).rglob("*.jpg")), options.scale.sizes)
     encoder, results = graticule.convert(build(options)), {}
@@ -365,21 +365,21 @@ def sizes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def features_of(model: Any, files: list[Path], side: int) -> Tensor:
-    """Return the features of pictures of a size, (n, N, D)."""
-    return torch.cat([model.forward_features(pictures([file], (side, side), crop=True)) for file in files])
+    """Return the features of images of a size, (n, N, D)."""
+    return torch.cat([model.forward_features(load_images([file], (side, side), crop=True)) for file in files])
 
 
 def adapt(options: argparse.Namespace) -> dict[str, Any]:
-    """Adapt the encoder at 112 pixels to each position, on pictures without labels; judge it in between."""
+    """Adapt the encoder at 112 pixels to each position, on images without labels; judge it in between."""
     judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
     folder, steps = Path(options.output), options.scale.steps
     source, scenes = folder / "original", sorted((Path(options.camvid) / "images" / "train").glob("*.jpg"))
     if not source.exists():
-        shutil.copytree(scenes[0].parent, folder / "pictures" / "camvid")
-        (folder / "pictures" / "cifar").mkdir()
-        training, first = small_pictures(options, "train"), options.scale.gallery
+        shutil.copytree(scenes[0].parent, folder / "images" / "camvid")
+        (folder / "images" / "cifar").mkdir()
+        training, first = small_images(options, "train"), options.scale.gallery
         for index in range(first, first + options.scale.adapted):
-            training[index][0].save(folder / "pictures" / "cifar" / f"{index}.png")
+            training[index][0].save(folder / "images" / "cifar" / f"{index}.png")
         graticule.convert(build(options)).save_pretrained(source)
     for name in options.positions:
         encoding, joining = ADAPTED[name]
@@ -388,7 +388,7 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             model=str(source),
             encoding=encoding,
             joining=joining,
-            data_root=folder / "pictures",
+            data_root=folder / "images",
             img_size=(112, 112),
             train_sizes=("112", "x".join(map(str, STREET))),
             stages=("attention", "all"),
@@ -446,7 +446,7 @@ def gap(values: list[float]) -> str:
 
 
 def share_figure(shares: dict[str, Any]) -> Figure:
-    """Draw the share of position by layer, for both sets of pictures."""
+    """Draw the share of position by layer, for both sets of images."""
     figure, ax = new_axes("layer", "share of the variance of the tokens (%)", figsize=(7.2, 4.0))
     index = 0
     for name, label in (("coco", "COCO"), ("camvid", "CamVid")):
@@ -526,12 +526,12 @@ def main() -> None:
     parser.add_argument("--weights", help="file of values under timm's names")
     for name in ("coco", "camvid", "cifar"):
         parser.add_argument(f"--{name}", help=f"folder of {name}")
-    parser.add_argument("--count", type=int, default=60, help="pictures of COCO and of CamVid")
+    parser.add_argument("--count", type=int, default=60, help="images of COCO and of CamVid")
     parser.add_argument("--positions", nargs="+", choices=ADAPTED, default=["rope_mixed", "none"], help="of adapt")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of an adaptation, of 100 steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of an adaptation")
     parser.add_argument("--output", default="adapted", help="folder of the runs of adaptation, which are resumed")
-    parser.add_argument("--batch", type=int, default=8, help="pictures per step of an adaptation")
+    parser.add_argument("--batch", type=int, default=8, help="images per step of an adaptation")
     parser.add_argument("--precision", choices=("bf16-mixed", "32-true"), default="bf16-mixed", help="of adaptations")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--report", action="store_true", help="write docs/pretrained.md")
@@ -578,7 +578,7 @@ def measure(options: argparse.Namespace) -> None:
         machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
         seconds = round(time.perf_counter() - start)
         values = (count, seconds, str(date.today()), machine, torch.__version__)
-        data["runs"][name] = dict(zip(("pictures", "seconds", "date", "machine", "torch"), values, strict=True))
+        data["runs"][name] = dict(zip(("images", "seconds", "date", "machine", "torch"), values, strict=True))
         write_json(data_file(options.docs), data)
         print(f"{name}: {seconds} s", flush=True)
 

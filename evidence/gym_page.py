@@ -52,10 +52,10 @@ def write_page(docs: Path) -> list[Path]:
     written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, places))]
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]
-        pictures = {"gym.png": profile.select(short)}
+        figures = {"gym.png": profile.select(short)}
         if len(profile.choices) > len(short):
-            pictures["gym_profile.png"] = profile
-        written += [save_figure(heat_map(chosen), docs / "figures" / name) for name, chosen in pictures.items()]
+            figures["gym_profile.png"] = profile
+        written += [save_figure(heat_map(chosen), docs / "figures" / name) for name, chosen in figures.items()]
     return written
 
 

@@ -84,14 +84,14 @@ def replace_table(path: Path, heading: str, written: str) -> None:
 
 
 def gallery_table(kind: str, docs: Path = DOCS) -> str:
-    """Return the table of a group of encodings: picture, when to take it, cost, other sizes."""
+    """Return the table of a group of encodings: image, when to take it, cost, other sizes."""
     lines = [["map", "encoding", "take it if", "parameters", "other sizes"]]
     for name in ordered():
         if group_of(name) == kind:
             drawn = (docs / "figures" / "encodings" / f"{name}.png").exists()
-            picture = f"![Map of {name} at the center](figures/encodings/{name}.png)" if drawn else ""
+            image = f"![Map of {name} at the center](figures/encodings/{name}.png)" if drawn else ""
             use = USES.get(name) or summary(ENCODINGS[name])
-            lines.append([picture, f"[`{name}`](gallery/{name}.md)", use, f"{parameters(name):,}", other_sizes(name)])
+            lines.append([image, f"[`{name}`](gallery/{name}.md)", use, f"{parameters(name):,}", other_sizes(name)])
     return markdown(lines) + "\n"
 
 

@@ -111,7 +111,7 @@ def table_run(tmp_path_factory):
 
 
 @pytest.fixture
-def quick_pictures(monkeypatch):
+def quick_figures(monkeypatch):
     """Draw small figures without a layout, which takes most of the time, in tests that do not inspect them."""
     from graticule.lab.figures import save as figure_files
 

@@ -6,17 +6,17 @@ import numpy as np
 from PIL import Image
 
 
-def picture(seed, height=40, width=56):
+def draw_image(seed, height=40, width=56):
     return Image.fromarray(np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8))
 
 
 def write_folder(root, classes=("cat", "dog"), per_class=3, val="val"):
-    """Write `per_class` JPEGs per class; number n of class c is `picture(10 * c + n)`."""
+    """Write `per_class` JPEGs per class; number n of class c is `draw_image(10 * c + n)`."""
     for split in ("train", val):
         for label, name in enumerate(classes):
             (root / split / name).mkdir(parents=True)
             for n in range(per_class):
-                picture(10 * label + n).save(root / split / name / f"{n}.JPEG", quality=95)
+                draw_image(10 * label + n).save(root / split / name / f"{n}.JPEG", quality=95)
     return root
 
 

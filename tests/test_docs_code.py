@@ -12,7 +12,7 @@ from graticule.lab.cli import main
 from graticule.position.layer import LayerPosition
 from graticule.testing.methods import check_encoding, check_joining
 
-pytestmark = pytest.mark.usefixtures("registered_data", "quick_pictures")
+pytestmark = pytest.mark.usefixtures("registered_data", "quick_figures")
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.

@@ -18,7 +18,7 @@ from fuzz import SCALARS, altered, fuzzed
 from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS, main
 
-pytestmark = [pytest.mark.usefixtures("quick_pictures"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("quick_figures"), pytest.mark.slow]
 
 SHORT = "--limit-train 20 --limit-test 10 --batch-size 10 --epochs 1 --warmup-epochs 0 --accelerator cpu"
 TINY = "--model-kwargs depth=1 embed_dim=12 num_heads=3"
@@ -37,16 +37,16 @@ CALLS = {
     "models": ["", "deit*"],
     "new": ["encoding Mine --output mine", "task Other --output mine"],
     "runs": [".", "./image ./text", "./image --json"],
-    "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
-    "predict": ["./image ./pictures/val/0/0.png"],
+    "evaluate": ["./image", "./published --images ./images", "./text --lengths 16", "./image --sizes 20"],
+    "predict": ["./image ./images/val/0/0.png"],
     "analyze": [
         *("correlations ./image", "correlations ./published", "mixing ./mixer"),
-        *("translation ./image --count 2", "translation ./published --images ./pictures --count 2"),
-        *("attention ./image --layers 0", "attention ./published --layers 0 --images ./pictures"),
+        *("translation ./image --count 2", "translation ./published --images ./images --count 2"),
+        *("attention ./image --layers 0", "attention ./published --layers 0 --images ./images"),
     ],
     "explore": ["./image --no-open"],
     "identify": ["rotation.py:code", "rotation.py:code --json"],
-    "advise": ["./image --images ./pictures --count 10 --sizes 32"],
+    "advise": ["./image --images ./images --count 10 --sizes 32"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
@@ -61,7 +61,7 @@ LONG = {
 }
 WORDS = ["nan", "inf", "1e300", "9" * 400, "-1", "0", "1", "2", "0.5", "1e-300", "18446744073709551616", "16777216"]
 TEXTS = [
-    *("", " ", "a\nb", "\x1b[31m", "image", "pictures", "nothing", "learnable", "lape", "digits", "x=1", "1x1", "1/2")
+    *("", " ", "a\nb", "\x1b[31m", "image", "images", "nothing", "learnable", "lape", "digits", "x=1", "1x1", "1/2")
 ]
 VALUES = st.one_of(st.sampled_from(WORDS), st.sampled_from(TEXTS), st.text("0123456789.-+e,x=()[]'", max_size=8))
 
@@ -109,9 +109,9 @@ def place(tmp_path_factory):
     for command in CALLS:
         options(command)  # imports, which may draw random numbers, before inputs are drawn
     for index, name in enumerate(f"{split}/{label}/0" for split in ("train", "val") for label in range(10)):
-        (root / "pictures" / name).parent.mkdir(parents=True)
+        (root / "images" / name).parent.mkdir(parents=True)
         values = np.roll(np.arange(1024, dtype=np.uint8), index).reshape(32, 32)
-        Image.fromarray(values).save(root / "pictures" / f"{name}.png")
+        Image.fromarray(values).save(root / "images" / f"{name}.png")
     (root / "rotation.py").write_text(
         "from graticule.testing import RotationCode\n\ncode = RotationCode.of('rope', 16)\n"
     )
@@ -151,7 +151,7 @@ def test_any_options_give_a_result_or_one_line(place, here, arguments):
 #: Commands that read a run or a published model.
 READERS = [
     *("runs .", "evaluate ./image", "analyze correlations ./image", "publish ./image again", "train --resume ./image"),
-    *("evaluate ./published --images ./pictures", "check ./published"),
+    *("evaluate ./published --images ./images", "check ./published"),
 ]
 
 

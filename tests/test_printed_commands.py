@@ -241,7 +241,7 @@ def clone(tmp_path_factory, lape_run, forgotten):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("clone", "quick_pictures")
+@pytest.mark.usefixtures("clone", "quick_figures")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run(page, capsys):
     run, failed = "./RUN", {}

@@ -10,7 +10,7 @@ TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8")
 
 
-def test_each_door_has_a_picture_and_code_of_five_lines_that_runs(tmp_path, monkeypatch):
+def test_each_door_has_an_image_and_code_of_five_lines_that_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     doors = re.findall(r"^## (A .*?)\n(.*?)(?=^## )", README, flags=re.DOTALL | re.MULTILINE)
     assert [name for name, _ in doors] == ["A model of your own", "A model that you have", "A question"]

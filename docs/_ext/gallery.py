@@ -43,7 +43,7 @@ def pages(root: Path) -> dict[str, str]:
 
 def _page(name: str, goes_with: list[tuple[str, list[str]]], root: Path) -> str:
     kind = ENCODINGS[name]
-    maps, drawn = picture(name)
+    maps, drawn = draw_map(name)
     parts = [f"# {name}\n\n{summary(kind)}\n\n"]
     if source := reference(kind):
         parts.append(f"{source}\n\n")
@@ -70,7 +70,7 @@ def _example(name: str) -> str:
     )
 
 
-def picture(name: str) -> tuple[Figure | None, bool]:
+def draw_map(name: str) -> tuple[Figure | None, bool]:
     """Draw the maps of an encoding on both grids, one row per grid; None if it has no position information.
 
     Also returns whether its parameters start at zero and were drawn from a normal distribution instead.

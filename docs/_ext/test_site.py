@@ -18,7 +18,7 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.links, self.loads, self.names, self.pictures, self.headings = [], [], set(), [], []
+        self.links, self.loads, self.names, self.images, self.headings = [], [], set(), [], []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
@@ -30,7 +30,7 @@ class Page(HTMLParser):
         if tag in LOADS and values.get(LOADS[tag]) and values.get("rel") not in ("index", "search", "next", "prev"):
             self.loads.append(values[LOADS[tag]])
         if tag == "img":
-            self.pictures.append(values)
+            self.images.append(values)
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(int(tag[1]))
 
@@ -55,7 +55,7 @@ def test_every_link_within_the_site_leads_somewhere(pages):
     assert not dead
 
 
-def test_every_picture_script_and_style_is_a_file_of_the_site(pages):
+def test_every_image_script_and_style_is_a_file_of_the_site(pages):
     missing = [
         (path.name, source)
         for path, page in pages.items()
@@ -65,12 +65,12 @@ def test_every_picture_script_and_style_is_a_file_of_the_site(pages):
     assert not missing
 
 
-def test_every_picture_is_described(pages):
+def test_every_image_is_described(pages):
     bare = [
-        (path.name, picture.get("src"))
+        (path.name, image.get("src"))
         for path, page in pages.items()
-        for picture in page.pictures
-        if len(picture.get("alt", "")) < 20 or picture["alt"].endswith((".png", ".svg"))
+        for image in page.images
+        if len(image.get("alt", "")) < 20 or image["alt"].endswith((".png", ".svg"))
     ]
     assert not bare
 

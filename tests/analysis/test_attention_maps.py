@@ -136,19 +136,19 @@ def test_the_map_of_a_query_in_a_window_has_no_color_outside_of_it():
 def test_attention_is_drawn_over_the_image_with_the_query_marked():
     model = draw(tiny("learnable")).eval()
     maps = {"a": attention_maps(model, images(24, 40), [0, 2])}
-    picture = np.random.default_rng(0).random((24, 40, 3))
-    figure = attention_on_image(maps, picture, (0.5, 0.5), heads=[0, 1])
+    pixels = np.random.default_rng(0).random((24, 40, 3))
+    figure = attention_on_image(maps, pixels, (0.5, 0.5), heads=[0, 1])
     panels = [ax for ax in figure.axes if len(ax.images) == 2]
     assert len(panels) == 4
     background, weights = panels[0].images
-    np.testing.assert_allclose(background.get_array(), 0.35 + 0.65 * picture.mean(-1))
+    np.testing.assert_allclose(background.get_array(), 0.35 + 0.65 * pixels.mean(-1))
     np.testing.assert_array_equal(weights.get_array(), maps["a"][0].of_query(0, (0.5, 0.5), 0.6)[0])
     box = panels[0].patches[-1]
     assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (15.5, 7.5, 8, 8)
     ends = [np.quantile(np.asarray(panel.images[1].get_array()), 0.995) for panel in panels]
     assert [panel.images[1].get_clim()[1] for panel in panels] == pytest.approx(ends)  # each head has its own scale
     with pytest.raises(ValueError, match="`query`"):
-        attention_on_image(maps, picture, (1.0, 0.5))
+        attention_on_image(maps, pixels, (1.0, 0.5))
 
 
 @in_turn(

@@ -20,12 +20,12 @@ from graticule.analysis.audit import Turns, audit, audit_json
 from graticule.analysis.effect import neighbors_right
 from graticule.analysis.position_maps import position_maps, rotary_similarity
 from graticule.external.traced_model import view_of
+from graticule.lab.data.folder_module import FolderModule
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.pictures import Pictures
 from graticule.lab.pages.audit import audit_page
 from graticule.position.grid import Grid
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def audited(model, images, size=(32, 32), **kwargs):
@@ -137,14 +137,14 @@ class Page(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.pictures, self.links, self.ids, self.tags = [], [], set(), []
+        self.images, self.links, self.ids, self.tags = [], [], set(), []
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         self.tags.append(tag)
         self.ids |= {values["id"]} if "id" in values else set()
         if tag == "img":
-            self.pictures.append(values["src"])
+            self.images.append(values["src"])
             assert values["alt"]
         self.links += [
             values[name] for name in ("href", "src", "for", "aria-labelledby") if name in values and tag != "img"
@@ -155,16 +155,16 @@ def check_page(text):
     """Check that a page is self-contained; returns it."""
     page = Page()
     page.feed(text)
-    assert page.pictures and all(picture.startswith("data:image/png;base64,") for picture in page.pictures)
+    assert page.images and all(image.startswith("data:image/png;base64,") for image in page.images)
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert not {"script", "link", "iframe"} & set(page.tags) and "url(" not in text
     return page
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
+def image_folder(tmp_path_factory):
     """A folder of ten classes with two images each."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     draw = np.random.default_rng(0)
     for label in range(10):
         (folder / f"{label}").mkdir()
@@ -177,9 +177,9 @@ def pictures(tmp_path_factory):
 NANO = ["vit_nano_patch4_28", "--weights", "random", "--encoding", "learnable", "--joining", "lape"]
 
 
-def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictures, tmp_path, monkeypatch):
+def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["--images", pictures, "--count", 6, "--sizes", 36]
+    options = ["--images", image_folder, "--count", 6, "--sizes", 36]
     code, out, err = run_command(capsys, "audit", *NANO, *options)
     assert code == 0, err
     assert "Row and column can be read" in out and "With the position zeroed" in out
@@ -193,7 +193,7 @@ def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictu
 
 
 @pytest.mark.slow
-def test_the_command_splits_a_size_into_causes_or_says_why_not(capsys, pictures, tmp_path, monkeypatch):
+def test_the_command_splits_a_size_into_causes_or_says_why_not(capsys, image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "def swin():\n    import timm\n    return timm.create_model('swin_tiny_patch4_window7_224', **{})\n"
     settings = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 3)}
@@ -202,29 +202,29 @@ def test_the_command_splits_a_size_into_causes_or_says_why_not(capsys, pictures,
         (NANO, 16, "At 16 x 16, tokens, the features of the last layer change by"),
         (["pyramid.py:swin"], 64, "no causes at 64 x 64: its layers have several grids"),
     ):
-        options = ["--images", pictures, "--count", 6, "--sizes", size, "--causes", "--output", str(size)]
+        options = ["--images", image_folder, "--count", 6, "--sizes", size, "--causes", "--output", str(size)]
         code, out, err = run_command(capsys, "audit", *model, *options)
         assert code == 0 and line in out, err
 
 
-def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
+def test_labels_are_those_of_the_folders_or_of_a_file(image_folder, tmp_path):
     info = DatasetInfo("images", (), 1, None, (0.5,), (0.5,))
-    every = Pictures(pictures, info, (28, 28), num_classes=10)
+    every = FolderModule(image_folder, info, (28, 28), num_classes=10)
     assert every.num_test == 20 and every.labels.tolist() == [label for label in range(10) for _ in range(2)]
-    assert Pictures(pictures, info, (28, 28), num_classes=9).labels is None  # the folders are other classes
-    assert Pictures(pictures / "3", info, (28, 28), num_classes=10).labels is None
+    assert FolderModule(image_folder, info, (28, 28), num_classes=9).labels is None  # the folders are other classes
+    assert FolderModule(image_folder / "3", info, (28, 28), num_classes=10).labels is None
     named = dataclasses.replace(info, class_names=tuple("9876543210"))
-    assert Pictures(pictures, named, (28, 28), num_classes=10, count=5).labels.tolist() == [9, 7, 5, 3, 1]
-    paths = [path.relative_to(pictures).as_posix() for path in sorted(pictures.rglob("*.png"))]
+    assert FolderModule(image_folder, named, (28, 28), num_classes=10, count=5).labels.tolist() == [9, 7, 5, 3, 1]
+    paths = [path.relative_to(image_folder).as_posix() for path in sorted(image_folder.rglob("*.png"))]
     (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{path},{n % 7}\n" for n, path in enumerate(paths)))
-    labeled = Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
+    labeled = FolderModule(image_folder, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
     assert labeled.labels.tolist() == [n % 7 for n in range(20)]
     (tmp_path / "labels.csv").write_text(f"{paths[0]},0\n")
     with pytest.raises(ValueError, match="must have a line for each image, got none for 0/1"):
-        Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
+        FolderModule(image_folder, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
 
 
-def test_unsupported_models_are_named(capsys, pictures, tmp_path):
+def test_unsupported_models_are_named(capsys, image_folder, tmp_path):
     (tmp_path / "few").mkdir()
     Image.new("L", (28, 28)).save(tmp_path / "few" / "a.png")
     (tmp_path / "labels.csv").write_text("a.png,10\n")
@@ -234,30 +234,30 @@ def test_unsupported_models_are_named(capsys, pictures, tmp_path):
     (tmp_path / "slow.py").write_text("def model():\n    raise ValueError('the model was built')\n")
     nano = ["vit_nano_patch4_28", "--weights", "random"]
     wrong = [
-        (["vit_nano_patch4", "--images", pictures], "there is no such model; did you mean 'vit_nano_patch4_28'"),
-        (["timm:vit_tiny_patch16_22", "--images", pictures], "did you mean 'vit_tiny_patch16_224'"),
-        (["./runs/none", "--images", pictures], "`run` must be the folder of a run"),
-        ([tmp_path / "none.pth", "--images", pictures], "none.pth', which does not exist"),
-        ([tmp_path / "w.pth", "--images", pictures], "whose model is known"),
+        (["vit_nano_patch4", "--images", image_folder], "there is no such model; did you mean 'vit_nano_patch4_28'"),
+        (["timm:vit_tiny_patch16_22", "--images", image_folder], "did you mean 'vit_tiny_patch16_224'"),
+        (["./runs/none", "--images", image_folder], "`run` must be the folder of a run"),
+        ([tmp_path / "none.pth", "--images", image_folder], "none.pth', which does not exist"),
+        ([tmp_path / "w.pth", "--images", image_folder], "whose model is known"),
         ([*nano, "--images", tmp_path / "none"], "`images` must be a folder"),
         ([f"{tmp_path}/slow.py:model", "--images", tmp_path / "broken"], "a link that leads nowhere"),
         ([*nano, "--images", tmp_path / "few"], "`images` must be at least 5, got 1"),
-        ([*nano, "--images", pictures, "--count", 4], "`count` must be at least 5"),
-        ([*nano, "--images", pictures, "--sizes", 30], "the nearest sizes are 28 and 32"),
-        ([*nano, "--images", pictures, "--labels", tmp_path / "none.csv"], "none.csv"),
+        ([*nano, "--images", image_folder, "--count", 4], "`count` must be at least 5"),
+        ([*nano, "--images", image_folder, "--sizes", 30], "the nearest sizes are 28 and 32"),
+        ([*nano, "--images", image_folder, "--labels", tmp_path / "none.csv"], "none.csv"),
         ([*nano, "--images", tmp_path / "few", "--labels", tmp_path / "labels.csv"], "labels from 0 to 9"),
-        (["timm:vit_tiny_patch16_224", "--images", pictures, "--joining", "lape"], "`joining` must be left out"),
+        (["timm:vit_tiny_patch16_224", "--images", image_folder, "--joining", "lape"], "`joining` must be left out"),
     ]
     for arguments, message in wrong:
         assert message in refused(capsys, "audit", *arguments, "--output", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
 
-def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, pictures, tmp_path):
+def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, image_folder, tmp_path):
     small = tmp_path / "small model.py"
     kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 10}
     small.write_text(f"import timm\n\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', **{kwargs})\n")
-    arguments = [f"{small}:model", "--images", pictures, "--count", 5, "--img-size", 48, "--sizes", 40]
+    arguments = [f"{small}:model", "--images", image_folder, "--count", 5, "--img-size", 48, "--sizes", 40]
     code, _, err = run_command(capsys, "audit", *arguments, "--output", tmp_path)
     assert code == 0, err
     result = json.loads((tmp_path / "audit.json").read_text())
@@ -302,10 +302,10 @@ def attached():
 """
 
 
-def test_a_module_of_a_file_needs_its_image_size_only(capsys, pictures, tmp_path):
+def test_a_module_of_a_file_needs_its_image_size_only(capsys, image_folder, tmp_path):
     source = tmp_path / "own.py"
     source.write_text(OWN)
-    arguments = ["--images", pictures, "--count", 5, "--output", tmp_path / "out"]
+    arguments = ["--images", image_folder, "--count", 5, "--output", tmp_path / "out"]
     err = refused(capsys, "audit", f"{source}:Unsized", *arguments, "--img-size", 28)
     assert "`model` must have an attribute img_size, (height, width) in pixels, got Unsized" in err
     code, _, err = run_command(capsys, "audit", f"{source}:Gray", *arguments)

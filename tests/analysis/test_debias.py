@@ -52,7 +52,7 @@ ROW_AND_COLUMN = (lambda row, column: row, lambda row, column: column**2 - 0.4)
 PRODUCT = (*ROW_AND_COLUMN, lambda row, column: 2 * row * column)
 
 
-def pictures(count=60, seed=0):
+def draw_images(count=60, seed=0):
     return torch.randn(count, 6, 8, 12, generator=torch.Generator().manual_seed(seed))
 
 
@@ -65,7 +65,7 @@ def between(a, b):
 @pytest.mark.parametrize("method", METHODS)
 def test_planted_positions_are_removed(method):
     model = Planted(ROW_AND_COLUMN).eval()
-    debiased = graticule.debias(model, pictures(), method)
+    debiased = graticule.debias(model, draw_images(), method)
     report = debiased.certificate
     before, after = report.share
     assert before.low > 0.05 and after.high < before.low and not report.nothing
@@ -84,7 +84,7 @@ def test_planted_positions_are_removed(method):
 
 def test_matches_follow_content_or_the_place():
     """A model that knows content alone finds all shifted patches, one that knows the place alone finds none."""
-    images, grid = pictures(4), GRID
+    images, grid = draw_images(4), GRID
     copies, place = _copies(images, grid)[0]
     near = torch.cdist(place, grid.coordinates().double()) < 0.75
     model = Planted().eval()
@@ -97,7 +97,7 @@ def test_blank_without_images_finds_the_planted_subspace():
     model = Planted(PRODUCT).eval()
     debiased = graticule.debias(model, method="blank")
     assert debiased.certificate is None and between(debiased.removals["features"].read, model.directions) < 5
-    assert 3 <= certify(debiased, pictures(12)).components <= 6
+    assert 3 <= certify(debiased, draw_images(12)).components <= 6
 
 
 class OfUnitLength(Planted):
@@ -116,7 +116,7 @@ def test_on_one_black_image_blank_removes_the_subspace_of_insid3(monkeypatch):
     features = model(black)[0].T
     basis = torch.linalg.svd(features - features.mean(1, keepdim=True), full_matrices=False)[0][:, :3]
     assert between(ours.removals["features"].read, basis) < 0.1
-    images = pictures(5)
+    images = draw_images(5)
     projected = model(images) - model(images) @ basis @ basis.T
     difference = ours(images) - projected  # ours keeps the mean in the directions, the same for all patches
     torch.testing.assert_close(difference, difference[:1, :1].expand_as(difference), rtol=0, atol=1e-5)
@@ -125,8 +125,8 @@ def test_on_one_black_image_blank_removes_the_subspace_of_insid3(monkeypatch):
 
 def test_rows_and_columns_leave_their_product_and_a_rank_removes_it():
     model = Planted(PRODUCT).eval()
-    rows = graticule.debias(model, pictures(), "rows_columns").certificate
-    mean = graticule.debias(model, pictures(), "mean").certificate
+    rows = graticule.debias(model, draw_images(), "rows_columns").certificate
+    mean = graticule.debias(model, draw_images(), "mean").certificate
     assert rows.components == 0 and mean.components == 1
     product = 16 * float((labels_of(GRID).prod(1)).var(correction=0))
     assert rows.share[1].low < product / (product + 24) < rows.share[1].high and rows.share[1].low > 0
@@ -135,7 +135,7 @@ def test_rows_and_columns_leave_their_product_and_a_rank_removes_it():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_where_there_is_no_position_there_is_nothing_to_remove(method):
-    model, images = Planted().eval(), pictures(12)
+    model, images = Planted().eval(), draw_images(12)
     debiased = graticule.debias(model, images, method)
     assert debiased.certificate.nothing and "nothing to remove" in str(debiased.certificate)
     assert torch.equal(debiased(images), model(images)) and debiased.certificate.match_change.value == 0
@@ -143,7 +143,7 @@ def test_where_there_is_no_position_there_is_nothing_to_remove(method):
 
 def test_an_eraser_of_position_leaves_no_linear_trace_where_it_was_fitted():
     """LEACE: the removed directions have the same mean at every position (of the smoothed effect)."""
-    model, images = Planted(ROW_AND_COLUMN).eval(), pictures(30)
+    model, images = Planted(ROW_AND_COLUMN).eval(), draw_images(30)
     debiased = graticule.debias(model, images, "leace", components=8)
     fitted = images[torch.arange(30) % 3 < 2]
     rows = debiased(fitted).mean(0).unflatten(0, GRID.shape).mean(1)
@@ -279,7 +279,7 @@ def test_logits_of_a_changed_view_are_of_features_without_what_is_removed():
 
 def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
     """Images of the two classes have opposite contents; patches have the label of their column."""
-    model, images = Planted(ROW_AND_COLUMN, amplitude=0.2).eval(), pictures(24)
+    model, images = Planted(ROW_AND_COLUMN, amplitude=0.2).eval(), draw_images(24)
     classes = torch.arange(24) // 3 % 2
     content = 3 * torch.randn(1, 6, 2, 2, generator=torch.Generator().manual_seed(5)).tile(1, 1, 4, 6)
     images += content * (2 * classes - 1)[:, None, None, None]
@@ -288,7 +288,7 @@ def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
     columns = (torch.arange(24) % 6 > 2).long().expand(24, -1).clone()
     columns[:, 0] = -1
     strong = Planted((*ROW_AND_COLUMN[:1], lambda row, column: 3 * column), amplitude=4.0).eval()
-    report = graticule.debias(strong, pictures(24), labels=columns).certificate
+    report = graticule.debias(strong, draw_images(24), labels=columns).certificate
     assert report.labels[0].value > 0.9 and report.labels[1].value < 0.7
     record = json.loads(report.to_json())
     assert record["labels"][0]["value"] == report.labels[0].value and record["method"] == "mean"
@@ -297,19 +297,19 @@ def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ({"images": pictures(1).repeat(12, 1, 1, 1)}, "must differ"),
-        ({"images": pictures(8)}, "at least 9"),
-        ({"images": pictures(12)[..., :7]}, "img_size"),
+        ({"images": draw_images(1).repeat(12, 1, 1, 1)}, "must differ"),
+        ({"images": draw_images(8)}, "at least 9"),
+        ({"images": draw_images(12)[..., :7]}, "img_size"),
         ({"method": "mean"}, "only 'blank' works without"),
         ({"method": "leace"}, "must be given for 'leace'"),
         ({"method": "blank", "labels": torch.zeros(3)}, "`labels` must be left out"),
-        ({"images": pictures(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
-        ({"images": pictures(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
-        ({"images": pictures(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
-        ({"images": pictures(12), "labels": torch.zeros(12, 5)}, "one per patch"),
-        ({"images": pictures(12), "layers": [3]}, "`layers` must be from 0 to 0"),
-        ({"images": pictures(12), "layers": [0]}, "no `forward_intermediates`"),
-        ({"images": pictures(12), "method": "pca"}, "`method` must be"),
+        ({"images": draw_images(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
+        ({"images": draw_images(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
+        ({"images": draw_images(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
+        ({"images": draw_images(12), "labels": torch.zeros(12, 5)}, "one per patch"),
+        ({"images": draw_images(12), "layers": [3]}, "`layers` must be from 0 to 0"),
+        ({"images": draw_images(12), "layers": [0]}, "no `forward_intermediates`"),
+        ({"images": draw_images(12), "method": "pca"}, "`method` must be"),
     ],
 )
 def test_invalid_arguments_of_debias_are_refused(kwargs, text):
@@ -321,13 +321,13 @@ def test_quantized_and_debiased_models_are_refused():
     model = nn.Module()
     model.inside = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
     with pytest.raises(ValueError, match="must have weights in floating point, got a quantized one"):
-        graticule.debias(model, pictures(12))
-    once = graticule.debias(Planted().eval(), pictures(12))
+        graticule.debias(model, draw_images(12))
+    once = graticule.debias(Planted().eval(), draw_images(12))
     with pytest.raises(ValueError, match=r"use model.backbone"):
-        graticule.debias(once, pictures(12))
+        graticule.debias(once, draw_images(12))
 
 
-def test_pictures_of_a_size_that_the_model_refuses_are_refused():
+def test_images_of_a_size_that_the_model_refuses_are_refused():
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, embed_dim=24, num_heads=3)
     with pytest.raises(ValueError, match="`images` must have a size that the model takes, got 48 x 48"):
         graticule.debias(model, tiny.images(48, 48, batch=9))

@@ -149,11 +149,11 @@ def test_other_sizes_are_those_of_resized_images():
         (torch.rand(1, 3, 32, 32), "with B at least 2"),
         (torch.rand(3, 32, 32), "with B at least 2"),
         (torch.zeros(4, 3, 32, 32), "must differ"),
-        (torch.rand(1, 3, 32, 32).repeat(6, 1, 1, 1), "same picture 6 times"),
+        (torch.rand(1, 3, 32, 32).repeat(6, 1, 1, 1), "same image 6 times"),
         (torch.full((2, 3, 32, 32), torch.nan), "must be finite"),
         (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "must be preprocessed"),
     ],
 )
-def test_pictures_that_do_not_tell_position_from_content_are_refused(images, text):
+def test_images_that_do_not_tell_position_from_content_are_refused(images, text):
     with pytest.raises(ValueError, match=text):
         graticule.position_share(tiny.tiny("learnable"), images)

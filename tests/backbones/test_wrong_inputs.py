@@ -12,7 +12,7 @@ from graticule import Points, create_detector, create_language_model, create_seg
 from tiny import SIZE, draw, images, tiny
 
 SIZES = {name: value for name, value in SIZE.items() if name not in ("num_classes", "depth")}
-PICTURE = PIL.Image.new("RGB", (32, 32))
+IMAGE = PIL.Image.new("RGB", (32, 32))
 
 
 def _vit():
@@ -31,7 +31,7 @@ INPUTS = {
     "an array": lambda x: x.numpy(),
     "None": lambda x: None,
     "a string": lambda x: "x",
-    "a picture in a list": lambda x: [PICTURE],
+    "an image in a list": lambda x: [IMAGE],
     "None in a list": lambda x: [None],
     "an empty list": lambda x: [],
     "bytes": lambda x: (x * 9).byte(),

@@ -109,7 +109,7 @@ def test_a_model_that_converts_is_viewed_converted_unless_it_has_hooks():
     torch.testing.assert_close(stock.run(images).logits, model(images))
 
 
-def test_models_that_take_no_single_pictures_are_refused():
+def test_models_that_take_no_single_images_are_refused():
     class Packed(Own):
         def forward(self, patches, shapes):
             return patches

@@ -169,13 +169,13 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", [pytest.param("HieraModel", marks=pytest.mark.slow), "PixioModel"])
 def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name, tmp_path, capsys):
-    original, folder, pictures = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "pictures"
+    original, folder, image_folder = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "images"
     original.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     side = image_size(original)[0]
-    pictures.mkdir()
+    image_folder.mkdir()
     for index in range(5):
-        Image.new("RGB", (side, side), (40 * index, 90, 200 - 30 * index)).save(pictures / f"{index}.png")
+        Image.new("RGB", (side, side), (40 * index, 90, 200 - 30 * index)).save(image_folder / f"{index}.png")
     x = torch.randn(1, 3, side, side)
     source = f"hf:{folder}"
     with pytest.warns(UserWarning, match=f"is opened as {name} of its library, which does not convert; it can be"):
@@ -184,8 +184,8 @@ def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name,
         assert torch.equal(call(opened, x)[0], call(original, x)[0])
     assert timm.data.resolve_model_data_config(opened)["mean"] == (0.5, 0.4, 0.3)
     for command in (
-        ("audit", source, "--images", pictures, "--output", tmp_path),
-        ("explore", source, "--images", pictures / "0.png", "--output", tmp_path, "--no-open"),
+        ("audit", source, "--images", image_folder, "--output", tmp_path),
+        ("explore", source, "--images", image_folder / "0.png", "--output", tmp_path, "--no-open"),
         ("check", source, "--skip", "export", "crop", "caches"),
     ):
         with pytest.warns(UserWarning, match="does not convert"):

@@ -104,13 +104,13 @@ def test_tokens_in_the_order_of_windows_are_put_row_by_row():
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     other = images.clone()
     other[:, :, 16:24, 40:] += 1  # rows 4 and 5, columns 10 to 15 of patches of 4 x 4 pixels
-    before, after = (TracedModel(model).run(pictures).layers[0][0] for pictures in (images, other))
+    before, after = (TracedModel(model).run(x).layers[0][0] for x in (images, other))
     changed = (after - before).norm(dim=-1).view(2, 16, 16)
     assert changed[:, 4:6, 10:].min() > 10 * changed[:, 12:].max()
     view = TracedModel(model)
     unchanged = view.run(images, lambda layer, x, grid: x).layers[-1][0]
     torch.testing.assert_close(unchanged, view.run(images).layers[-1][0], rtol=0, atol=0)
-    assert "correlation" in {pictures.kind for pictures in explorer_maps(view, images[:1]).maps}
+    assert "correlation" in {maps.kind for maps in explorer_maps(view, images[:1]).maps}
 
 
 def test_a_model_that_takes_all_images_as_one_row_is_audited():

@@ -137,11 +137,11 @@ def monai_sincos(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tenso
 
 def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     """Compute timm's NaFlexVit: a learned table by conversion, other positions by our ViT with its weights."""
-    pictures = inputs(tensors)
+    images = inputs(tensors)
     if kwargs["pos_embed"] == "learned":
         original = NaFlexVit(**kwargs).double().eval()
         original.load_state_dict(weights)
-        return {"output": graticule.convert(original)(pictures)}
+        return {"output": graticule.convert(original)(images)}
     encoding = {
         "": "factorized(resampler='bilinear(antialias=False)')",
         "axial": f"rope(base={kwargs.get('rope_temperature')})",
@@ -159,7 +159,7 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
     size = kwargs.get("pos_embed_grid_size", (4, 4))
     options = {name: kwargs[name] for name in more}
     model = build(encoding, weights, names, img_size=tuple(side * length for length in size), **options)
-    return {"output": model(pictures)}
+    return {"output": model(images)}
 
 
 def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:

@@ -118,7 +118,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, ...] | None = None, s
 
     The model is not changed; it may be folded.
 
-    Reference: LaPE's released code draws these for a relative bias, one picture per layer and head.
+    Reference: LaPE's released code draws these for a relative bias, one figure per layer and head.
 
     The arguments are those of `position_correlations`. Within windows the bias is that of the window that
     the model is built for.

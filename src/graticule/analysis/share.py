@@ -290,7 +290,7 @@ def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
         raise ValueError("`images` must be finite, got NaN or infinity.")
     if (images == images[:1]).all():
         raise ValueError(
-            f"`images` must differ, to tell position from content, got the same picture {len(images)} times."
+            f"`images` must differ, to tell position from content, got the same image {len(images)} times."
         )
 
 

@@ -191,7 +191,7 @@ def check_image(image: object, name: str = "x") -> None:
     if not isinstance(image, Tensor):
         raise ValueError(
             f"`{name}` must be a tensor of normalized images, got {type(image).__name__}; timm.data.create_transform "
-            "makes one of a picture."
+            "makes one of an image."
         )
     if image.is_nested or image.layout is not torch.strided:
         kind = "a nested" if image.is_nested else f"one of {image.layout}"

@@ -17,7 +17,7 @@ class Causal(BiasEncoding):
     .. math:: b_{ij} = 0 \text{ if } t_j \le t_i, \text{ else } -\infty
 
     In a video t is the frame, in an image the row, in a text the index. Prefix tokens attend to all tokens, and patches
-    do not attend to them, since they know the end of the video. So what the patches know of a frame does not change when
+    do not attend to them, since they know its end. So what the patches know of a frame does not change when
     frames are appended. Combine it with encodings that do not look ahead, as in `rope + causal`.
 
     Reference: An Introduction to Transformers (Turner, 2024), section 4.1, with frames instead of tokens.

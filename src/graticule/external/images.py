@@ -69,8 +69,8 @@ def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(model.forward).parameters)
 
 
-def check_pictures(model: nn.Module) -> None:
-    """Check that a model can be called with single pictures, as far as its arguments and its convolutions say."""
+def check_takes_images(model: nn.Module) -> None:
+    """Check that a model can be called with single images, as far as its arguments and its convolutions say."""
     if "spatial_shapes" in _arguments(model):
         return
     needed = [
@@ -81,11 +81,11 @@ def check_pictures(model: nn.Module) -> None:
     kind = type(model).__name__
     if len(needed) > 1:
         raise ValueError(
-            f"`model` must take pictures (B, C, height, width) alone, got {kind}, which needs {' and '.join(needed)}."
+            f"`model` must take images (B, C, height, width) alone, got {kind}, which needs {' and '.join(needed)}."
         )
     if any(isinstance(part, nn.Conv3d) for part in model.modules()):
         raise ValueError(
-            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts videos into patches; "
+            f"`model` must take images (B, C, height, width), got {kind}, which cuts videos into patches; "
             "graticule.convert takes some of them."
         )
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.external.images import Size, check_pictures, error_line, image_channels, image_size
+from graticule.external.images import Size, check_takes_images, error_line, image_channels, image_size
 from graticule.external.tracer import PositionTracer, PositionUse
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
@@ -173,10 +173,10 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
         images: the images of the pass; two black ones by default.
 
     Raises:
-        ValueError: if the model takes no single pictures, no size is known, it refuses the size, or no blocks are
+        ValueError: if the model takes no single images, no size is known, it refuses the size, or no blocks are
             found.
     """
-    check_pictures(model)
+    check_takes_images(model)
     size = img_size or image_size(model)
     if size is None:
         raise ValueError(

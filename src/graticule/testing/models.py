@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.images import check_pictures, error_line, set_input_size
+from graticule.external.images import check_takes_images, error_line, set_input_size
 from graticule.external.recorder import record
 from graticule.external.structure import added_tensors
 from graticule.position.grid import Grid
@@ -438,7 +438,7 @@ def inspect_model(
     """
     for name in skip:
         known_name("skip", name, CHECKS)
-    check_pictures(model)
+    check_takes_images(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         original = ModelUnderTest.of(model, img_size, patch_size)

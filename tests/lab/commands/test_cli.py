@@ -93,7 +93,7 @@ def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_pa
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, quick_pictures, arguments, keys):
+def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, quick_figures, arguments, keys):
     words = [trained.folder if argument == "RUN" else argument for argument in arguments]
     files = [] if arguments[0] == "models" else ["--output", tmp_path]
     code, out, err = run_command(capsys, *words, *files, "--json")
@@ -102,7 +102,7 @@ def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, q
     assert err.startswith("wrote ") if files else err == ""
 
 
-def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
+def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_figures):
     options = ("--count", 8, "--shifts", "1x0", "-1x2", "--output", tmp_path)
     code, out, _ = run_command(capsys, "analyze", "translation", trained.folder, pegged.folder, *options)
     assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
@@ -174,7 +174,7 @@ def test_a_trained_peg_can_be_frozen_in_another_training(capsys, tmp_path, pegge
     assert code == 1 and "position parameters" in err and not (tmp_path / "other" / "recipe.json").exists()
 
 
-def test_compare_makes_one_table_and_resumes_where_it_stopped(capsys, tmp_path, quick_pictures):
+def test_compare_makes_one_table_and_resumes_where_it_stopped(capsys, tmp_path, quick_figures):
     command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape(layers=3)"]
     command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
     code, out, _ = run_command(capsys, *command, "--list")

@@ -14,7 +14,7 @@ from graticule.checkpoints.read import save_weights
 from graticule.dense.factory import create_segmenter
 from graticule.lab.data.registry import load_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path, capsys):

@@ -11,7 +11,7 @@ from graticule.lab.training.run import Run
 from in_turn import in_turn
 from text_commands import spoiled_after_first_epoch
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 #: 4 windows of 16 held-out tokens.
 SHORT = {"model": "lm_nano", "model_kwargs": ("depth=1",), "context": 16, "limit_train": 16, "limit_test": 4}

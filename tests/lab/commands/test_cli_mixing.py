@@ -71,8 +71,8 @@ def test_look_mixing_draws_three_figures_and_prints_their_paths(looked):
     assert files(folder) == written and all(str(folder / name) in out for name in written)
     for name in written:
         if name.endswith("png"):
-            with Image.open(folder / name) as picture:
-                assert min(picture.size) > 200 and len(picture.convert("RGB").getcolors(1 << 24)) > 50
+            with Image.open(folder / name) as figure:
+                assert min(figure.size) > 200 and len(figure.convert("RGB").getcolors(1 << 24)) > 50
 
 
 def test_mixing_prints_a_row_per_layer(runs, looked):
@@ -92,7 +92,7 @@ def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looke
             np.testing.assert_array_equal(arrays[f"layer{layer.layer}_bias"], layer.bias)
 
 
-def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_pictures):
+def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_figures):
     run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
     capsys.readouterr()
     code, out, _ = run_command(
@@ -106,14 +106,14 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
             np.testing.assert_array_equal(arrays[f"layer{layer.layer}_relative"], layer.relative)
 
 
-def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_pictures):
+def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_figures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
     code, out, _ = run_command(
         capsys, "analyze", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path
     )
     assert code == 0
-    pictures = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
-    assert files(tmp_path) == sorted([*pictures, "mixing-1.npz", "mixing-2.npz", "mixing-reach.png"])
+    figures = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
+    assert files(tmp_path) == sorted([*figures, "mixing-1.npz", "mixing-2.npz", "mixing-reach.png"])
     lines = out.splitlines()
     assert lines.index("posmlp") < lines.index("gmlp") and len(rows(out)) == 2
     with np.load(tmp_path / "mixing-2.npz") as arrays:

@@ -18,7 +18,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.system.files import write_json, write_text
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def short(**options) -> Recipe:

@@ -10,7 +10,7 @@ import pytest
 from commands import refused, run_command
 from graticule.lab.training.run import Run
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 # Commands on a run

@@ -22,7 +22,7 @@ from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names
 from graticule.lab.training.run import Run
-from image_files import picture, write_folder
+from image_files import draw_image, write_folder
 from short_runs import short
 
 
@@ -77,7 +77,7 @@ def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, caps
     ):
         root = write_folder(tmp_path / name)
         for index, path in enumerate(sorted((root / "train").rglob("*.JPEG"))):
-            picture(index, *sizes[index % len(sizes)]).save(path)
+            draw_image(index, *sizes[index % len(sizes)]).save(path)
         run = train(recipe(root), tmp_path / f"run {name}", progress=False)
         err = capsys.readouterr().err
         assert ("center crop" in err) == bool(message) and message in err
@@ -109,7 +109,7 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
 
     assert warnings_of(write_folder(tmp_path / "same")) == ""
     root = write_folder(tmp_path / "other")
-    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    draw_image(99).save(root / "val" / "cat" / "0.JPEG")
     (root / "train" / "dog" / "0.JPEG").unlink()
     line = warnings_of(root)
     assert "the data are not those that" in line and line.count("\n") == 1
@@ -152,11 +152,11 @@ def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_pa
 
 
 def test_a_model_normalizes_and_resizes_the_images_of_a_data_set_and_of_a_folder_alike(trained, tmp_path, capsys):
-    pictures, losses = trained.recipe().data_root, []
+    image_folder, losses = trained.recipe().data_root, []
     for mean in (0.9, 0.1):
         options = {"mean": [mean] * 3, "interpolation": "nearest", "crop_pct": 0.5}
         published = graticule.save_pretrained(trained.model(), tmp_path / str(mean), preprocessing=options)
-        for data in ways(pictures):
+        for data in ways(image_folder):
             assert run_command(capsys, "evaluate", published, *data, "--output", tmp_path)[0] == 0
             losses.append(json.loads((tmp_path / "evaluation.json").read_text())[0]["loss"])
     assert losses[0] == losses[1] != losses[2] == losses[3]
@@ -171,8 +171,8 @@ def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_p
     for index in range(5):
         (tmp_path / "images" / str(index)).mkdir(parents=True)
         run.data()._images["test"][index][0].save(tmp_path / "images" / str(index) / "0.png")
-    pictures = named_data(opened, str(tmp_path / "images"))
-    assert torch.equal(pictures.test_images((28, 44), range(5))[0], expected)
+    image_folder = named_data(opened, str(tmp_path / "images"))
+    assert torch.equal(image_folder.test_images((28, 44), range(5))[0], expected)
 
 
 def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained, tmp_path):
@@ -187,11 +187,11 @@ def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained, tm
 
 
 def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_path, capsys):
-    pictures, gone = trained.recipe().data_root / "train", moved(trained, tmp_path / "gone", tmp_path / "run")
-    file = next(pictures.rglob("*.JPEG"))
+    image_folder, gone = trained.recipe().data_root / "train", moved(trained, tmp_path / "gone", tmp_path / "run")
+    file = next(image_folder.rglob("*.JPEG"))
     for command in (
         ("predict", gone, file),
-        ("audit", gone, "--images", pictures, "--sizes", 12),
+        ("audit", gone, "--images", image_folder, "--sizes", 12),
         ("explore", gone, "--images", file),
         ("publish", gone, tmp_path / "published"),
     ):
@@ -268,7 +268,7 @@ def test_classes_are_matched_by_name_and_in_order_only_without_names():
 
 def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
     root = write_folder(tmp_path / "other")
-    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    draw_image(99).save(root / "val" / "cat" / "0.JPEG")
     folder = moved(trained, root, tmp_path / "run")
     code, _, err = run_command(capsys, "train", "--resume", folder)
     assert code == 1 and err.count("test has 6 examples, and had 6 others") == 1

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from graticule.lab.data.images import decode
-from image_files import picture
+from image_files import draw_image
 
 GRAY = np.arange(256).reshape(16, 16)
 
@@ -52,9 +52,9 @@ DARK = ((14, " in PNG"), (12, " in PNG"), (12, " in TIFF"), (12, " in color"))
 
 
 def test_transparent_and_animated_images_are_refused():
-    opaque, half = picture(1).convert("RGBA"), picture(2).convert("RGBA")
+    opaque, half = draw_image(1).convert("RGBA"), draw_image(2).convert("RGBA")
     half.putpixel((0, 0), (255, 0, 0, 127))
-    palette = picture(3).quantize(8)
+    palette = draw_image(3).quantize(8)
     for image, options, message in (
         (opaque, {"format": "PNG"}, None),
         (half, {"format": "PNG"}, "opaque, got transparent pixels"),
@@ -62,14 +62,14 @@ def test_transparent_and_animated_images_are_refused():
         (half.convert("LA"), {"format": "PNG"}, "opaque, got transparent pixels"),
         (palette, {"format": "PNG", "transparency": palette.getpixel((0, 0))}, "opaque, got transparent pixels"),
         *(
-            (picture(1), {"format": kind, "save_all": True, "append_images": [picture(2)]}, "one frame, got 2")
+            (draw_image(1), {"format": kind, "save_all": True, "append_images": [draw_image(2)]}, "one frame, got 2")
             for kind in ("PNG", "WEBP", "TIFF")
         ),
     ):
         content = io.BytesIO()
         image.save(content, **options)
         if message is None:
-            np.testing.assert_array_equal(np.asarray(decode(content.getvalue())), np.asarray(picture(1)))
+            np.testing.assert_array_equal(np.asarray(decode(content.getvalue())), np.asarray(draw_image(1)))
         else:
             with pytest.raises(ValueError, match=message):
                 decode(content.getvalue())
@@ -98,7 +98,7 @@ def test_an_image_that_would_become_black_is_refused(content, message):
 def test_the_orientation_of_exif_data_is_applied(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = encoded(picture(0, 4, 6), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    content = encoded(draw_image(0, 4, 6), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
     image = decode(content)
     np.testing.assert_array_equal(
         np.asarray(image), np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
@@ -107,12 +107,12 @@ def test_the_orientation_of_exif_data_is_applied(kind, orientation):
 
 
 def test_damaged_exif_data_have_no_orientation():
-    content = encoded(picture(0, 4, 6), "JPEG", dpi=(72, 72), exif=b"Exif\0\0no orientation")
+    content = encoded(draw_image(0, 4, 6), "JPEG", dpi=(72, 72), exif=b"Exif\0\0no orientation")
     assert decode(content).size == (6, 4)
 
 
 def test_a_damaged_second_page_is_named():
-    content = bytearray(encoded(picture(1), "TIFF", save_all=True, append_images=[picture(2)]))
+    content = bytearray(encoded(draw_image(1), "TIFF", save_all=True, append_images=[draw_image(2)]))
     page = int.from_bytes(content[4:8], "little")
     entries = int.from_bytes(content[page : page + 2], "little")
     after = page + 2 + 12 * entries

@@ -7,7 +7,7 @@ import torch
 
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset, load_text
-from image_files import BROKEN, picture, write_folder
+from image_files import BROKEN, draw_image, write_folder
 
 
 @pytest.mark.parametrize("val", ["val", "validation", "test"])
@@ -15,7 +15,7 @@ def test_a_folder_a_class_gives_its_images_in_colour_with_the_label(tmp_path, va
     root = write_folder(tmp_path, val=val)
     (root / "train" / "README.txt").write_text("no class")
     (root / "train" / "cat" / "notes.txt").write_text("no image")
-    picture(99).convert("L").save(root / "train" / "cat" / "grey.png")
+    draw_image(99).convert("L").save(root / "train" / "cat" / "grey.png")
     for split, length in (("train", 7), ("test", 6)):
         images, info = load_dataset("image_folder", split, root)
         assert len(images) == len(images.labels) == length
@@ -79,7 +79,7 @@ def test_images_skipped_by_a_worker_are_known_to_the_main_process(tmp_path):
     assert all(torch.equal(train.dataset[0, i][0], train.dataset[1, i][0]) for i in range(6))
 
 
-@pytest.mark.parametrize("name", ["image_folder", "pictures", "hugging_face", "text_folder"])
+@pytest.mark.parametrize("name", ["image_folder", "unlabeled_folder", "hugging_face", "text_folder"])
 def test_a_missing_root_is_named(tmp_path, name):
     load = partial(load_text, name) if name == "text_folder" else partial(load_dataset, name, "train")
     with pytest.raises(FileNotFoundError, match=r"got none; a folder .* is written \./NAME"):

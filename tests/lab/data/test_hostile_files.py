@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from graticule.lab.data.registry import load_dataset, load_text
-from image_files import picture, write_folder
+from image_files import draw_image, write_folder
 
 
 def pipe(path):
@@ -78,7 +78,7 @@ def test_a_file_that_is_too_large_for_an_image_or_a_text_is_not_read(tmp_path):
 
 def test_only_the_accepted_image_formats_are_opened(tmp_path):
     root = write_folder(tmp_path)
-    picture(0).save(root / "val" / "cat" / "0.JPEG", format="EPS")  # Pillow would call Ghostscript to read it
+    draw_image(0).save(root / "val" / "cat" / "0.JPEG", format="EPS")  # Pillow would call Ghostscript to read it
     images, _ = load_dataset("image_folder", "test", root)
     with pytest.raises(ValueError, match="cannot identify"):
         images[0]

@@ -12,7 +12,7 @@ from graticule.lab.commands.opening import describe_model
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.transforms import border_color, evaluation_transform, place, training_transform
-from image_files import picture
+from image_files import draw_image
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 NATIVE = dataclasses.replace(FOLDER, name="cifar10", size=(32, 32))
@@ -24,7 +24,7 @@ EVERYTHING = Augmentation(
 
 def image_of(info):
     height, width = info.size or (60, 75)
-    image = picture(1, height, width)
+    image = draw_image(1, height, width)
     return image.convert("L") if info.channels == 1 else image
 
 
@@ -46,7 +46,7 @@ def test_a_tensor_has_the_size_that_was_asked_for_height_first(info, size):
 
 
 def test_an_image_of_another_size_than_the_native_one_is_resized_to_the_size_that_was_asked_for():
-    photo = picture(1, 40, 60).convert("L")  # a photo for a model of digits
+    photo = draw_image(1, 40, 60).convert("L")  # a photo for a model of digits
     for build in (training_transform, evaluation_transform):
         tensors = {size: build(GREY, size, Augmentation())(photo) for size in ((28, 28), (20, 44))}
         assert {size: tuple(tensor.shape) for size, tensor in tensors.items()} == {
@@ -91,7 +91,7 @@ def test_the_preprocessing_of_every_pretrained_model_of_timm_equals_timms():
     keys = ("crop_mode", "crop_pct", "interpolation")
     configurations = {tuple(getattr(get_pretrained_cfg(name), key) for key in keys) for name in names}
     assert {mode for mode, *_ in configurations} == {"center", "squash", "border"} and len(configurations) > 40
-    images = [picture(1, *size) for size in ((64, 160), (160, 64), (96, 96))]
+    images = [draw_image(1, *size) for size in ((64, 160), (160, 64), (96, 96))]
     for values in configurations:
         model.pretrained_cfg = {
             **dict(zip(keys, values, strict=True)),
@@ -129,7 +129,7 @@ def test_a_random_crop_is_the_image_shifted_by_at_most_the_padding():
 
 
 def test_random_interpolation_is_bilinear_or_bicubic():
-    image = picture(3, 64, 64)
+    image = draw_image(3, 64, 64)
     uncropped = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0))
 
     def crop(**kwargs):

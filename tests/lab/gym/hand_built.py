@@ -95,10 +95,10 @@ class HandBuilt:
         return one_hot(torch.maximum(dy.abs(), dx.abs()).clamp(max=3) - 1, 3)
 
     def scale(self, a, b):
-        picture = a.view(-1, *self.grid)
+        cells = a.view(-1, *self.grid)
         logits = []
         for side in (1, 2, 3):  # rolling also finds squares across the seams
-            corners = [picture.roll((-down, -right), (1, 2)) for down in (0, side) for right in (0, side)]
+            corners = [cells.roll((-down, -right), (1, 2)) for down in (0, side) for right in (0, side)]
             logits.append(torch.stack(corners).prod(0).flatten(1).amax(1))
         return torch.stack(logits, 1)
 

@@ -11,7 +11,7 @@ from graticule.lab.gym.base import TASKS
 from graticule.lab.gym.profile import read_profile
 from in_turn import in_turn
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -9,8 +9,8 @@ from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.run import build_model, evaluate, standard_choices, train
 from in_turn import in_turn
 
-PICTURES = list(TASKS)
-LISTED = [name for name in PICTURES if issubclass(TASKS[name], ListedTask)]
+ALL_TASKS = list(TASKS)
+LISTED = [name for name in ALL_TASKS if issubclass(TASKS[name], ListedTask)]
 #: Encodings without a border or any other absolute position, and a model that supports them.
 WRAPPED = [
     GymRecipe(encoding="none"),
@@ -31,7 +31,7 @@ def drawn(recipe, task):
     return model
 
 
-def all_pictures(task):
+def all_images(task):
     """Return the images of all arrangements, without distractors."""
     cells, target, weights = task.arrangements()
     symbols = torch.zeros(len(cells), task.cells, dtype=torch.long)
@@ -45,7 +45,7 @@ def answers_of(model, images):
     return torch.cat([model(part) for part in images.split(400)]).round(decimals=11)
 
 
-@in_turn("name", PICTURES)
+@in_turn("name", ALL_TASKS)
 def test_without_position_answers_do_not_depend_on_the_arrangement(name):
     task = build_task(f"{name}(density=0.4)", (6, 6))
     images = task.sample(3, *generators(0, "test")).images.double()
@@ -60,7 +60,7 @@ def test_without_position_answers_do_not_depend_on_the_arrangement(name):
 @in_turn("name", LISTED)
 def test_without_position_a_model_is_exactly_at_chance_over_all_arrangements(name):
     task = build_task(name, (6, 6))
-    images, target, weights = all_pictures(task)
+    images, target, weights = all_images(task)
     answers = answers_of(drawn(GymRecipe(encoding="none"), task), images)
     score = expected_score(task, answers, target, weights)
     if name == "shift":  # with one sign, the lowest logit is that of the mark's cell, which is never correct
@@ -92,7 +92,7 @@ def test_the_best_answer_without_position_has_a_score_of_zero(name):
 @pytest.mark.parametrize("name", ["place", "symmetry"])
 def test_a_shift_invariant_model_is_at_chance_on_a_torus(name, recipe):
     task = build_task(name, (6, 6), "torus")
-    images, target, weights = all_pictures(task)
+    images, target, weights = all_images(task)
     model = drawn(recipe, task)
     answers = answers_of(model, images)
     for by in ((1, 0), (0, 1), (2, 3)):

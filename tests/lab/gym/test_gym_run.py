@@ -18,7 +18,7 @@ from graticule.lab.gym.run import gym
 from graticule.lab.studies.execution import ATTEMPTS
 from graticule.lab.studies.tables import between, csv_of_records
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 FEW = GymRecipe(steps=2, batch_size=4, test=8)
 CHOICES = {name: dataclasses.replace(FEW, encoding=name) for name in ("none", "peg")}
@@ -201,7 +201,7 @@ def test_text_between_markers_is_replaced():
     assert "old" not in new and "| place | In which of nine regions" in new and "| a | 1,234 | 50 |" in new
     assert page_text(new, Profile(()), Profile((row(),))) == new
     with pytest.raises(ValueError, match="must have the markers"):
-        between(text, "picture", "x")
+        between(text, "image", "x")
 
 
 def test_choices_are_labeled_by_all_that_tells_them_apart():

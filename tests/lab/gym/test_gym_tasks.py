@@ -136,7 +136,7 @@ def test_density_is_the_share_of_the_other_cells_that_show_a_distractor():
         assert share == pytest.approx(density * 80 / 81, abs=0.01)
 
 
-def test_pictures_follow_from_seed_and_stream():
+def test_images_follow_from_seed_and_stream():
     task = build_task("order(density=0.2)", (6, 6))
     first, again, other, test = (
         task.sample(20, *generators(seed, stream)).symbols

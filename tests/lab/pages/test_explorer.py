@@ -192,12 +192,12 @@ def test_the_largest_maps_are_averaged_over_their_heads_until_the_page_is_small_
         page_data([model], 1000)
 
 
-def test_the_pictures_are_the_images_as_they_were():
+def test_the_page_has_the_images_as_they_were():
     x = (torch.rand(1, 3, 32, 48) * 255).round() / 255
     model = explored(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
-    picture = np.asarray(Image.open(io.BytesIO(model.pictures[0][0])))
-    assert picture.shape == (7 * 32, 7 * 48, 3)  # enlarged, since it is small
-    np.testing.assert_array_equal(picture[::7, ::7], (x[0] * 255).round().permute(1, 2, 0))
+    pixels = np.asarray(Image.open(io.BytesIO(model.images[0][0])))
+    assert pixels.shape == (7 * 32, 7 * 48, 3)  # enlarged, since it is small
+    np.testing.assert_array_equal(pixels[::7, ::7], (x[0] * 255).round().permute(1, 2, 0))
 
 
 def test_the_page_fetches_nothing_and_escapes_what_it_is_given():
@@ -229,7 +229,7 @@ def test_explore_writes_a_page_of_a_run_and_of_two_models_at_several_sizes(capsy
     )
     (first, second) = described_in(tmp_path / "a.html")["models"]
     assert code == 0 and [size["pixels"] for size in first["sizes"]] == [[20, 20], [28, 36]]
-    assert all(len(size["pictures"]) == 2 for size in first["sizes"] + second["sizes"])
+    assert all(len(size["images"]) == 2 for size in first["sizes"] + second["sizes"])
     assert first["title"].startswith("vit_nano_patch4_28")
 
 
@@ -284,5 +284,5 @@ def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, t
 def test_a_run_keeps_the_images_of_its_data(run):
     data: DataModule = Run.open(run.folder).data()
     x = data.test_images((28, 28), [0])[0]
-    (pictures,) = explored(run.model(), [x], data.info.mean, data.info.std, "a").pictures
-    assert Image.open(io.BytesIO(pictures[0])).mode == "L"
+    (images,) = explored(run.model(), [x], data.info.mean, data.info.std, "a").images
+    assert Image.open(io.BytesIO(images[0])).mode == "L"

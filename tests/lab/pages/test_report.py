@@ -72,7 +72,7 @@ def test_numbers_are_aligned_and_words_are_not():
     ]
 
 
-def test_a_picture_may_be_bytes_and_must_be_a_png(tmp_path):
+def test_a_figure_may_be_bytes_and_must_be_a_png(tmp_path):
     data = save_figure(Figure(figsize=(4, 1)), tmp_path / "a.png").read_bytes()
     page = Report("t")
     page.figure(data, "a caption", "what is on it")
@@ -87,7 +87,7 @@ def test_a_link_leads_to_a_file_beside_the_page():
     assert '<a href="my%20explorer.html">the explorer</a>' in page.html()
 
 
-def test_a_picture_is_enlarged_without_a_script(report):
+def test_a_figure_is_enlarged_without_a_script(report):
     html = report.html()
     assert html.count('<input type="checkbox"') == 1 and "<script" not in html
 
@@ -107,7 +107,7 @@ def text_of(path):
     return re.sub(r"<[^>]+>|data:image/png;base64,[^\"]+", " ", path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("quick_pictures")
+@pytest.mark.usefixtures("quick_figures")
 def test_train_and_compare_write_a_page_with_the_values_of_their_runs(capsys, tmp_path):
     assert run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "a")[0] == 0
     page = text_of(tmp_path / "a" / "report.html")

@@ -18,7 +18,7 @@ from graticule.lab.studies.study_runs import run_study
 from graticule.lab.training.task import build_model
 from graticule.registry.specs import Spec
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 LITE = {"model": "vit_lite_2_4_32", "img_size": (32, 32)}
 FOUR = ("depth=4",)

@@ -185,7 +185,7 @@ def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
     assert record["versions"]["torch"] and record["machine"]["threads"] and record["date"].startswith("20")
 
 
-def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_papers(trained):
+def test_the_csv_has_a_row_per_run_and_the_figure_is_written_for_pages_and_for_papers(trained):
     comparison, folder = trained
     with (folder / "comparison.csv").open(newline="") as file:
         stored = list(csv.DictReader(file))
@@ -224,7 +224,7 @@ def test_a_plot_of_no_scores_is_refused(wrong, message):
         score_plot(wrong, "top-1")
 
 
-@pytest.mark.usefixtures("quick_pictures")
+@pytest.mark.usefixtures("quick_figures")
 def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
     choices = {"learnable": small(), "peg": small(encoding="peg", global_pool="avg")}
     comparison = compare(choices, [0, 1], tmp_path, progress=False, sizes=[(28, 28), (20, 36)])

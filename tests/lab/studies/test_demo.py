@@ -8,8 +8,8 @@ import pytest
 import graticule.lab.commands.demo as module
 
 
-@pytest.mark.usefixtures("quick_pictures")
-def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path):
+@pytest.mark.usefixtures("quick_figures")
+def test_the_page_has_tables_curves_and_images_and_needs_nothing_else(tmp_path):
     report = module.demo(tmp_path, seeds=[0, 1], quick=True, progress=False)
     page = report.read_text(encoding="utf-8")
     assert report == tmp_path / "report.html"

@@ -35,7 +35,7 @@ from image_files import write_folder
 
 STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 TINY = {
     "model_kwargs": ("depth=1", "embed_dim=8", "num_heads=1"),
@@ -319,8 +319,8 @@ def test_the_text_has_the_origin_of_its_numbers_or_says_that_nothing_was_run(don
     assert "![top-1 (%) after the last epoch](a.png)" in text
     written = Results.of_table("study_small", SMALL, done[1], done[0]).write(tmp_path)
     kinds = ("png", "pdf", "svg")
-    pictures = [f"study_small{suffix}.{kind}" for suffix in ("", "_canvas") for kind in kinds]
-    assert [path.name for path in written] == [*pictures, "study_small.md"]
+    figures = [f"study_small{suffix}.{kind}" for suffix in ("", "_canvas") for kind in kinds]
+    assert [path.name for path in written] == [*figures, "study_small.md"]
     assert all(path.is_file() for path in written) and "(study_small_canvas.png)" in written[-1].read_text()
 
 

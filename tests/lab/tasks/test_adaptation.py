@@ -1,4 +1,4 @@
-"""Adaptation: another position for a trained model, and its features again, on pictures without labels."""
+"""Adaptation: another position for a trained model, and its features again, on images without labels."""
 
 import dataclasses
 import json
@@ -21,14 +21,14 @@ from short_runs import assert_same_end, rows, stopped
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder of 24 pictures of different sizes, in two folders."""
-    pictures, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    """Return a folder of 24 images of different sizes, in two folders."""
+    image_folder, draw = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for index in range(24):
-        inner = pictures / "ab"[index % 2]
+        inner = image_folder / "ab"[index % 2]
         inner.mkdir(exist_ok=True)
         small = draw.integers(0, 256, (4, 5, 3), dtype=np.uint8)
         Image.fromarray(small).resize((40 + index, 36), Image.Resampling.BICUBIC).save(inner / f"{index}.png")
-    return pictures
+    return image_folder
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +162,8 @@ def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
         for index in range(count):
             Image.new("RGB", (32, 32), (9, 9, 9)).save(place / f"{index}.png")
     for options, message in (
-        ({"data_root": alike}, "must have different pictures, got 3 that are all alike"),
-        ({"data_root": single}, "must have two pictures or more, got 1"),
+        ({"data_root": alike}, "must have different images, got 3 that are all alike"),
+        ({"data_root": single}, "must have two images or more, got 1"),
         ({"encoding": None}, "`encoding` or `joining` must be given"),
         ({"model": "vit_tiny_patch16_224"}, "`model` must be a trained model, such as timm:NAME"),
         ({"model": f"{tmp_path / 'quantized.py'}:build"}, "must have weights in floating point, got a quantized one"),
@@ -183,7 +183,7 @@ def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
         with pytest.raises(ValueError, match=message):
             adapted(source, folder, **options)
     for words, message in (
-        ((source, "--encoding", "rope"), "`images` must be given: a folder of pictures"),
+        ((source, "--encoding", "rope"), "`images` must be given: a folder of images"),
         ((source, "--images", folder, "--data-root", folder), "`data_root` must be left out of graticule adapt"),
         ((source, "--images", folder, "--model", source), "which has the first argument for it"),
         (("--encoding", "rope"), "TRAINED"),

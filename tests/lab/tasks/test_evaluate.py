@@ -98,17 +98,17 @@ def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(ours, data):
 @pytest.mark.parametrize("probe", ["knn", "ridge"])
 def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys, probe):
     for index in range(20):
-        picture = Image.new("RGB", (32, 32), (250, 20, 20) if index % 2 else (20, 20, 250))
-        folder = tmp_path / "pictures" / ("red" if index % 2 else "blue")
+        image = Image.new("RGB", (32, 32), (250, 20, 20) if index % 2 else (20, 20, 250))
+        folder = tmp_path / "images" / ("red" if index % 2 else "blue")
         folder.mkdir(parents=True, exist_ok=True)
-        picture.putpixel((index, 3), (0, 200, 0))
-        picture.save(folder / f"{index}.png")
+        image.putpixel((index, 3), (0, 200, 0))
+        image.save(folder / f"{index}.png")
     (tmp_path / "mine.py").write_text(
         "import timm\n\ndef build():\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, depth=1)\n"
     )
     graticule.create_model("vit_nano_patch4_28", in_chans=3, depth=1).save_pretrained(tmp_path / "published")
     models = [tmp_path / "published", f"{tmp_path / 'mine.py'}:build"]
-    words = ["--images", tmp_path / "pictures", "--probe", probe, "--output", tmp_path, "--sizes", 32]
+    words = ["--images", tmp_path / "images", "--probe", probe, "--output", tmp_path, "--sizes", 32]
     code, out, err = run_command(capsys, "evaluate", *models, *words)
     assert code == 0, err
     for record in json.loads((tmp_path / "probe.json").read_text()):
@@ -117,7 +117,7 @@ def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys
     for more, message in (
         (("--mode", "crop"), "`mode` must be left out with `probe`, got crop"),
         (("--precision", "bf16-true"), "`precision` must be 32-true with `probe`"),
-        (("--images", tmp_path / "pictures" / "red"), "`images` must have a folder for each class"),
+        (("--images", tmp_path / "images" / "red"), "`images` must have a folder for each class"),
     ):
         code, _, err = run_command(capsys, "evaluate", *models, *words, *more)
         assert code == 1 and message in err

@@ -19,7 +19,7 @@ from graticule.position.position import ENCODINGS
 from graticule.registry import plugins
 from short_runs import assert_same_end, stopped
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 FILE = Path(__file__).parents[3] / "docs" / "my_methods.py"
 

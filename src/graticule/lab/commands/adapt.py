@@ -15,12 +15,12 @@ from graticule.lab.recipes.load import load_recipe
 
 @dataclass(kw_only=True)
 class Adapt(train.Train):
-    """Replace the position of a trained model, and win its features back.
+    """Replace the position of a trained model, and recover its features by distillation.
 
         graticule adapt timm:NAME --encoding rope --images FOLDER
         graticule adapt FOLDER --joining lape --images FOLDER --output RUN
 
-    The model learns the tokens that it had before, on pictures without labels. The run, which graticule train resumes,
+    The model learns the tokens that it had before, on images without labels. The run, which graticule train resumes,
     has certificate.json, curve.png and the folder `published`.
     """
 
@@ -28,7 +28,7 @@ class Adapt(train.Train):
     """timm:NAME, hf:OWNER/NAME, a published folder, a run, or FILE.py:NAME"""
     recipe: Any = field(default_factory=lambda: load_recipe("adapt"))
     images: Path | None = None
-    """folder of pictures; every tenth is held out"""
+    """folder of images; every tenth is held out"""
 
 
 def run(arguments: list[str]) -> int:
@@ -39,8 +39,8 @@ def run(arguments: list[str]) -> int:
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
         if name in options.recipe.overrides:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
-    if options.images is None and options.recipe.dataset == "pictures":
-        raise ValueError("`images` must be given: a folder of pictures, got none.")
+    if options.images is None and options.recipe.dataset == "unlabeled_folder":
+        raise ValueError("`images` must be given: a folder of images, got none.")
     recipe = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
     recipe.give(options.recipe.overrides)
     return train.execute(recipe, train.run_folder(options, "adapt"), options.auto_resume)

@@ -126,7 +126,7 @@ def _draw_attention(options: AnalyzeAttention, models: Mapping[str, Opened]) -> 
             )
         images = data.test_images(size, [options.image])[0]
         if not maps:
-            picture = pixels_of(images[0], data.info.mean, data.info.std)
+            pixels = pixels_of(images[0], data.info.mean, data.info.std)
             share = (at[0] + 0.5) / grid.height, (at[1] + 0.5) / grid.width
         maps[label] = attention_maps(view.model, images, options.layers)
         if options.without_position:
@@ -135,7 +135,7 @@ def _draw_attention(options: AnalyzeAttention, models: Mapping[str, Opened]) -> 
     title = f"Attention weights, test image {options.image}"
     query = None if options.query == "cls" else share
     sheet = attention_sheet(maps, heads, title=title)
-    on_image = attention_on_image(maps, picture, query, heads, title=title)
+    on_image = attention_on_image(maps, pixels, query, heads, title=title)
     drawings = Drawings(figures={"attention": sheet, "attention-image": on_image})
     columns = sheet_heads(maps, heads)
     for index, (label, layers) in enumerate(maps.items()):

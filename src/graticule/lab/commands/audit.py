@@ -13,9 +13,9 @@ from graticule.analysis.audit import audit, audit_json, time_in_turns
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView
 from graticule.lab.commands.declared import AuditCommand
-from graticule.lab.commands.opening import Opened, choose_device, open_models, pictures_of, test_data
+from graticule.lab.commands.opening import Opened, choose_device, folder_data, open_models, test_data
 from graticule.lab.commands.options import NamedData, output_folder, parse_size
-from graticule.lab.data.pictures import find_pictures
+from graticule.lab.data.folder_module import find_images
 from graticule.lab.pages.audit import audit_page, findings
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.terminal import bar
@@ -31,7 +31,7 @@ _OTHER = 1.5
 def run(options: AuditCommand) -> int:
     """Audit the position information of a model."""
     if options.images is not None:
-        find_pictures(options.images)  # before the model is built
+        find_images(options.images)  # before the model is built
     elif source_kind(options.model) != "run":
         raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
     elif options.labels is not None:
@@ -53,10 +53,10 @@ def run(options: AuditCommand) -> int:
         labels: torch.Tensor | None = batches[size][1]
     else:
         sized = dataclasses.replace(opened, img_size=size)
-        pictures = pictures_of(sized, options.images, 5, labels=options.labels, count=options.count)
-        chosen = range(pictures.num_test)
-        images = {at: pictures.test_images(at, chosen)[0].to(device) for at in (size, *others)}
-        known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
+        data = folder_data(sized, options.images, 5, labels=options.labels, count=options.count)
+        chosen = range(data.num_test)
+        images = {at: data.test_images(at, chosen)[0].to(device) for at in (size, *others)}
+        known = data.groups if not opened.classes and data.labels is None else data.labels
         labels = None if known is None else torch.from_numpy(known)
     model = opened.model.to(device)
 

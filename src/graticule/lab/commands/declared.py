@@ -60,7 +60,7 @@ class Predict(Figures, JsonOutput, OnDevice, OfCheckpoint):
     threshold: Annotated[float, Range(0, 1)] = 0.5
     """detections with a lower score are not drawn; JSON has all"""
     output: Path | None = None
-    """folder for pictures and JSON (default: predictions in the run folder)"""
+    """folder for figures and JSON (default: predictions in the run folder)"""
 
 
 @dataclass

@@ -94,11 +94,11 @@ def run(arguments: list[str]) -> int:
         for record in records:
             record |= {"precision": precision} if record["run"] in precisions[precision] else {}
     written = [write_json(folder / "evaluation.json", records)]
-    figure, picture = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
+    figure, path = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:
-        written.append(save_figure(figure, picture))
-    elif picture.is_file():
-        picture.unlink()  # it is of the scores that the table replaces
+        written.append(save_figure(figure, path))
+    elif path.is_file():
+        path.unlink()  # it is of the scores that the table replaces
     return options.finish(records, *written)
 
 

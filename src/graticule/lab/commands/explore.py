@@ -13,7 +13,7 @@ from torch import Tensor
 
 import graticule
 from graticule.lab.commands.declared import Explore
-from graticule.lab.commands.opening import Opened, label_models, open_models, read_picture
+from graticule.lab.commands.opening import Opened, label_models, open_models, read_input
 from graticule.lab.commands.options import print_written
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import LARGEST, decode
@@ -79,6 +79,6 @@ def _read_images(opened: Opened, sources: list[int | Path], size: tuple[int, int
         if isinstance(source, int):
             images.append(data.test_images(size, [source])[0][0])
         else:
-            picture = read_picture(source, lambda path: decode(read_bytes(path, LARGEST)))
-            images.append(transform(picture.convert(mode)))
+            image = read_input(source, lambda path: decode(read_bytes(path, LARGEST)))
+            images.append(transform(image.convert(mode)))
     return torch.stack(images)

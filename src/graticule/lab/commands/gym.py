@@ -22,7 +22,7 @@ from graticule.system.files import read_json, write_text
 
 @dataclass
 class Gym(JsonOutput):
-    """Train tiny models on pictures whose answer needs one kind of position information, and print their profiles.
+    """Train tiny models on images whose answer needs one kind of position information, and print their profiles.
 
         graticule gym --choices encoding=learnable encoding=rope --seeds 0
         graticule gym --choices encoding=peg joining=lape --tasks place border
@@ -38,11 +38,11 @@ class Gym(JsonOutput):
     tasks: list[str] = dataclasses.field(default_factory=list)
     """tasks, such as place(density=0.2) (default: all of the surface)"""
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
-    """seeds of weights and pictures, the same for every choice"""
+    """seeds of weights and images, the same for every choice"""
     sizes: list[int] = dataclasses.field(default_factory=list)
-    """also test on pictures with this number of cells per side"""
+    """also test on images with this number of cells per side"""
     output: Path | None = None
-    """folder of tables and picture (default: runs/gym)"""
+    """folder of tables and figure (default: runs/gym)"""
     on: Rare[str] = "here"
     """where the models are trained, as in graticule compare: here, local:N or dask:ADDRESS"""
     card: Path | None = None

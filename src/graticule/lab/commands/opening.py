@@ -20,9 +20,9 @@ from graticule.external.traced_model import view_of
 from graticule.hub.files import quick_hub
 from graticule.lab.commands.options import NamedData, NamedModels
 from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.folder_module import FolderModule
 from graticule.lab.data.images import DatasetInfo, check_class_names, class_labels
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.pictures import Pictures
 from graticule.lab.data.registry import list_datasets
 from graticule.lab.tasks.classification import images_of
 from graticule.lab.training.opening import create_named, is_ours, label_names, open_module, source_kind
@@ -219,7 +219,7 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
     if name not in list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
             known_name("images", name, list_datasets())
-        return pictures_of(opened, Path(name))
+        return folder_data(opened, Path(name))
     data = DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     data.setup()
     if data.info.channels != opened.info.channels:
@@ -232,15 +232,15 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
     return data
 
 
-def pictures_of(opened: Opened, folder: Path, least: int = 1, **options: Any) -> Pictures:
-    """Return the images of a folder, at least `least`, resized and normalized for a model; see `Pictures`."""
+def folder_data(opened: Opened, folder: Path, least: int = 1, **options: Any) -> FolderModule:
+    """Return the images of a folder, at least `least`, resized and normalized for a model; see `FolderModule`."""
     assert opened.info is not None
     if len(opened.size) > 2:
         raise ValueError(f"`model` must take images for a folder of images, got {opened.target!r}, which takes videos.")
-    pictures = Pictures(folder, opened.info, opened.size, opened.classes, augmentation=opened.augmentation, **options)
-    if pictures.num_test < least:
-        raise ValueError(f"`images` must be at least {least}, got {pictures.num_test} in {folder}.")
-    return pictures
+    data = FolderModule(folder, opened.info, opened.size, opened.classes, augmentation=opened.augmentation, **options)
+    if data.num_test < least:
+        raise ValueError(f"`images` must be at least {least}, got {data.num_test} in {folder}.")
+    return data
 
 
 def check_labels(opened: Opened, data: Any, source: str) -> None:
@@ -273,7 +273,7 @@ def label_models(opened: Sequence[Opened]) -> list[str]:
     return [printable(labels.get(model.target, model.target)) for model in opened]
 
 
-def read_picture(path: Path, read: Any) -> Any:
+def read_input(path: Path, read: Any) -> Any:
     """Read an image; one that cannot be read is a ValueError."""
     try:
         return read(path)

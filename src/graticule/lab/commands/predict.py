@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
 from graticule.lab.commands.declared import Predict
-from graticule.lab.commands.opening import choose_device, read_picture
+from graticule.lab.commands.opening import choose_device, read_input
 from graticule.lab.commands.options import output_folder
 from graticule.lab.data.dense import read_image
 from graticule.lab.data.dense_transforms import plain
@@ -34,7 +34,7 @@ def run(options: Predict) -> int:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
     device = choose_device(options.device)
     folder = output_folder(options.output, run.folder / "predictions")
-    images = [read_picture(path, read_image) for path in options.images]  # all errors come before a prediction
+    images = [read_input(path, read_image) for path in options.images]  # all errors come before a prediction
     task, described = run.task(), run.described()
     model = run.model(checkpoint=options.checkpoint).to(device)
     numbers = image_ids(options.images)
@@ -46,7 +46,9 @@ def run(options: Predict) -> int:
         for name, values in prediction.entries.items():
             entries.setdefault(name, []).extend(values)
         likely = above(prediction, options.threshold)
-        written.append(save_figure(picture(likely, printable(path.name)), folder / f"{path.stem}.{options.format}"))
+        written.append(
+            save_figure(draw_prediction(likely, printable(path.name)), folder / f"{path.stem}.{options.format}")
+        )
         if prediction.classes is not None:
             written.append(_save_classes(prediction.classes, folder / f"{path.stem}.classes.png"))
         texts[str(path)] = _summary(likely)
@@ -62,7 +64,7 @@ def color(number: int) -> tuple[float, float, float]:
     return colorsys.hsv_to_rgb(number * 0.618034 % 1, (0.9, 0.6)[number // 8 % 2], (1.0, 0.75)[number // 4 % 2])
 
 
-def picture(prediction: Prediction, title: str) -> Figure:
+def draw_prediction(prediction: Prediction, title: str) -> Figure:
     """Draw an image with its boxes, masks or classes, and a legend of the classes of pixels.
 
     Background and ignored pixels are not drawn. Without boxes, their labels are lines of text below the image.

@@ -40,7 +40,7 @@ _FILES = {
     **dict.fromkeys(("cifar10", "cifar100", "digits", "fashion_mnist"), "published"),
     **dict.fromkeys(("coco", "coco_train"), "coco"),
     **dict.fromkeys(("mask_folder", "ade20k", "camvid"), "mask_folder"),
-    **dict.fromkeys(("image_folder", "pictures"), "folder"),
+    **dict.fromkeys(("image_folder", "unlabeled_folder"), "folder"),
     **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
     **dict.fromkeys(("pydoc", "text_folder"), "texts"),
     "hugging_face": "hugging_face",

@@ -49,7 +49,7 @@ def attention_sheet(maps: Maps, heads: Sequence[int] | None = None, title: str =
 
 def attention_on_image(
     maps: Maps,
-    picture: NDArray[Any],
+    image: NDArray[Any],
     query: tuple[float, float] | None = (0.5, 0.5),
     heads: Sequence[int] | None = None,
     title: str = "",
@@ -61,7 +61,7 @@ def attention_on_image(
 
     Args:
         maps: as in `attention_sheet`.
-        picture: the image, (height, width) or (height, width, 3), from 0 to 1.
+        image: (height, width) or (height, width, 3), from 0 to 1.
         query: a position as shares of height and width, from 0 to 1; the patch there is the query. None for the class
             token.
         heads: as in `attention_sheet`.
@@ -70,8 +70,8 @@ def attention_on_image(
     heads = sheet_heads(maps, heads)
     if query is not None and not all(0 <= share < 1 for share in query):
         raise ValueError(f"`query` must be from 0 to 1 (1 is outside of the image), got {query}.")
-    height, width = picture.shape[:2]
-    gray = 0.35 + 0.65 * (picture.mean(-1) if picture.ndim == 3 else picture)  # black would hide the colors
+    height, width = image.shape[:2]
+    gray = 0.35 + 0.65 * (image.mean(-1) if image.ndim == 3 else image)  # black would hide the colors
     box = (-0.5, width - 0.5, height - 0.5, -0.5)
 
     def draw(ax: Axes, layer: AttentionMap, head: int, scale: Normalize) -> None:

@@ -170,13 +170,13 @@ def center_sheet(models: Mapping[str, Correlations], title: str = "") -> Figure:
 
 
 def in_slices(shape: Sequence[int]) -> tuple[int, int]:
-    """Return height and width of the picture of a grid, with the slices of a video or volume side by side."""
+    """Return height and width of the image of a grid, with the slices of a video or volume side by side."""
     *slices, height, width = shape
     return height, width if not slices else slices[0] * (width + 1) - 1
 
 
 def side_by_side(values: Array) -> Array:
-    """Return a map (H, W), or the slices of a video or volume (T, H, W) with gaps between them, as one picture."""
+    """Return a map (H, W), or the slices of a video or volume (T, H, W) with gaps between them, as one image."""
     if values.ndim == 2:
         return values
     gapped: Array = np.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=np.nan).transpose(1, 0, 2)
@@ -184,7 +184,7 @@ def side_by_side(values: Array) -> Array:
 
 
 def _center_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the column and the row of the center token in that picture."""
+    """Return the column and the row of the center token in that image."""
     *slices, y, x = (side // 2 for side in shape)
     return x + sum(slices) * (shape[-1] + 1), y
 
@@ -201,7 +201,7 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
     Keys that a query does not see are left white. Below each pair of panels is the mean attention distance if the bias
     alone decided.
 
-    Reference: LaPE's released code draws all pairs in this way, one picture per layer and head.
+    Reference: LaPE's released code draws all pairs in this way, one figure per layer and head.
 
     Args:
         maps: of one model, or of one stage.

@@ -1,4 +1,4 @@
-"""Tasks of the gym: pictures whose answer needs one kind of knowledge of position, and the kinds of answers."""
+"""Tasks of the gym: images whose answer needs one kind of knowledge of position, and the kinds of answers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from graticule.registry.registry import Registry, options_of
 BLANK, A, B, DISTRACTORS = 0, 1, 2, (3, 4, 5)
 #: Side of a cell in pixels, which is the patch size of a model.
 CELL = 4
-#: Rows of the Hadamard matrix that are the pictures of the symbols 1 to 5.
+#: Rows of the Hadamard matrix that are the images of the symbols 1 to 5.
 _ROWS = (5, 10, 3, 12, 6)
 
 
 def glyphs() -> Tensor:
-    """Return pictures of the symbols, (6, 4, 4): a blank cell is 0, the others are 1 and -1, orthogonal, of mean 0."""
+    """Return images of the symbols, (6, 4, 4): a blank cell is 0, the others are 1 and -1, orthogonal, of mean 0."""
     matrix = torch.from_numpy(hadamard(CELL * CELL)).float()
     return torch.cat([torch.zeros(1, CELL * CELL), matrix[list(_ROWS)]]).unflatten(1, (CELL, CELL))
 
@@ -183,7 +183,7 @@ LEAST = 6
 
 
 class GymExamples(NamedTuple):
-    """Pictures and their answers.
+    """Images and their answers.
 
     symbols: (count, H, W), the symbol of each cell.
     target: the answers, in the shape that the task's `answer` defines.
@@ -194,7 +194,7 @@ class GymExamples(NamedTuple):
 
     @property
     def images(self) -> Tensor:
-        """Return the pictures, (count, 1, 4 H, 4 W)."""
+        """Return the images, (count, 1, 4 H, 4 W)."""
         return paint(self.symbols)
 
 
@@ -206,7 +206,7 @@ class GymTask(ABC):
     independent of the answer, and a model that sees no more than this multiset is at chance.
 
     knows: the knowledge that the answer needs, in words.
-    frame: 'relative' if shifting the whole picture around a torus does not change the answer; else 'absolute'.
+    frame: 'relative' if shifting the whole image around a torus does not change the answer; else 'absolute'.
     surfaces: the surfaces that the task is defined on.
     symbols: the symbols of the marks of an arrangement.
     answer: the kind of answer.
@@ -254,7 +254,7 @@ class GymTask(ABC):
         """Return the cells of the marks, (count, marks), as indices row by row, and the answers."""
 
     def sample(self, count: int, scenes: torch.Generator, background: torch.Generator) -> GymExamples:
-        """Draw pictures: the arrangements and answers by one generator, the other cells by another one.
+        """Draw images: the arrangements and answers by one generator, the other cells by another one.
 
         The symbols of the other cells are filled in row by row, so that they are the same multiset for every
         arrangement.

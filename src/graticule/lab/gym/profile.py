@@ -1,4 +1,4 @@
-"""Profile of choices: the scores of every choice on every task in a file, with means, ranks, a picture and a card."""
+"""Profile of choices: the scores of every choice on every task in a file, with means, ranks, a figure and a card."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ _TINY = ("embed_dim=32", "depth=2", "num_heads=2")
 
 @dataclass(frozen=True)
 class GymRecipe:
-    """A tiny model, trained in seconds; every step has new pictures, so nothing can be memorized."""
+    """A tiny model, trained in seconds; every step has new images, so nothing can be memorized."""
 
     model: Usual[str] = "vit_nano_patch4_28"
-    """name of the model; its patches are the cells of the pictures"""
+    """name of the model; its patches are the cells of the images"""
     encoding: Usual[str | None] = None
     """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's own)"""
     joining: Usual[str] = "default"
@@ -29,21 +29,21 @@ class GymRecipe:
     model_kwargs: tuple[str, ...] = _TINY
     """arguments of the model, such as depth=2"""
     surface: Literal["plane", "torus"] = "plane"
-    """surface of the pictures: a plane, or a torus, where the first cell of a row is next to the last"""
+    """surface of the images: a plane, or a torus, where the first cell of a row is next to the last"""
     side: Count = 6
-    """cells per side of the training pictures"""
+    """cells per side of the training images"""
     steps: Count = 400
     """steps of training per task"""
     solved_loss: NotNegative = 0.02
     """training ends early when the mean loss of 20 steps is below this value; never with 0"""
     batch_size: Usual[Count] = 64
-    """pictures per step"""
+    """images per step"""
     lr: Usual[Positive] = 4e-3
     """highest learning rate, reached after a tenth of the steps; it then falls to 0 as a cosine"""
     weight_decay: Usual[NotNegative] = 0.01
     """weight decay of all parameters except norms, biases and position parameters"""
     test: Count = 512
-    """held-out pictures per size"""
+    """held-out images per size"""
 
     def __post_init__(self) -> None:
         check_fields(self)

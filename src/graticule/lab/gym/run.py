@@ -69,7 +69,7 @@ def gym(
         choices: text -> recipe.
         folder: of the files.
         tasks: names with options; by default all tasks that are defined on the surface of the choices.
-        seeds: of weights and pictures, the same for all choices.
+        seeds: of weights and images, the same for all choices.
         sides: cells per side of further grids that the models are tested on.
         progress: whether to show a bar on a terminal, or else print a line for each training.
         command: recorded in `gym.json`.
@@ -209,7 +209,7 @@ def train_cell(cell: GymRun, recipe: GymRecipe, sides: Sequence[int], plugins: S
 _WARMUP = 0.1
 #: Steps whose mean loss decides that a task is solved.
 _WINDOW = 20
-#: Pictures per batch of an evaluation.
+#: Images per batch of an evaluation.
 _BATCH = 256
 
 
@@ -253,13 +253,13 @@ def build_model(recipe: GymRecipe, task: GymTask, seed: int) -> GymModel:
 def train(recipe: GymRecipe, task: GymTask, seed: int) -> tuple[GymModel, list[float]]:
     """Train a model on a task; returns the model, and the loss of each step.
 
-    The pictures depend on the seed and not on the model, so all choices see the same ones. Training ends early when the
+    The images depend on the seed and not on the model, so all choices see the same ones. Training ends early when the
     mean loss of 20 steps is below `recipe.solved_loss`.
 
     Args:
         recipe: of the model and the training.
         task: at the training size.
-        seed: of the weights and the pictures.
+        seed: of the weights and the images.
     """
     model = build_model(recipe, task, seed).train()
     undecayed = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
@@ -290,7 +290,7 @@ def train(recipe: GymRecipe, task: GymTask, seed: int) -> tuple[GymModel, list[f
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: GymTask, count: int, seed: int) -> float:
-    """Return the score of a model on `count` held-out pictures of a task, at any size."""
+    """Return the score of a model on `count` held-out images of a task, at any size."""
     examples = task.sample(count, *generators(seed, "test"))
     answers = torch.cat([model(images) for images in examples.images.split(_BATCH)])
     return task.answer.score(answers, examples.target)

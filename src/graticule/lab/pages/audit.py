@@ -117,7 +117,7 @@ def _share(report: Report, share: PositionShare) -> None:
     report.heading("Position in the features")
     report.text(
         "The share of the variance of the tokens that is explained by the mean of each position over images. It is "
-        "unbiased: 0 on average for a model without position, however few the images are. Pictures whose content "
+        "unbiased: 0 on average for a model without position, however few the images are. Images whose content "
         "depends on the place, such as streets below skies, have a share without position in the model. Linear: what "
         "is linear in the coordinates; additive: a function of the row plus one of the column, or of each axis. SSDC: "
         "correlation of the similarity of two patches with minus their distance."

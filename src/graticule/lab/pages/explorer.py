@@ -51,13 +51,13 @@ class Explored:
     label: a short name.
     title: description of the model.
     sizes: its maps for each size of the images; the first is shown first.
-    pictures: for each size, the images as PNG files.
+    images: for each size, the images as PNG files.
     """
 
     label: str
     title: str
     sizes: list[SizeMaps]
-    pictures: list[list[bytes]]
+    images: list[list[bytes]]
 
 
 def quantized(values: Array) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -129,11 +129,11 @@ def _packed(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps
                 {
                     "pixels": size.img_size,
                     "grids": size.grids,
-                    "pictures": [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pictures],
+                    "images": [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs],
                     "maps": [_described(item, put) for item in maps[number, at]],
                     "notes": size.notes,
                 }
-                for at, (size, pictures) in enumerate(zip(model.sizes, model.pictures, strict=True))
+                for at, (size, pngs) in enumerate(zip(model.sizes, model.images, strict=True))
             ],
         }
         for number, model in enumerate(models)
@@ -175,8 +175,8 @@ def explorer_page(models: Sequence[Explored], about: str = "") -> str:
     from bokeh.embed import components
     from bokeh.resources import Resources
 
-    pictures = sum(len(png) * 4 // 3 for model in models for pngs in model.pictures for png in pngs)
-    described, maps, notes = page_data(models, LARGEST - _PAGE - pictures)
+    total = sum(len(png) * 4 // 3 for model in models for pngs in model.images for png in pngs)
+    described, maps, notes = page_data(models, LARGEST - _PAGE - total)
     kinds = [{item.kind for size in model.sizes for item in size.maps} for model in models]
     panels = [["image", *(kind for kind in KINDS if kind in of_model)] for of_model in kinds]
     names = [f"{number}-{kind}" for number, of_model in enumerate(panels) for kind in of_model]
@@ -225,8 +225,8 @@ def _plot(name: str, is_image: bool) -> Any:
         output_backend="canvas",
     )
     if is_image:
-        picture = ColumnDataSource({"url": [], "y": [], "w": [], "h": []}, name=f"{name} picture")
-        plot.image_url("url", 0, "y", "w", "h", source=picture)
+        source = ColumnDataSource({"url": [], "y": [], "w": [], "h": []}, name=f"{name} image")
+        plot.image_url("url", 0, "y", "w", "h", source=source)
         lines = ColumnDataSource({"x0": [], "y0": [], "x1": [], "y1": []}, name=f"{name} lines")
         plot.segment("x0", "y0", "x1", "y1", source=lines, line_color="#ffffff", line_alpha=0.45)
     else:
@@ -248,7 +248,7 @@ def _plot(name: str, is_image: bool) -> Any:
     return plot
 
 
-#: Smaller pictures are enlarged to about this many pixels, without smoothing.
+#: Smaller images are enlarged to about this many pixels, without smoothing.
 _SIDE = 224
 
 
@@ -281,9 +281,9 @@ def explored(
 
 def _png(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> bytes:
     """Return an image (C, height, width) as a PNG file, in gray unless it has three channels."""
-    picture = Image.fromarray((pixels_of(image, mean, std) * 255).round().astype(np.uint8))
-    factor = max(1, _SIDE // min(picture.size))
+    drawing = Image.fromarray((pixels_of(image, mean, std) * 255).round().astype(np.uint8))
+    factor = max(1, _SIDE // min(drawing.size))
     buffer = io.BytesIO()
-    size = picture.width * factor, picture.height * factor
-    picture.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
+    size = drawing.width * factor, drawing.height * factor
+    drawing.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

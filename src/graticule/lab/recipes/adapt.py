@@ -1,4 +1,4 @@
-"""Replace the position of a trained model, and win its features back on pictures without labels.
+"""Replace the position of a trained model, and recover its features by distillation on images without labels.
 
 Reproduces: nothing; distillation of a model's own features after its position was changed.
 Command: graticule adapt MODEL --encoding rope --images FOLDER
@@ -13,10 +13,10 @@ import graticule.lab.tasks as tasks
 
 
 @graticule.register_recipe(
-    "adapt", "Replace the position of a trained model, and distill its features on unlabelled pictures."
+    "adapt", "Replace the position of a trained model, and distill its features on unlabelled images."
 )
 def adapt() -> tasks.AdaptRecipe:
-    """Train position, then attention, then all, on crops of pictures; `graticule adapt` gives model and folder."""
+    """Train position, then attention, then all, on crops of images; `graticule adapt` gives model and folder."""
     return tasks.AdaptRecipe(
         epochs=3,
         batch_size=16,

@@ -344,8 +344,8 @@ class Results:
         written: list[Path] = []
         for suffix, figure in self.figures().items():
             written += save_figures(figure, folder / f"{self.name}{suffix}")
-        pictures = [path.name for path in written if path.suffix == ".png"]
-        return [*written, write_text(folder / f"{self.name}.md", self.markdown(pictures) + "\n")]
+        figures = [path.name for path in written if path.suffix == ".png"]
+        return [*written, write_text(folder / f"{self.name}.md", self.markdown(figures) + "\n")]
 
 
 def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> int:

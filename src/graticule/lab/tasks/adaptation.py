@@ -1,4 +1,4 @@
-"""Adaptation: replace the position of a trained model, and distill its features on pictures without labels."""
+"""Adaptation: replace the position of a trained model, and distill its features on images without labels."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from graticule.system.files import read_json, write_json
 
 COSINE = Metric("cosine", "cosine with the original's features", "", highest=True, decimals=4)
 Stage = Literal["position", "attention", "all"]
-#: Held-out pictures on which the certificate compares features.
-_PICTURES = 32
+#: Held-out images on which the certificate compares features.
+_HELD_OUT = 32
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class AdaptRecipe(TrainingRecipe):
     """images per step, over all devices and micro-batches"""
     devices: Count = 1
     """GPUs (or processes, on CPUs) per node"""
-    dataset: str = "pictures"
-    """data set; pictures are the images of a folder at any depth, every tenth of which is held out"""
+    dataset: str = "unlabeled_folder"
+    """data set; `unlabeled_folder` has the images of a folder at any depth, every tenth of which is held out"""
     data_root: Path | None = None
     """folder of the data set"""
     img_size: Usual[tuple[Side, Side] | None] = None
@@ -67,7 +67,7 @@ class AdaptRecipe(TrainingRecipe):
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, one per step at random (default: `img_size`)"""
     fit_images: Count = 16
-    """training pictures on which the new position is fitted to the old one"""
+    """training images on which the new position is fitted to the old one"""
     anyway: Flag = False
     """start also if the fitted position is farther from the old one than no position is"""
     stages: Usual[tuple[Stage, ...]] = ("position", "attention", "all")
@@ -95,7 +95,7 @@ class AdaptRecipe(TrainingRecipe):
         return super(AdaptRecipe, dataclasses.replace(self, stages=self.stages[-2:])).quick()
 
 
-class _PictureSource(TypedDict):
+class _ImageSource(TypedDict):
     """The description of the data and of the model in recipe.json."""
 
     mean: tuple[Finite, ...]
@@ -109,7 +109,7 @@ class _PictureSource(TypedDict):
 
 @register_task("adaptation")
 class Adaptation(Task[AdaptRecipe, "DataModule"]):
-    """A backbone with a new position, which learns the tokens of the original on the same pictures.
+    """A backbone with a new position, which learns the tokens of the original on the same images.
 
     The loss is the mean over chosen layers and the features of the distance of the tokens, half of prefix tokens and
     half of patches. The model is in evaluation mode, so that nothing but the position differs from the original. The
@@ -117,7 +117,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     """
 
     recipe_class = AdaptRecipe
-    description = _PictureSource
+    description = _ImageSource
     examples = "images"
     unit = "img/s"
     inputs = "images without labels"
@@ -196,7 +196,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         return model.eval()
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
-        """Load the original with the new position, fitted to the old one on some of the pictures."""
+        """Load the original with the new position, fitted to the old one on some of the images."""
         recipe, data = self.recipe, self._data
         assert data is not None
         changed = resize(copy.deepcopy(self.original), self.size)
@@ -205,7 +205,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         encoding = recipe.encoding or words["encoding"]
         images = data.spread_images("train", self.size, recipe.fit_images)
         if float(images.std(0).max()) == 0:
-            raise ValueError(f"`data_root` must have different pictures, got {len(images)} that are all alike.")
+            raise ValueError(f"`data_root` must have different images, got {len(images)} that are all alike.")
         change_position(changed, encoding, recipe.joining, images, least=None if recipe.anyway else 0.0)
         certificate: Certificate = changed.certificate
         self._certificate = {
@@ -219,8 +219,8 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     @torch.no_grad()
     def _drift(self, model: Backbone, data: DataModule) -> list[dict[str, Any]]:
-        """Compare the tokens of held-out pictures with those of the original, per layer."""
-        images = data.spread_images("test", self.size, _PICTURES)
+        """Compare the tokens of held-out images with those of the original, per layer."""
+        images = data.spread_images("test", self.size, _HELD_OUT)
         return [layer._asdict() for layer in drift_of(features(self.original.cpu(), images), features(model, images))]
 
     def save(self, data: DataModule, folder: Path) -> None:

@@ -7,7 +7,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 
-def picture(seed, height=24, width=40):
+def draw_image(seed, height=24, width=40):
     return Image.fromarray(np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8))
 
 
@@ -61,7 +61,7 @@ def write_coco(root, values=None, splits=("train2017", "val2017")):
     for split in splits:
         (root / split).mkdir(parents=True, exist_ok=True)
         for image in coco_values()["images"]:
-            picture(image["id"]).save(root / split / f"{image['id']}.jpg", quality=95)
+            draw_image(image["id"]).save(root / split / f"{image['id']}.jpg", quality=95)
         (root / "annotations").mkdir(exist_ok=True)
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(values))
     return root
@@ -73,7 +73,7 @@ def write_masks(root, top=2, splits=("train", "val"), count=3):
         for kind in ("images", "annotations"):
             (root / kind / split).mkdir(parents=True)
         for number in range(count):
-            picture(number).save(root / "images" / split / f"{number}.jpg")
+            draw_image(number).save(root / "images" / split / f"{number}.jpg")
             values = np.random.RandomState(number).randint(0, top + 1, (24, 40)).astype(np.uint8)
             Image.fromarray(values).save(root / "annotations" / split / f"{number}.png")
     return root

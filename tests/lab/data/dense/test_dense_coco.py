@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from dense_files import block, coco_values, picture, rle, uncompressed, write_coco
+from dense_files import block, coco_values, draw_image, rle, uncompressed, write_coco
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
@@ -114,7 +114,7 @@ def test_the_fingerprint_changes_with_an_image_and_with_an_annotation(tmp_path):
     assert fingerprint() == first and first["test"]["examples"] == 3
     write_coco(tmp_path, changed(1, bbox=[20, 5, 7, 12]))
     assert fingerprint()["test"]["sha256"] != first["test"]["sha256"]
-    picture(1).save(write_coco(tmp_path) / "val2017" / "8.jpg")
+    draw_image(1).save(write_coco(tmp_path) / "val2017" / "8.jpg")
     assert fingerprint()["train"] == first["train"] and fingerprint()["test"]["sha256"] != first["test"]["sha256"]
 
 
@@ -184,7 +184,7 @@ def test_a_missing_image_is_named_with_how_many_are_missing(tmp_path):
     ("fault", "message"),
     [
         (lambda root: (root / "train2017" / "11.jpg").write_bytes(b"<html>"), "cannot identify"),
-        (lambda root: picture(0, 24, 41).save(root / "train2017" / "11.jpg"), "24 x 41 pixels, and 24 x 40"),
+        (lambda root: draw_image(0, 24, 41).save(root / "train2017" / "11.jpg"), "24 x 41 pixels, and 24 x 40"),
         (lambda root: write_coco(root, changed(1, segmentation=rle(block([0, 0, 2, 2], 24, 39)))), "has the size"),
         (lambda root: write_coco(root, changed(1, segmentation=[[1, 2, 3]])), "at least 3 points"),
     ],

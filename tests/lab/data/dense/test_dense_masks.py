@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from dense_files import picture, write_masks
+from dense_files import draw_image, write_masks
 from PIL import Image
 
 from graticule.lab.data.dense import read_image
@@ -56,7 +56,7 @@ def test_a_folder_of_masks_has_the_classes_that_it_lists(tmp_path):
         ),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "cannot be used"),
         (lambda path: path.write_bytes(b""), "cannot be used"),
-        (lambda path: picture(0).save(path), "one channel of 8 bits, got Pillow's mode RGB"),
+        (lambda path: draw_image(0).save(path), "one channel of 8 bits, got Pillow's mode RGB"),
     ],
     ids=["class", "size", "cut", "empty", "colors"],
 )
@@ -83,8 +83,8 @@ def test_an_image_without_a_mask_is_named(tmp_path):
 def test_the_size_in_an_annotation_decides_whether_an_image_is_turned(tmp_path, stated):
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
-    picture(0).save(tmp_path / "a.png", exif=exif)
-    pixels = torch.from_numpy(np.array(picture(0))).permute(2, 0, 1)  # (3, 24, 40)
+    draw_image(0).save(tmp_path / "a.png", exif=exif)
+    pixels = torch.from_numpy(np.array(draw_image(0))).permute(2, 0, 1)  # (3, 24, 40)
     expected = pixels if stated == (24, 40) else pixels.rot90(-1, (1, 2))
     assert torch.equal(read_image(tmp_path / "a.png", stated), expected)
     with pytest.raises(ValueError, match="it has 40 x 24 pixels, and 30 x 30 in the file"):

@@ -71,7 +71,7 @@ def test_the_ceiling_without_position_is_half_of_the_pixels_and_five_ninths(held
     models = [segmenter("none") for _ in range(2)]
     torch.nn.init.normal_(models[1].decoder.head.bias, std=3.0)
     guesses = [model(images).argmax(1) for model in models]
-    upper = truth.clamp(max=1)  # finds all digits, and calls the upper half of the picture left, the lower one right
+    upper = truth.clamp(max=1)  # finds all digits, and calls the upper half of the image left, the lower one right
     upper[:, 48:] *= 2
     for guess in [*guesses, truth.clamp(max=1), upper]:
         matrix = sum(confusion(predicted, right, 3) for predicted, right in zip(guess, truth, strict=True))

@@ -9,11 +9,11 @@ from dense_runs import detector
 from PIL import Image
 
 from commands import refused, run_command
-from graticule.lab.commands.predict import color, picture
+from graticule.lab.commands.predict import color, draw_prediction
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import Prediction, above, image_ids
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def photos(tmp_path):
     return [tmp_path / "000000000400.jpg", tmp_path / "12.jpg"]
 
 
-def test_a_detector_writes_results_in_coco_s_format_and_a_picture_of_each_image(runs, photos, capsys):
+def test_a_detector_writes_results_in_coco_s_format_and_a_figure_of_each_image(runs, photos, capsys):
     code, out, err = run_command(capsys, "predict", runs["detection"].folder, *photos, "--threshold", "0.01")
     assert code == 0, err
     folder = runs["detection"].folder / "predictions"
@@ -101,7 +101,7 @@ def test_boxes_of_a_lower_score_are_not_drawn_and_colors_of_classes_differ():
     boxes, entries = torch.tensor([[1.0, 2, 10, 12], [3, 4, 20, 15]]), {"boxes.json": [{"score": 0.9}, {"score": 0.1}]}
     likely = above(Prediction(image, boxes, ["a 0.90", "b 0.10"], [0, 1], entries=entries), 0.5)
     assert likely.labels == ["a 0.90"] and likely.boxes.tolist() == [[1, 2, 10, 12]]
-    (axes,) = picture(likely, "title").axes
+    (axes,) = draw_prediction(likely, "title").axes
     (patch,) = [box for box in axes.patches if box.get_width() == 9]
     assert patch.get_xy() == (0.5, 1.5) and patch.get_height() == 10
     assert len({color(n) for n in range(150)}) == 150

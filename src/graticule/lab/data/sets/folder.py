@@ -45,15 +45,15 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
     return FolderImages(files[split], skip_broken=split == "train"), DatasetInfo("image_folder", names)
 
 
-@register_dataset("pictures")
-def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
+@register_dataset("unlabeled_folder")
+def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
     """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out."""
-    root = existing(root, "of pictures")
+    root = existing(root, "of images")
     files = files_below(root, is_image)
     if len(files) < 2:
-        raise ValueError(f"`data_root` must have two pictures or more, got {len(files)} in {root}.")
+        raise ValueError(f"`data_root` must have two images or more, got {len(files)} in {root}.")
     chosen = [(path, 0) for index, path in enumerate(files) if (index % 10 == 0) == (split == "test")]
-    return FolderImages(chosen, skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
+    return FolderImages(chosen, skip_broken=split == "train"), DatasetInfo("unlabeled_folder", ("any",))
 
 
 def existing(root: Path | None, what: str) -> Path:

@@ -1,4 +1,4 @@
-"""Scenes: pictures composed of the digits, with boxes, masks and a class per pixel, without any download."""
+"""Scenes: images composed of the digits, with boxes, masks and a class per pixel, without any download."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INFO = DenseInfo(
 
 @dataclass(frozen=True)
 class Scene:
-    """A composed picture.
+    """A composed image.
 
     pixels: (height, width, 3), uint8.
     owner: (height, width), the visible object in each pixel, or -1.
@@ -57,11 +57,11 @@ class Scene:
 
 
 class Scenes(DenseImages):
-    """Composed pictures and their visible objects: boxes and masks cover the parts of objects that no other hides.
+    """Composed images and their visible objects: boxes and masks cover the parts of objects that no other hides.
 
     Args:
-        count: number of pictures.
-        draw: function that returns the picture of an index.
+        count: number of images.
+        draw: function that returns the image of an index.
     """
 
     def __init__(self, count: int, draw: Callable[[int], Scene]) -> None:
@@ -110,10 +110,10 @@ class Composition:
     margin: int = 0
 
     def scene(self, *seed: int) -> Scene:
-        """Return a picture; the streams of `RandomState` do not depend on the version of NumPy."""
+        """Return an image; the streams of `RandomState` do not depend on the version of NumPy."""
         random = np.random.RandomState(seed)
         height, width = (side - 2 * self.margin for side in self.size)
-        picture = _background(random, self.size)
+        canvas = _background(random, self.size)
         owner = np.full(self.size, -1, dtype=np.int8)
         kinds: list[int] = []
         placed: list[tuple[int, int, int, int]] = []
@@ -127,12 +127,12 @@ class Composition:
                 box = (top, left, top + ink.shape[0], left + ink.shape[1])
                 if all(_share(box, other) <= _OVERLAP for other in placed):
                     region = np.s_[box[0] : box[2], box[1] : box[3]]
-                    picture[region] += ink[..., None] * (color - picture[region])
+                    canvas[region] += ink[..., None] * (color - canvas[region])
                     owner[region][ink > _INK] = len(placed)
                     placed.append(box)
                     kinds.append(int(self.parts.labels[which]))
                     break
-        return Scene(picture.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds))
+        return Scene(canvas.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds))
 
 
 @register_dataset("scenes")

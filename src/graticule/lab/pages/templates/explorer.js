@@ -126,11 +126,11 @@ function draw() {
 function drawImage(number, size, grid) {
   const name = `${number}-image`, plot = model(name), [height, width] = grid, token = place(grid);
   fit(name, plot, height, width);
-  const picture = size.pictures[Math.min(state.image, size.pictures.length - 1)];
-  const source = model(`${name} picture`), drawn = `${picture.length} ${picture.slice(-64)} ${grid}`;
+  const image = size.images[Math.min(state.image, size.images.length - 1)];
+  const source = model(`${name} image`), drawn = `${image.length} ${image.slice(-64)} ${grid}`;
   if (plot.__drawn !== drawn) {
     plot.__drawn = drawn;
-    source.data = { url: [picture], y: [0], w: [width], h: [height] };
+    source.data = { url: [image], y: [0], w: [width], h: [height] };
     const lines = { x0: [], y0: [], x1: [], y1: [] };
     const line = (x0, y0, x1, y1) => { lines.x0.push(x0); lines.y0.push(y0); lines.x1.push(x1); lines.y1.push(y1); };
     for (let i = 1; i < height; i++) line(0, i, width, i);
@@ -205,7 +205,7 @@ function list() {
     const each = about.models.map((one) => one.sizes[Math.min(at, one.sizes.length - 1)].pixels.join(" × "));
     return each[1] === undefined || each[0] === each[1] ? each[0] : each.join(" and ");
   }), state.size);
-  const images = Math.max(...about.models.map((_, number) => sizeOf(number).pictures.length));
+  const images = Math.max(...about.models.map((_, number) => sizeOf(number).images.length));
   options($("image"), Array.from({ length: images }, (_, at) => `image ${at}`), state.image);
   $("image-label").hidden = images < 2;
   const here = about.models.flatMap((_, number) => sizeOf(number).maps.filter((one) => one.layer === layerOf(number)));

@@ -20,7 +20,7 @@ from graticule.system.files import read_bytes
 _LARGEST = 1 << 28
 
 
-class Pictures(DataModule):
+class FolderModule(DataModule):
     """The images of a folder as test images; there are no training images.
 
     FOLDER/val/CLASS/*, FOLDER/CLASS/* and FOLDER/* are used. The names of the folders decide the labels: the indices of
@@ -55,7 +55,7 @@ class Pictures(DataModule):
     ) -> None:
         augmentation = augmentation or Augmentation()
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
-        root, paths = find_pictures(folder)
+        root, paths = find_images(folder)
         self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one
         chosen = [paths[index] for index in spread(len(paths), count or len(paths))]
         places = [path.relative_to(root) for path in chosen]
@@ -77,7 +77,7 @@ class Pictures(DataModule):
         names = info.class_names or tuple(str(index) for index in range(num_classes))
         self.info = replace(info, name="images", class_names=names)
         pairs = list(zip(chosen, [0] * len(chosen) if label_list is None else label_list, strict=True))
-        self._images = {"test": _FolderPictures(pairs, info.channels)}
+        self._images = {"test": _ConvertedImages(pairs, info.channels)}
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -85,7 +85,7 @@ class Pictures(DataModule):
         return self._images["test"].labels if self.labelled else None
 
 
-def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
+def find_images(folder: Path) -> tuple[Path, list[Path]]:
     """Return the folder of the test images in `folder`, and the images below it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
@@ -95,7 +95,7 @@ def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
     return root, paths
 
 
-class _FolderPictures(FolderImages):
+class _ConvertedImages(FolderImages):
     """Images of files, gray for one channel."""
 
     def __init__(self, files: list[tuple[Path, int]], channels: int) -> None:
