@@ -87,8 +87,8 @@ def position_correlations(
     parts = [getattr(module, name, None) for module in model.modules() for name in ("attn", "mlp")]
     left_out = {id(part): nn.Identity() for part in parts if isinstance(part, nn.Module)}
     exact = copy.deepcopy(model, left_out).cpu().double().eval()
-    here, seen = _seen(exact, positions, grid, stage, next(model.parameters()))
-    absolute = any(seen) or any(
+    here, outputs = _seen(exact, positions, grid, stage, next(model.parameters()))
+    absolute = any(outputs) or any(
         p.added_to_stream is not None or p.after_norm is not None or p.queries_keys is not None for p in positions
     )
     if not absolute and any(value is not None for position in positions for value in position):
@@ -98,8 +98,8 @@ def position_correlations(
             "bias_maps draws a relative bias, translation_error measures any model, attention_maps shows attention, "
             "mixing_maps shows gated MLPs."
         )
-    layers = np.stack([cosine_similarity(_total(parts.values(), here).numpy()) for parts in seen])
-    sources = tuple(" + ".join(parts) or None for parts in seen)
+    layers = np.stack([cosine_similarity(_total(parts.values(), here).numpy()) for parts in outputs])
+    sources = tuple(" + ".join(parts) or None for parts in outputs)
     initial = None
     if table is not None and stage == 0:
         initial = cosine_similarity(_patches(table, here).numpy())
@@ -144,16 +144,16 @@ def _seen(
             stream = patches if stream is None else stream + patches
         if index == stage:
             here = at
-            seen = {} if stream is None else {"stream": block.norm1(stream)}
+            outputs = {} if stream is None else {"stream": block.norm1(stream)}
             for name in ("after_norm", "queries_keys"):
                 if (table := getattr(position, name)) is not None:
-                    seen[name] = _patches(table, at)
+                    outputs[name] = _patches(table, at)
             if position.inputs is not None:  # the addition to the inputs of queries: their inputs for tokens of zeros
                 zeros = like.new_zeros(1, at.tokens, len(block.norm1.weight))
                 queries = _patches(position.inputs(zeros)[0][0], at)
                 if not torch.equal(queries, queries[:1].expand_as(queries)):  # the bias of a PEG is the same everywhere
-                    seen["queries_keys"] = queries
-            layers.append(seen)
+                    outputs["queries_keys"] = queries
+            layers.append(outputs)
         if stream is not None and (carried := getattr(block, "carried", None)) is not None:
             stream = carried(stream)
     return here, layers
@@ -173,11 +173,11 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
                 table.reset_parameters()
             for parameter, start, deviation in norms:
                 parameter.copy_(start + deviation * torch.randn_like(parameter))
-            here, seen = _seen(model, model.position(grid), grid, stage, next(model.parameters()))
+            here, outputs = _seen(model, model.position(grid), grid, stage, next(model.parameters()))
             everywhere = here.coordinates().double()
             places = torch.randperm(here.patches)[:_PLACES]
             distance = torch.cdist(everywhere[places], everywhere).numpy()
-            units = [F.normalize(_total(parts.values(), here), dim=-1, eps=0) for parts in seen if parts]
+            units = [F.normalize(_total(parts.values(), here), dim=-1, eps=0) for parts in outputs if parts]
             reaches = np.array([mean_distance((unit[places] @ unit.T).numpy(), distance) for unit in units])
             ranges.append(range_of(reaches, float(distance.mean())))
     return np.array(ranges)

@@ -50,8 +50,8 @@ class BiasMaps(PrintedTable):
     def __post_init__(self) -> None:
         tokens = self.grid.patches
         if self.bias.ndim != 4 or self.bias.shape[::2] != (len(self.layers), tokens) or self.bias.shape[3] != tokens:
-            wanted = f"({len(self.layers)}, heads, {tokens}, {tokens})"
-            raise ValueError(f"`bias` must be (maps, heads, H * W, H * W) = {wanted}, got {self.bias.shape}.")
+            expected = f"({len(self.layers)}, heads, {tokens}, {tokens})"
+            raise ValueError(f"`bias` must be (maps, heads, H * W, H * W) = {expected}, got {self.bias.shape}.")
 
     @property
     def unit(self) -> str:
@@ -298,9 +298,11 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
         biases = [bias_maps(model, img_size, stage) for stage in stages]
         rotary = [rotary_similarity(model, img_size, stage) for stage in stages]
         tables = any(isinstance(module, AbsoluteEncoding) for module in model.modules())
-        drawn = tables or not any(maps is not None for maps in (*biases, *rotary))
-        seen = [position_correlations(model, img_size, stage, untrained) if drawn else None for stage in stages]
-        maps = [StageMaps(*parts) for parts in zip(seen, rotary, biases, strict=True)]
+        draw_tables = tables or not any(maps is not None for maps in (*biases, *rotary))
+        stage_correlations = [
+            position_correlations(model, img_size, stage, untrained) if draw_tables else None for stage in stages
+        ]
+        maps = [StageMaps(*parts) for parts in zip(stage_correlations, rotary, biases, strict=True)]
     else:
         view = TracedModel(model, image_size(model) or img_size)
         structure = (view.resized_to(img_size) if img_size else view).structure

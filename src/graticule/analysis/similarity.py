@@ -106,11 +106,11 @@ class Correlations(PrintedTable):
     untrained: Array | None = None
 
     def __post_init__(self) -> None:
-        wanted = (len(self.sources), self.grid.patches, self.grid.patches)
-        if self.similarity.shape != wanted:
-            raise ValueError(f"`similarity` must be (L, H * W, H * W) = {wanted}, got {self.similarity.shape}.")
-        if self.initial is not None and self.initial.shape != wanted[1:]:
-            raise ValueError(f"`initial` must be (H * W, H * W) = {wanted[1:]}, got {self.initial.shape}.")
+        expected = (len(self.sources), self.grid.patches, self.grid.patches)
+        if self.similarity.shape != expected:
+            raise ValueError(f"`similarity` must be (L, H * W, H * W) = {expected}, got {self.similarity.shape}.")
+        if self.initial is not None and self.initial.shape != expected[1:]:
+            raise ValueError(f"`initial` must be (H * W, H * W) = {expected[1:]}, got {self.initial.shape}.")
 
     @property
     def unit(self) -> str:

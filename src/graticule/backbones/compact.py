@@ -108,9 +108,9 @@ class CompactTransformer(VisionTransformer):
         """Return the name of a parameter in the authors' code."""
         if match := re.match(r"blocks\.(\d+)\.(norm1|attn|norm2|mlp\.fc1|mlp\.fc2)\.(.+)", name):
             return f"classifier.blocks.{match[1]}.{_BLOCK[match[2]]}.{match[3]}"
-        for ours, published_part in _NAMES.items():
-            if name == ours or name.startswith(ours + "."):
-                return published_part + name.removeprefix(ours)
+        for part, published_part in _NAMES.items():
+            if name == part or name.startswith(part + "."):
+                return published_part + name.removeprefix(part)
         return name
 
 

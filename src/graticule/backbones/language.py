@@ -243,8 +243,8 @@ class LanguageModel(TokenModel):
 
 def _check_tokens(tokens: Tensor) -> None:
     if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype != torch.long or not tokens.shape[1]:
-        got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {got}.")
+        description = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {description}.")
 
 
 #: The language models; they are not in timm's registry, whose models take images.

@@ -276,12 +276,12 @@ class TwinsSvt(PyramidVisionTransformer):
 
 def check_class_token(global_pool: str, class_token: bool | None) -> bool:
     """Return True if there is a class token: as given, or, if not given, if `global_pool` reads it."""
-    wanted = global_pool == "token"
-    if class_token is not None and class_token != wanted:
+    expected = global_pool == "token"
+    if class_token is not None and class_token != expected:
         raise ValueError(
-            f"`class_token` must be {wanted} where `global_pool` is {global_pool!r} (or left out), got {class_token}."
+            f"`class_token` must be {expected} where `global_pool` is {global_pool!r} (or left out), got {class_token}."
         )
-    return wanted
+    return expected
 
 
 _TINY, _MEDIUM, _LARGE = {"depths": (2, 2, 2, 2)}, {"depths": (3, 4, 18, 3)}, {"depths": (3, 8, 27, 3)}

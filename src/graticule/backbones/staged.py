@@ -349,9 +349,9 @@ def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | No
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
     if images.ndim != axes + 2 or images.shape[1] != channels:
         kind = "images" if axes == 2 else "videos or volumes"
-        wanted = f"(B, {channels}, {', '.join(sides(axes))})"
+        expected = f"(B, {channels}, {', '.join(sides(axes))})"
         more = ", whose depth this model has no axis for" if axes == 2 and images.ndim == 5 else ""
-        raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}{more}.")
+        raise ValueError(f"`x` must be {kind} {expected}, of the model's `in_chans`, got {tuple(images.shape)}{more}.")
     return images.shape[2:]
 
 

@@ -219,8 +219,8 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
     axes = len(model.img_size)
     if wrong := [tuple(image.shape) for image in images if image.ndim != axes + 1]:
         kind = "images" if axes == 2 else "videos or volumes"
-        wanted = f"(channels, {', '.join(sides(axes))})"
-        raise ValueError(f"`x` must be a list of {kind} of {wanted}, got one of {wrong[0]}.")
+        expected = f"(channels, {', '.join(sides(axes))})"
+        raise ValueError(f"`x` must be a list of {kind} of {expected}, got one of {wrong[0]}.")
     if len(devices := {image.device for image in images}) > 1:
         raise ValueError(f"`x` must be images on one device, got {' and '.join(sorted(map(str, devices)))}.")
     if len(dtypes := {image.dtype for image in images}) > 1:

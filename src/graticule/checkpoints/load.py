@@ -119,8 +119,8 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     values = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
     complaints = misfits(position, values)
     if complaints or not values:
-        what = "; ".join(complaints) or "neither has any"
-        raise ValueError(f"the position parameters of {path} do not fit {type(model).__name__}: {what}.")
+        reasons = "; ".join(complaints) or "neither has any"
+        raise ValueError(f"the position parameters of {path} do not fit {type(model).__name__}: {reasons}.")
     position.load_state_dict(values)
     return model
 
@@ -161,13 +161,13 @@ def _own_part(model: Any, path: str | Path, grid: tuple[int, ...] | None = None)
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
     """Describe, in at most four items, why `state` cannot be loaded into `model`; `names` are those of the file."""
-    wanted = model.state_dict()
+    expected = model.state_dict()
     complaints = []
     called = names or {}
     for key, value in state.items():
-        if key not in wanted:
+        if key not in expected:
             continue
-        target, name = wanted[key], called.get(key, key)
+        target, name = expected[key], called.get(key, key)
         if value.shape != target.shape:
             if name.startswith("head") and value.shape[1:] == target.shape[1:] and value.ndim:
                 complaints.append(
@@ -183,8 +183,8 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, s
         elif count := int((~value.to(target.dtype).isfinite()).sum()):
             complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(target)}")
     for what, others in (
-        ("lacks", wanted.keys() - state.keys()),
-        ("has, unlike the model,", state.keys() - wanted.keys()),
+        ("lacks", expected.keys() - state.keys()),
+        ("has, unlike the model,", state.keys() - expected.keys()),
     ):
         if others:
             first = ", ".join(_abbreviate(called.get(name, name)) for name in sorted(others)[:4])
@@ -247,8 +247,8 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
     values, names, recorded = file.tensors, file.sources, file.metadata
     trained, words = recorded.get(POSITION), _words(module)
     if trained and words and any(_plain(word, text) != _plain(word, words[word]) for word, text in trained.items()):
-        other, ours = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (trained, words))
-        _warn(f"the weights are of a model with {other}, the model has {ours}.")
+        other, current = (f"encoding {pair['encoding']!r} and joining {pair['joining']!r}" for pair in (trained, words))
+        _warn(f"the weights are of a model with {other}, the model has {current}.")
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
     position: Any = module.position

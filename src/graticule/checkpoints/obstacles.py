@@ -46,8 +46,8 @@ def check_intact(model: nn.Module, *obstacles: Obstacle, name: str = "model", va
     if "changed" in obstacles:
         known = (*_KNOWN, "graticule.") if hasattr(model, "each_layer") else _KNOWN
         for place, value, rule in _changes(model, known):
-            got = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
-            raise ValueError(f"`{place}` of {type(model).__name__} {rule} to be converted, got {got}.")
+            value_text = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
+            raise ValueError(f"`{place}` of {type(model).__name__} {rule} to be converted, got {value_text}.")
 
 
 def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
@@ -77,8 +77,8 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
             leaf = next(iter(parametrized))
             yield "parametrized", computed.format(start + leaf, "parametrize.remove_parametrizations")
         if hasattr(part, "base_layer"):
-            what = f"{place}, where {kind} adds to base_layer; merge both"
-            yield "parametrized", f"have its weights as tensors, got {what}"
+            adapter = f"{place}, where {kind} adds to base_layer; merge both"
+            yield "parametrized", f"have its weights as tensors, got {adapter}"
     for place, value in model.named_parameters():
         if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
             yield "quantized", quantized.format(f"{place}, {type(value).__name__} of {value.dtype}")
@@ -120,5 +120,5 @@ def check_savable(model: nn.Module) -> None:
         if isinstance(value, nn.Linear) and not plugins_of([type(value)]):  # as with LoRA in a class of its own
             raise ValueError(f"`{place}` of {type(model).__name__} {rule} to be saved, got {type(value).__name__}.")
     if places := [place for place, value, _ in changes if not isinstance(value, nn.Module)]:
-        what = f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'}"
-        warnings.warn(f"{what} not saved: the opened model computes what its classes do.", stacklevel=4)
+        subject = f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'}"
+        warnings.warn(f"{subject} not saved: the opened model computes what its classes do.", stacklevel=4)

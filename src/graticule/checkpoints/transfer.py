@@ -237,7 +237,7 @@ def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]
     names = list(names)
     origins = {name: name for name in set(model_names).intersection(names)}
     left = [name for name in model_names if name not in origins]
-    wanted = Counter(map(_place, left))
+    counts = Counter(map(_place, left))
     sources: dict[str, list[str]] = {}  # by the place of a tensor that is left, and by the start of that of any table
     for name in names:
         if name not in origins:
@@ -246,7 +246,7 @@ def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]
             sources.setdefault(table[1], []).append(name)
     for name in left:
         place = _place(name)
-        candidates = sources.get(place, []) if wanted[place] == 1 else []
+        candidates = sources.get(place, []) if counts[place] == 1 else []
         if len(candidates) != 1 and (table := _TABLE.fullmatch(place)):
             candidates = sources.get(table[1], [])
         if len(candidates) == 1:
@@ -261,8 +261,8 @@ def _check_blocks(
 
     `values` are the tensors of the checkpoint by the model's names, `tensors` all of them.
     """
-    what = "the checkpoint" if isinstance(source, Mapping) else str(source)
-    what += f" does not fit {type(model).__name__}"
+    message = "the checkpoint" if isinstance(source, Mapping) else str(source)
+    message += f" does not fit {type(model).__name__}"
 
     def of_blocks(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         """Return the names of the weights of blocks, and the block of each."""
@@ -276,14 +276,14 @@ def _check_blocks(
         if name := next((name for name in weights if name in values), ""):
             shapes = (tuple(tensors[name].shape) for tensors in (values, model.state_dict()))
             why = "{} is {} where the model has {}".format(name, *shapes)
-        raise ValueError(f"{what}: no weight of its blocks does; {why}.")
+        raise ValueError(f"{message}: no weight of its blocks does; {why}.")
     lacks, has = (
         sorted(name for name, block in names.items() if name not in values and block in loaded)
         for names in (weights, of_blocks(tensors))
     )
     if lacks and has:
         raise ValueError(
-            f"{what}: of its blocks some weights have other names; it has {has[0]}, for one, and lacks {lacks[0]}."
+            f"{message}: of its blocks some weights have other names; it has {has[0]}, for one, and lacks {lacks[0]}."
         )
 
 
@@ -331,12 +331,12 @@ class Fitting:
         if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return None
         rows = value.reshape(-1, encoding.dim)
-        wanted = self.model_prefix[: encoding.grid.prefix]
+        prefix_names = self.model_prefix[: encoding.grid.prefix]
         tokens = self.checkpoint_prefix
         grid = replace(encoding.grid, prefix=0)
         # the first stages of a pyramid have none, even if the model has some
         rowed = [token for token in tokens if not token.startswith("reg_token")]  # registers may have none
-        for prefix in (tokens, rowed, wanted, []) if wanted or not self.model_prefix else ([],):
+        for prefix in (tokens, rowed, prefix_names, []) if prefix_names or not self.model_prefix else ([],):
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
         else:
@@ -344,16 +344,16 @@ class Fitting:
         initial = encoding.pos_embed[0].to(rows)
         first = [
             rows[prefix.index(token)] if token in prefix else initial[row] * float(token not in tokens)
-            for row, token in enumerate(wanted)
+            for row, token in enumerate(prefix_names)
         ]
         same_prefix = torch.cat([*(row[None] for row in first), rows[len(prefix) :]])
-        table = encoding.fit(same_prefix, replace(old, prefix=len(wanted)))
+        table = encoding.fit(same_prefix, replace(old, prefix=len(prefix_names)))
         if table is None:
             return None
         sizes = ("x".join(map(str, at.shape)) for at in (old, grid))
         details = [" -> ".join(sizes)] if old != grid else []
-        details += [f"without {token}" for token in prefix if token not in wanted]
-        details += [f"{token} {'zero' if token in tokens else 'new'}" for token in wanted if token not in prefix]
+        details += [f"without {token}" for token in prefix if token not in prefix_names]
+        details += [f"{token} {'zero' if token in tokens else 'new'}" for token in prefix_names if token not in prefix]
         return table[None], "resized" if details else "loaded", ", ".join(details)
 
     def _kernel(self, layer: nn.Conv2d, value: Tensor, target: Tensor) -> tuple[Tensor, str, str] | None:

@@ -123,11 +123,11 @@ def create_segmenter(
     if neck is None:
         neck = kind.neck if len(built.depths) > 1 else kind.plain_neck
     features: Features = build_features(built, neck, norm=kind.tokens)
-    made = [
+    losses = [
         DECODERS[decoder_spec.name](features.channels, features.strides, num_classes, **decoder_spec.options)
         for decoder_spec in (spec, *([] if auxiliary is None else [_single("auxiliary", DECODERS.specs(auxiliary))]))
     ]
-    model = SegmentationModel(features, made[0], num_classes, *made[1:])
+    model = SegmentationModel(features, losses[0], num_classes, *losses[1:])
     model.created = {"decoder": decoder, "neck": neck, "auxiliary": auxiliary}
     return model
 
@@ -136,8 +136,8 @@ def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool)
     """Return the backbone, built from a name without classifier, and without class token unless `tokens`."""
     is_source = isinstance(backbone, str) and (backbone.startswith((HUB, TIMM)) or is_path(backbone))
     if arguments and (is_source or isinstance(backbone, Backbone)):
-        what = repr(backbone) if is_source else "a module"
-        raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got {what}.")
+        source_text = repr(backbone) if is_source else "a module"
+        raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got {source_text}.")
     if is_source:
         opened = from_pretrained(str(backbone))
         backbone = opened if isinstance(opened, Backbone) else getattr(opened, "backbone", "")

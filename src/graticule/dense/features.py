@@ -320,8 +320,8 @@ class SimplePyramid(PyramidNeck):
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return the pyramid of the one map (B, D, H, W)."""
-        made = [scale(maps[0]) for scale in self.scales]
-        return self.more(made, F.max_pool2d(maps[0], 2))
+        scaled = [scale(maps[0]) for scale in self.scales]
+        return self.more(scaled, F.max_pool2d(maps[0], 2))
 
 
 class DenseModel(Checked, HubModel):

@@ -137,8 +137,8 @@ class RegionSampler:
         Args:
             matched: per image (regions,): at least 1 for an object, 0 for background, -1 for neither.
         """
-        drawn = [self._draw(number, matched_regions) for number, matched_regions in enumerate(matched)]
-        return [objects for objects, _ in drawn], [background for _, background in drawn]
+        samples = [self._draw(number, matched_regions) for number, matched_regions in enumerate(matched)]
+        return [objects for objects, _ in samples], [background for _, background in samples]
 
     def _draw(self, number: int, matched: Tensor) -> tuple[Tensor, Tensor]:
         generator = torch.default_generator

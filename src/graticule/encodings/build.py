@@ -76,8 +76,8 @@ def build_position(
     joined = "table" if tables else "bias" if any(kind.joined for kind in kinds) else None
     if joined not in JOININGS[how.name].joins:
         known = " or ".join(repr(name) for name, kind in JOININGS.items() if joined in kind.joins)
-        what = {"table": "it has a table", "bias": "its bias differs from layer to layer"}
-        why = what.get(joined or "", "there is nothing to join")
+        reasons = {"table": "it has a table", "bias": "its bias differs from layer to layer"}
+        why = reasons.get(joined or "", "there is nothing to join")
         raise ValueError(f"`joining` must be {known} with encoding {text!r}: {why}, got {how.name!r}.")
     if "layers" in how.options and not any(kind.layered for kind in kinds):
         raise ValueError(f"`layers` of the joining must be left out with encoding {text!r}, got {how!s}.")
@@ -113,14 +113,14 @@ def _own_layers(spec: Spec) -> int | tuple[int, ...] | None:
 
 def _repeat_layers(specs: Sequence[Spec], depth: int) -> bool:
     """Return whether a layer has an encoding of the same name twice."""
-    taken: set[tuple[str, int]] = set()
+    all_pairs: set[tuple[str, int]] = set()
     for spec in specs:
         repeated = [other.name for other in specs].count(spec.name) > 1
         layers = joined_layers(depth, _own_layers(spec)) if repeated else range(depth)
         pairs = {(spec.name, layer) for layer in layers}
-        if pairs & taken:
+        if pairs & all_pairs:
             return True
-        taken |= pairs
+        all_pairs |= pairs
     return False
 
 

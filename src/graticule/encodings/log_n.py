@@ -60,8 +60,8 @@ class LogN(Encoding):
         wide = torch.promote_types(self.like.dtype, torch.float32)
         known = self.reference_patches.double().log()
         if self.causal:
-            seen = torch.arange(1, grid.tokens + 1, dtype=wide, device=self.like.device)
-            return (seen.double().log() / known).to(wide).clamp(min=1)
+            counts = torch.arange(1, grid.tokens + 1, dtype=wide, device=self.like.device)
+            return (counts.double().log() / known).to(wide).clamp(min=1)
         patches = as_tensor([grid.patches], self.like.double()).clamp(min=2)
         return (patches.log() / known).to(wide).expand(grid.tokens)
 

@@ -146,8 +146,8 @@ class Rope(FixedRotary):
             split = (pairs // axes,) * axes
         elif len(split) not in (axes, 3 if axes == 2 else axes) or min(split) < 0 or not 1 <= sum(split) <= pairs:
             four = "; with four an image is Grid(1, H, W, 1)" if len(split) == 4 != axes else ""
-            what = f"{axes} numbers of pairs, of {pairs} at most together"
-            raise ValueError(f"`split` must be {what}, got {split}{four}.")
+            rule = f"{axes} numbers of pairs, of {pairs} at most together"
+            raise ValueError(f"`split` must be {rule}, got {split}{four}.")
         key = "alternate" if frequencies.alternate else "arrangement" if arrangement == "interleaved" else None
         if key and len(set(split)) > 1:
             raise ValueError(f"`split` must have equal numbers with `{key}`, whose axes take turns, got {split}.")

@@ -79,9 +79,9 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
         rows, columns = (int(step) for step in convolution.stride[-2:])
         size = grid[0] * rows, grid[1] * columns
     if size is None or convolution is None or isinstance(convolution, nn.Conv3d):
-        what = "the size of its images or videos" if convolution is not None else "the shape of its inputs"
+        fact = "the size of its images or videos" if convolution is not None else "the shape of its inputs"
         raise ValueError(
-            f"`example` must be given for {type(module).__name__}, which does not say {what}: a batch of them, or a "
+            f"`example` must be given for {type(module).__name__}, which does not say {fact}: a batch of them, or a "
             "mapping of its keyword arguments."
         )
     return convolution.weight.new_zeros(2, convolution.in_channels, *size, requires_grad=False)
@@ -97,11 +97,11 @@ def survey_module(module: nn.Module, example: Example, blocks: str | None = None
     pattern, norm = _names_of_blocks(module, tracer, blocks, norm)
     names = _find_blocks(module, pattern, norm)
     if problem is not None:
-        what = f"the arguments {', '.join(map(str, example))}"
+        example_text = f"the arguments {', '.join(map(str, example))}"
         if isinstance(example, Tensor):
-            what = f"a tensor of {tuple(example.shape)}"
+            example_text = f"a tensor of {tuple(example.shape)}"
         raise ValueError(
-            f"`example` must be what {type(module).__name__} can be called with, got {what}: "
+            f"`example` must be what {type(module).__name__} can be called with, got {example_text}: "
             f"{type(problem).__name__}: {str(problem).rstrip('.')}."
         ) from problem
     calls = {call.name: call for call in reversed(tracer.calls)}  # the first of each
@@ -199,8 +199,8 @@ def _check_calls(
     order = [call.name for call in tracer.calls if call.name in blocks]
     if order != list(blocks):
         missing = [name for name in blocks if name not in order]
-        what = f"{missing[0]} was not called" if missing else f"they were called as {', '.join(order[:6])}"
-        raise ValueError(f"`blocks` must be called one after another, once each, in the order of their names; {what}.")
+        why = f"{missing[0]} was not called" if missing else f"they were called as {', '.join(order[:6])}"
+        raise ValueError(f"`blocks` must be called one after another, once each, in the order of their names; {why}.")
     inputs = [calls[name].inputs for name in blocks]
     shape, *others = dict.fromkeys(tuple(tensors[0].shape) if tensors else () for tensors in inputs)
     if wrong := [shape for shape in (shape, *others) if len(shape) != 3]:

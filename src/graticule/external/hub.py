@@ -191,13 +191,13 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
         host: the name that the module was built from, such as 'torchvision:vit_b_16'; modules of timm record it.
         preprocessing: entries of timm's configuration.
     """
-    words, made = described_attachment(module)
+    words, created = described_attachment(module)
     host = host_of(module) if host is None else host
     weight = next(module.parameters())
     images = torch.randn(
-        2, image_channels(module), *made["image"], generator=torch.Generator().manual_seed(0), dtype=torch.float32
+        2, image_channels(module), *created["image"], generator=torch.Generator().manual_seed(0), dtype=torch.float32
     ).to(weight)
-    described = _Attached(ModelWords(model=host, **words), AttachArguments(**made))
+    described = _Attached(ModelWords(model=host, **words), AttachArguments(**created))
     again = described.attach_to(build_host(host)).to(weight.device, weight.dtype)
     problem = ""
     if complaints := misfits(again, module.state_dict()):
@@ -216,8 +216,8 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     known = {key: value for key, value in configuration.items() if key in Preparation.__annotations__}
     return {
         "num_classes": int(getattr(module, "num_classes", 0)),
-        "pretrained_cfg": {**known, "input_size": [image_channels(module), *made["image"]], **preprocessing},
-        "attached": made,
+        "pretrained_cfg": {**known, "input_size": [image_channels(module), *created["image"]], **preprocessing},
+        "attached": created,
         "graticule": {"kind": "attached", "model": host, **words, **used_by(module.get_submodule(NAME).modules())},
     }
 
@@ -284,11 +284,11 @@ def save_pretrained(
         for name, value in (("host", host), ("preprocessing", preprocessing), ("card", card)):
             if value is not None:
                 raise ValueError(f"`{name}` must be left out with a model of transformers, got {value!r}.")
-        words, made = described_attachment(model)
+        words, created = described_attachment(model)
         original: Any = detach(copy.deepcopy(model))
         used = used_by(model.get_submodule(NAME).modules())
         original.config.graticule = {"kind": "attached_transformers", "model": type(model).__name__, **words, **used}
-        original.config.attached = made
+        original.config.attached = created
         original.save_pretrained(folder)
         save_weights(model.get_submodule(NAME).state_dict(), folder / POSITION)
         return folder

@@ -48,9 +48,9 @@ def resize_in_place(
     configs = encoders_of(getattr(module, "config", None) for module in model.modules())
     sizes = list(dict.fromkeys(map(sizes_of, configs)))
     if len({image for image, _ in sizes}) != 1 or (patch_size is not None and len(sizes) > 1):
-        what = " and ".join(f"{by(image)} with patches of {by(patch)}" for image, patch in sizes) or "none"
+        pairs = " and ".join(f"{by(image)} with patches of {by(patch)}" for image, patch in sizes) or "none"
         raise ValueError(
-            f"`model` must have encoders of images of one size in its configuration, got {what} in {kind}; encoders "
+            f"`model` must have encoders of images of one size in its configuration, got {pairs} in {kind}; encoders "
             "within a model can be resized one by one, and a model that takes any size needs no resizing."
         )
     image = sizes[0][0]

@@ -160,7 +160,7 @@ class ReplacedRotation(nn.Module):
             return self._rotation(first if second is None else second, first.device, first.dtype, 0)
         if self.format.inputs == "pixels":
             sides = (side // size for side, size in zip(first.shape[2:], _patch(self.replaced[0]), strict=True))
-            asked: tuple[Any, ...] = (Grid(*sides),), first.device, first.dtype, 0
+            arguments: tuple[Any, ...] = (Grid(*sides),), first.device, first.dtype, 0
         else:
             samples = first if isinstance(first, list) else [first]
             if any(sample != samples[0] for sample in samples):
@@ -168,26 +168,26 @@ class ReplacedRotation(nn.Module):
                     f"`img_shapes` must be the same for all samples, which have one rotation, got {first}."
                 )
             grids = tuple(Grid(*shape) for shape in (samples[0] if isinstance(samples[0], list) else samples[:1]))
-            asked = grids, torch.empty(0, device=second).device, torch.float32, int(texts)
+            arguments = grids, torch.empty(0, device=second).device, torch.float32, int(texts)
         if self._fixed is None or self.encoding.noisy or torch.compiler.is_compiling():
-            return self._rotation(*asked)
-        key = *asked, getattr(self.encoding, "progress", 0.0), torch.is_inference_mode_enabled()
+            return self._rotation(*arguments)
+        key = *arguments, getattr(self.encoding, "progress", 0.0), torch.is_inference_mode_enabled()
         if key != self._last[0]:  # the steps of diffusion have the same grids
-            self._last = key, self._rotation(*asked)
+            self._last = key, self._rotation(*arguments)
         return self._last[1]
 
     def _rotation(
-        self, asked: Tensor | tuple[Grid, ...], device: torch.device, rounded: torch.dtype, texts: int
+        self, coordinates: Tensor | tuple[Grid, ...], device: torch.device, rounded: torch.dtype, texts: int
     ) -> tuple[Tensor, ...]:
         """Return the rotation of tokens with these coordinates, or of images and `texts` tokens of a text."""
         encoding, scaling, wide = self.encoding, self.encoding.scaling, _wide(device)
         dtype = self.format.dtype if wide == device else torch.float32
-        if isinstance(asked, Tensor):
-            lengths: Any = () if scaling.scaling is None else asked.to(wide, torch.float64).amax(0) + 1
-            places = asked.to(dtype) + encoding.coordinates.offset
+        if isinstance(coordinates, Tensor):
+            lengths: Any = () if scaling.scaling is None else coordinates.to(wide, torch.float64).amax(0) + 1
+            places = coordinates.to(dtype) + encoding.coordinates.offset
         else:
-            lengths = [max(sides) for sides in zip(*(grid.shape for grid in asked), strict=True)]
-            images = [encoding.coordinates(grid, wide, encoding.grid) for grid in asked]
+            lengths = [max(sides) for sides in zip(*(grid.shape for grid in coordinates), strict=True)]
+            images = [encoding.coordinates(grid, wide, encoding.grid) for grid in coordinates]
             for count, image in enumerate(images):  # each is one later than the previous
                 image[:, 0] += count
             shift = 0.0 if self.unit == 1 else 1.0  # DINOv3 subtracts 1 after it has rounded the rest
@@ -241,8 +241,8 @@ def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> 
     if encoding is None and all(part is rotation for part, rotation in rotations.items()):
         raise ValueError(f"`encoding` must be given: {type(model).__name__} has its own rotation, got None.")
     if changed := [type(part).__name__ for part in rotations if "forward" in vars(part)]:
-        what = "as of a hook for offloading or parallelism; call this before these are enabled"
-        raise ValueError(f"`model` must not have another forward in {changed[0]}, {what}.")
+        reason = "as of a hook for offloading or parallelism; call this before these are enabled"
+        raise ValueError(f"`model` must not have another forward in {changed[0]}, {reason}.")
     if encoding is not None:
         rotations = {part: _build(encoding, rotation) for part, rotation in rotations.items()}
     device = next((value.device for value in model.parameters()), None)
@@ -275,6 +275,6 @@ def _build(encoding: str | Spec | tuple[Spec, ...], replaced: nn.Module) -> Repl
     if "reference_grid" in dict(rotary.named_buffers()):
         raise ValueError(f"`reference` must be given with `scaling`, the grid that {kind} was trained at, got none.")
     if FORMATS[kind].inputs == "coordinates" and rotary.coordinates.coordinates != "patches":
-        what = f"with {kind}, which gets those of tokens and no grid, got {rotary.coordinates.coordinates!r}."
-        raise ValueError(f"`coordinates` must be 'patches' {what}")
+        reason = f"with {kind}, which gets those of tokens and no grid, got {rotary.coordinates.coordinates!r}."
+        raise ValueError(f"`coordinates` must be 'patches' {reason}")
     return ReplacedRotation(rotary, replaced)

@@ -222,14 +222,14 @@ class PositionTracer(TorchFunctionMode):
     def _constant(self, name: str, tensors: list[Tensor], output: Any) -> Any:
         """Note what a tensor that does not depend on the images is computed from."""
         origins = frozenset[str]().union(*map(self._origins_of, tensors))
-        made = [tensors[0]] if name == "__setitem__" else list(nested_tensors(output))
-        for x in made:
+        outputs = [tensors[0]] if name == "__setitem__" else list(nested_tensors(output))
+        for x in outputs:
             if origins and id(x) not in self._names:
                 self._origins[x] = origins
-        if name in _ADDITIONS and len(tensors) == 2 and made:
+        if name in _ADDITIONS and len(tensors) == 2 and outputs:
             for bias, mask in (tensors, tensors[::-1]):
                 if _is_mask(mask) and not _is_mask(bias):
-                    self._masks[made[0]] = (bias, mask)
+                    self._masks[outputs[0]] = (bias, mask)
         return output
 
     def _origins_of(self, value: Tensor) -> frozenset[str]:

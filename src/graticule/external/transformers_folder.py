@@ -199,11 +199,11 @@ def _preparation(transformers: Any, file: Path) -> Preparation:
         for height, width in _COMPARED:
             generator = torch.Generator().manual_seed(0)
             image = to_pil_image(torch.randint(256, (3, height, width), dtype=torch.uint8, generator=generator))
-            ours = create_transform(size, **words)(image)
+            transformed = create_transform(size, **words)(image)
             expected = processor(image, return_tensors="pt")["pixel_values"][0]
             # bytes are rounded after each of two resized axes here, and at most once there
             tolerance = 2 / 255 / min(preparation.std or [1.0])
-            if ours.shape != expected.shape or (ours - expected).abs().max() > tolerance:
+            if transformed.shape != expected.shape or (transformed - expected).abs().max() > tolerance:
                 name = type(processor).__name__
                 raise ValueError(f"`{name}` must resize, crop and normalize, got another change of images.")
     except Exception as error:  # it has many kinds for a damaged file

@@ -116,11 +116,11 @@ def push_folder(
     """Upload a folder that `save_pretrained` wrote, and return the address of the commit."""
     check_repo_id(repo_id)
     api = huggingface_hub.HfApi(token=token, library_name="graticule")
-    made = api.create_repo(repo_id, private=private, exist_ok=True)
-    done = api.upload_folder(
-        repo_id=made.repo_id, folder_path=str(folder), revision=revision, commit_message="Add model"
+    repository = api.create_repo(repo_id, private=private, exist_ok=True)
+    commit = api.upload_folder(
+        repo_id=repository.repo_id, folder_path=str(folder), revision=revision, commit_message="Add model"
     )
-    return str(done)
+    return str(commit)
 
 
 def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
@@ -232,7 +232,7 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
     """Return the text of the model card of a model that `config` describes."""
     words = config["graticule"]
     kind = words.get("kind", "backbone")
-    pipeline, what = _KINDS[kind]
+    pipeline, noun = _KINDS[kind]
     channels, *image = config["pretrained_cfg"]["input_size"]
     rows = [(name, _code(words[name])) for name in ("model", "encoding", "joining")]
     rows += [(part, _code(text)) for part, text in config.get("parts", {}).items() if text]
@@ -246,7 +246,7 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
     ]
     tags = "".join(f"- {tag}\n" for tag in (pipeline, "graticule", "timm", "position-encoding"))
     text = f"---\nlibrary_name: graticule\npipeline_tag: {pipeline}\ntags:\n{tags}---\n# {_line(title)}\n\n"
-    text += f"{what} of graticule, a library of position encodings for vision backbones.\n\n{_table(rows)}"
+    text += f"{noun} of graticule, a library of position encodings for vision backbones.\n\n{_table(rows)}"
     if card.results:
         results = _table((_line(name), _line(value)) for name, value in card.results)
         text += f"\n## Results\n\n{results}\n{_line(card.measured)}\n"

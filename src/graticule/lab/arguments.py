@@ -218,8 +218,8 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
     name, text = path[-1].strip("_").replace("_", "-"), _texts(owner).get(path[-1], "")
     match, about = _DEFAULT.search(text), _DEFAULT.sub("", text)
     required, positional = default is dataclasses.MISSING, "positional" in marks
-    ours = path[0] == "recipe" and owner.__module__.startswith("graticule.")
-    rare = not required and ("rare" in marks or (ours and "usual" not in marks))
+    is_recipe = path[0] == "recipe" and owner.__module__.startswith("graticule.")
+    rare = not required and ("rare" in marks or (is_recipe and "usual" not in marks))
     if leaves == [bool]:
         about = f"do not {about}" if default else about
         names = [prefix + name, f"{prefix}no-{name}"][:: -1 if default else 1]

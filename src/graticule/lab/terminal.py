@@ -24,8 +24,8 @@ def red(text: str, stream: TextIO) -> str:
 
 
 def _styled(text: str, style: str, stream: TextIO) -> str:
-    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # see no-color.org
-    return f"\x1b[{style}m{text}\x1b[0m" if wanted and stream.isatty() else text
+    colored = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # see no-color.org
+    return f"\x1b[{style}m{text}\x1b[0m" if colored and stream.isatty() else text
 
 
 #: Seconds between the lines of a bar in a file.

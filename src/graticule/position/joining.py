@@ -192,9 +192,9 @@ def build_joining(spec: Spec, dim: int, depth: int, num_heads: int = 1, prefix: 
         prefix: number of prefix tokens.
     """
     kind = JOININGS[spec.name]
-    wanted = inspect.signature(kind.__init__).parameters
+    accepted = inspect.signature(kind.__init__).parameters
     known = {"dim": dim, "depth": depth, "num_heads": num_heads, "prefix": prefix}
-    return kind(**{name: value for name, value in known.items() if name in wanted}, **spec.options)
+    return kind(**{name: value for name, value in known.items() if name in accepted}, **spec.options)
 
 
 @register_joining("default")

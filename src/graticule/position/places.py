@@ -157,10 +157,10 @@ class Points(Places):
 
     def _sample(self, places: Tensor) -> Points:
         """Return some of the points, without a second check of their values, which waits for a GPU."""
-        made = object.__new__(Points)
+        points = object.__new__(Points)
         for name, value in (("places", places), ("prefix", self.prefix), ("extent", self.extent)):
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(points, name, value)
+        return points
 
     @property
     def shape(self) -> Shape:

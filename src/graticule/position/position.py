@@ -330,8 +330,8 @@ class Encoding(GridModule, ABC):
             "head_dim": stage.head_dim,
             "causal": stage.causal,
         }
-        wanted = _parameters(cls.__init__)
-        return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
+        parameters = _parameters(cls.__init__)
+        return cls(**{name: value for name, value in known.items() if name in parameters}, **options)
 
     def extra_repr(self) -> str:
         """Return the arguments of the constructor that differ from their defaults, as far as they are attributes."""

@@ -113,10 +113,10 @@ def _padded(bias: Function, count: int, queries: Tensor) -> Tensor:
 
 def _of_grid(function: Function, count: int, x: Tensor) -> Any:
     """Apply a function with one or several results to all tokens but the first `count`."""
-    made = function(x[:, count:])
-    if isinstance(made, Tensor):
-        return torch.cat([x[:, :count], made], 1)
-    return tuple(torch.cat([x[:, :count], result], 1) for result in made)
+    patches = function(x[:, count:])
+    if isinstance(patches, Tensor):
+        return torch.cat([x[:, :count], patches], 1)
+    return tuple(torch.cat([x[:, :count], result], 1) for result in patches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,10 +147,10 @@ class Subset(TokenSelection):
     @classmethod
     def known(cls, index: Tensor, count: int) -> Subset:
         """Return a subset without a check of the values of `index`, which waits for a GPU."""
-        made = object.__new__(cls)
-        object.__setattr__(made, "index", index)
-        object.__setattr__(made, "count", count)
-        return made
+        selection = object.__new__(cls)
+        object.__setattr__(selection, "index", index)
+        object.__setattr__(selection, "count", count)
+        return selection
 
     def of(self, x: Tensor, axis: int = -2) -> Tensor:
         """Return these tokens of x, whose first axis is for the samples."""
@@ -191,8 +191,8 @@ class Subset(TokenSelection):
 def _of_some(function: Function, tokens: Subset, into: Axes, out: Axes, x: Tensor) -> Any:
     for axis in into:
         x = tokens.scatter(x, axis)
-    made = function(x)
-    results = made if isinstance(made, tuple) else (made,)
+    outputs = function(x)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     for axis in out:
         results = tuple(tokens.of(result, axis) for result in results)
-    return results if isinstance(made, tuple) else results[0]
+    return results if isinstance(outputs, tuple) else results[0]

@@ -144,6 +144,6 @@ def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
         options = get_type_hints(kind)[str(first["loc"][0])]
         return f"`{prefix}{first['loc'][0]}` must not have the keys {keys_with_hints({str(first['loc'][-1])}, options)}"
     rule = re.sub(r"a dictionary or an instance of (_\w+|ModelWords)", "a valid dictionary", first["msg"])
-    for words, ours in _WORDS.items():
-        rule = rule.replace(words, ours)
+    for words, type_name in _WORDS.items():
+        rule = rule.replace(words, type_name)
     return f"{name} {rule}, got {format_value(first['input'])}"

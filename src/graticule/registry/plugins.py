@@ -88,7 +88,7 @@ def _load_entry_point(name: str) -> ModuleType:
 
 
 @contextmanager
-def _described(what: str, path: Path, passed: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+def _described(noun: str, path: Path, passed: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
     """Raise whatever the code of a user raises as a ValueError that begins with `what`, with the line of the plugin."""
     try:
         yield
@@ -102,7 +102,7 @@ def _described(what: str, path: Path, passed: type[BaseException] = KeyboardInte
             lines = [frame.lineno for frame in frames if Path(frame.filename).name == path.name]
             text = f"{type(error).__name__}: {str(error).rstrip('.')}"
             line = f", in line {lines[-1]}." if lines else "."
-        raise ValueError(f"{what}: {text}{line}") from error
+        raise ValueError(f"{noun}: {text}{line}") from error
 
 
 def load_plugins(names: str | Path | Sequence[str | Path] | None) -> None:

@@ -84,7 +84,7 @@ class NameTable(UserDict[K, V]):
             )
 
         def add(definition: D) -> D:
-            thing = make(definition)
+            item = make(definition)
             if not str(definition.__module__).startswith("graticule."):  # None for a function of executed code
                 self.discover()  # so that a plugin cannot take a name of the library
             known = self._definition(self.data[name]) if name in self.data else None
@@ -96,7 +96,7 @@ class NameTable(UserDict[K, V]):
             note_file(definition)
             if lacking := sorted(getattr(definition, "__abstractmethods__", ())):
                 raise TypeError(f"the {self.kind} {name!r} must define {', '.join(lacking)}.")
-            self.data[name] = thing
+            self.data[name] = item
             return definition
 
         return add

@@ -99,14 +99,14 @@ class Onnx(Format):
         with torch.no_grad(), warnings.catch_warnings(), errors_only("onnxscript"):
             warnings.simplefilter("ignore")
             try:
-                made = exporter.export(traced, dynamo=True, verbose=False, output_names=program.names)
+                exported = exporter.export(traced, dynamo=True, verbose=False, output_names=program.names)
             except exporter.OnnxExporterError as error:
                 reason = str(error.__cause__ or error).strip().splitlines()
                 raise ValueError(
                     f"`model` must be one whose operators ONNX has, got the error: {reason[0][:300] if reason else ''} "
                     "For a fixed height and width, position is folded into constants; or use the format torch-export."
                 ) from error
-            made.save(str(wide), external_data=False)
+            exported.save(str(wide), external_data=False)
         if int8:
             import onnx
             from onnxruntime.quantization import QuantType, quantize_dynamic

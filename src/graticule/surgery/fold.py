@@ -45,8 +45,8 @@ def fold(
     folded: list[Folded]
     if sizes is not None:
         if img_size is not None or any(isinstance(backbone, LanguageModel) for backbone in backbones):
-            what = "with `img_size`" if img_size is not None else "for a language model, which has one size"
-            raise ValueError(f"`sizes` must be left out {what}, got {sizes}.")
+            reason = "with `img_size`" if img_size is not None else "for a language model, which has one size"
+            raise ValueError(f"`sizes` must be left out {reason}, got {sizes}.")
         folded = [FoldedSizes(_original(backbone), sizes) for backbone in backbones]
     else:
         grids = [_grid(backbone, img_size) for backbone in backbones]

@@ -89,8 +89,8 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     """
     above = next(folder for folder in path.parents if folder.exists())
     if not above.is_dir() or path.is_dir():
-        what = f"{above} is not a folder" if not above.is_dir() else "it is a folder"
-        raise OSError(f"{path} could not be written: {what}.")
+        problem = f"{above} is not a folder" if not above.is_dir() else "it is a folder"
+        raise OSError(f"{path} could not be written: {problem}.")
     if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
         return _write_stream(path, write)
     if _descriptor(path.parent) is None:

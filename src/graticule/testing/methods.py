@@ -351,12 +351,12 @@ def _check_shapes(position: Any, n: int) -> None:
     sides = {"B": 2, "N": n, "D": _DIM, "h": _HEADS, "d": _DIM // _HEADS}
     for (field, kind), value in zip(FIELD_KINDS.items(), position, strict=True):
         computed = bool(kind.function_input) and callable(value)
-        made = value(torch.rand([sides[letter] for letter in kind.function_input.split()])) if computed else value
-        if isinstance(made, Tensor) and kind.shapes:
+        result = value(torch.rand([sides[letter] for letter in kind.function_input.split()])) if computed else value
+        if isinstance(result, Tensor) and kind.shapes:
             allowed = [shape.split() for shape in kind.shapes if ("B" in shape) == computed]
-            letters = next((axes for axes in allowed if len(axes) == made.ndim), allowed[0])
+            letters = next((axes for axes in allowed if len(axes) == result.ndim), allowed[0])
             shape = tuple(sides[letter] for letter in letters)
-            assert made.shape == shape, f"`{field}` must be {shape}, got {tuple(made.shape)}"
+            assert result.shape == shape, f"`{field}` must be {shape}, got {tuple(result.shape)}"
     if position.positional is not None:
         for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
             actual = tuple(getattr(position.positional, name).shape)

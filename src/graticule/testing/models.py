@@ -114,10 +114,10 @@ def crop(subject: ModelUnderTest, original: ModelUnderTest) -> str:
 def _signature(subject: ModelUnderTest) -> dict[Size, Tensor]:
     """Return position by displacement if it is relative, and by patch if it is absolute."""
     try:
-        seen = relative(subject)
-        if seen.reading() != RIGHT:
+        relation = relative(subject)
+        if relation.reading() != RIGHT:
             raise NotApplicable("attention is not a function of the displacement")
-        return seen.by_displacement()
+        return relation.by_displacement()
     except NotApplicable:
         tokens = subject.tokens()
         if are_alike(tokens):

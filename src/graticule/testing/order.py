@@ -115,13 +115,13 @@ def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> R
     """
     bare = subject.without_tables
     rows = bare.rows(earlier=earlier)
-    seen = bare.seen(earlier) if level == 1.0 else record(bare.model, bare.constant(level), earlier)
-    if seen.logits is None:
-        others = seen.others or "neither scaled_dot_product_attention nor softmax"
+    recording = bare.seen(earlier) if level == 1.0 else record(bare.model, bare.constant(level), earlier)
+    if recording.logits is None:
+        others = recording.others or "neither scaled_dot_product_attention nor softmax"
         raise NotApplicable(f"no attention between all patches was seen: {others}")
-    if not are_alike(bare.tokens(seen, earlier)):
+    if not are_alike(bare.tokens(recording, earlier)):
         raise NotApplicable("absolute position, computed or of a convolution, cannot be taken out of the tokens")
-    logits = seen.logits[0]
+    logits = recording.logits[0]
     size = logits.shape[-1]
     inside = torch.nonzero(rows // size == rows[0] // size).flatten()  # the patches of the first patch's window
     places = Grid(*subject.grid).coordinates()[inside]
@@ -132,7 +132,7 @@ def relative(subject: ModelUnderTest, level: float = 1.0, earlier: int = 0) -> R
     finite = logits[window][:, here][:, :, here]
     if not bool(finite.isfinite().all()):
         raise NotApplicable("patches are masked")
-    queries = None if seen.queries is None else seen.queries[0, window][:, here]
+    queries = None if recording.queries is None else recording.queries[0, window][:, here]
     attention = Relative(finite, queries, (height, width), size - len(inside), earlier)
     if attention.range <= 1e-6 * float(finite.abs().max()):
         raise NotApplicable("no relative position information: attention is the same between all patches")
@@ -177,11 +177,11 @@ def resampled_reading(measured: Tensor, old: Size, new: Size) -> tuple[str, floa
 def pair_layout(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """A rotation of queries keeps their length; it does not if its table has another layout of pairs."""
     rotated, reason = 0, NotApplicable("queries are not rotated")
-    for seen in every_relative(subject):
+    for relation in every_relative(subject):
         try:
-            _check_lengths(subject, seen)
+            _check_lengths(subject, relation)
         except NotApplicable as error:
-            reason = reason if seen.earlier else error
+            reason = reason if relation.earlier else error
         else:
             rotated += 1
     if not rotated:
@@ -189,30 +189,31 @@ def pair_layout(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     return "rotations keep the length of queries" + (f", in {rotated} attentions" if rotated > 1 else "")
 
 
-def _check_lengths(subject: ModelUnderTest, seen: Relative) -> None:
-    share, queries = length_differences(seen), seen.queries
+def _check_lengths(subject: ModelUnderTest, relation: Relative) -> None:
+    share, queries = length_differences(relation), relation.queries
     if share is None or queries is None:
         raise NotApplicable("the queries of its attention were not seen")
     largest = float(queries.abs().max())
     if float((queries - queries.mean(1, keepdim=True)).abs().max()) <= 1e-6 * largest:
         raise NotApplicable("queries are not rotated")
-    other = relative(subject, -2.0, seen.earlier).queries
+    other = relative(subject, -2.0, relation.earlier).queries
     if other is not None:
         added = (queries - queries[:, :1]) - (other - other[:, :1])
         if float(added.abs().max()) <= 1e-6 * largest:
             raise NotApplicable("position is added to queries, which are not rotated")
     if share > SAME:
         raise Failed(
-            f"a rotation must keep the length of queries, got lengths that differ by {100 * share:.0f} %{seen.where}: "
+            f"a rotation must keep the length of queries, got lengths that differ by {100 * share:.0f} %"
+            f"{relation.where}: "
             "the table and its use disagree on which channels form a pair (neighbors, or i and i + d / 2)"
         )
 
 
-def length_differences(seen: Relative) -> float | None:
+def length_differences(relation: Relative) -> float | None:
     """Return the largest relative difference of the lengths of a head's queries; None if they were not seen."""
-    if seen.queries is None:
+    if relation.queries is None:
         return None
-    lengths = seen.queries.norm(dim=-1)
+    lengths = relation.queries.norm(dim=-1)
     return float(((lengths.amax(1) - lengths.amin(1)) / lengths.amax(1).clamp_min(1e-30)).max())
 
 
@@ -228,24 +229,25 @@ def _relative_axes(subject: ModelUnderTest) -> str:
     return details[0] + (f", in {len(details)} attentions" if details[1:] else "")
 
 
-def _axes_of(seen: Relative, subject: ModelUnderTest) -> str:
-    if seen.shape[0] == seen.shape[1]:
-        raise NotApplicable(f"attention is within a square of {seen.shape[0]} x {seen.shape[1]} patches")
-    reading = seen.reading()
+def _axes_of(relation: Relative, subject: ModelUnderTest) -> str:
+    if relation.shape[0] == relation.shape[1]:
+        raise NotApplicable(f"attention is within a square of {relation.shape[0]} x {relation.shape[1]} patches")
+    reading = relation.reading()
     if reading in (COLUMNS, OPPOSITE):
-        raise Failed(f"relative position must run row by row over {by(seen.shape)} patches, got {reading}{seen.where}")
+        grid = by(relation.shape)
+        raise Failed(f"relative position must run row by row over {grid} patches, got {reading}{relation.where}")
     if reading is None:
         if _non_commuting(subject.model):
             raise NotApplicable("its rotations do not commute: attention is not a function of the displacement")
-        if (share := length_differences(seen)) is not None and share > SAME:
+        if (share := length_differences(relation)) is not None and share > SAME:
             raise NotApplicable("the rotation of queries does not keep their length: see pair layout")
         raise Failed(
             f"attention between equal patches must depend on their displacement alone, got differences on a grid "
-            f"of {by(seen.shape)}{seen.where}"
+            f"of {by(relation.shape)}{relation.where}"
         )
     if reading != RIGHT:
         raise NotApplicable(f"position is {reading}: see prefix")
-    return f"attention depends on the displacement in {by(seen.shape)} patches"
+    return f"attention depends on the displacement in {by(relation.shape)} patches"
 
 
 def _table_axes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
@@ -322,16 +324,16 @@ def prefix(subject: ModelUnderTest, original: ModelUnderTest) -> str:
 
 
 def _relative_prefix(subject: ModelUnderTest) -> str:
-    for seen in every_relative(subject):
-        reading = seen.reading()
+    for relation in every_relative(subject):
+        reading = relation.reading()
         if reading is not None and reading.startswith("shifted"):
             raise Failed(
-                f"the first patch must be at the first position, got positions {reading} of {by(seen.shape)}"
-                f"{seen.where}"
+                f"the first patch must be at the first position, got positions {reading} of {by(relation.shape)}"
+                f"{relation.where}"
             )
         if reading != RIGHT:
             raise NotApplicable("attention is not a function of the displacement: see axes and pair layout")
-    return f"attention between patches is correct with {seen.outside} other token{'s' * (seen.outside != 1)}"
+    return f"attention between patches is correct with {relation.outside} other token{'s' * (relation.outside != 1)}"
 
 
 def _resampled_prefix(subject: ModelUnderTest) -> str:

@@ -142,10 +142,10 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     names = {*expected, *arguments} - sizes
     differing = sorted(name for name in names if expected.get(name) != arguments.get(name))
     if not arguments or differing:
-        what = f"another {', '.join(differing)}" if arguments else "no known arguments"
+        difference = f"another {', '.join(differing)}" if arguments else "no known arguments"
         raise ValueError(
             f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
-            f"has {what}."
+            f"has {difference}."
         )
     return source
 

@@ -119,47 +119,47 @@ def convert(
     check_intact(model, "wrapped", "quantized", "pruned", "parametrized", values=False)
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
-        ours = _build(model, conversion)
-        names = _names(model, ours, conversion)
-        _copy_values(model, parts_of(names, ours.state_dict()))
-    _copy_settings(model, ours, names)
-    ours.converted_from = Source.of(model, names)
+        backbone = _build(model, conversion)
+        names = _names(model, backbone, conversion)
+        _copy_values(model, parts_of(names, backbone.state_dict()))
+    _copy_settings(model, backbone, names)
+    backbone.converted_from = Source.of(model, names)
     if encoding is None and joining is None:
-        return ours
+        return backbone
     encoding = conversion.encoding if encoding is None else encoding
-    return change_position(ours, encoding, joining or "default", images)
+    return change_position(backbone, encoding, joining or "default", images)
 
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
     """Build the backbone on the device and with the dtype of the model."""
     words: dict[str, Any] = {"encoding": conversion.encoding, "joining": "default"}
     build: Any = conversion.backbone
-    ours: Backbone = build(partial(build_position, **words), **conversion.arguments)
+    result: Backbone = build(partial(build_position, **words), **conversion.arguments)
     name = conversion.backbone.__name__
     if CLASSES.get(name) is conversion.backbone:
-        ours.created = {"name": name, "arguments": {**conversion.arguments, **words}}
+        result.created = {"name": name, "arguments": {**conversion.arguments, **words}}
     weight = next(model.parameters())
-    return ours.to(weight.device, weight.dtype)
+    return result.to(weight.device, weight.dtype)
 
 
 #: A tensor of one of three projections, which may be one tensor here.
 _PROJECTION = re.compile(r"(.+\.qkv)\.([qkv])_proj\.(weight|bias)")
 
 
-def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str, tuple[str, ...]]:
+def _names(model: nn.Module, backbone: Backbone, conversion: Conversion) -> dict[str, tuple[str, ...]]:
     """Map the name of each tensor of the model to its name in ours, or its names if it is split.
 
     Tensors whose rows are joined have the same name here, and follow each other in the order of their rows.
     """
-    published = {name: f"position.{target}" for name, target in ours.position.published_names().items()}
-    state = ours.state_dict()
+    published = {name: f"position.{target}" for name, target in backbone.position.published_names().items()}
+    state = backbone.state_dict()
     names: dict[str, tuple[str, ...]] = {}
     ranks: dict[str, int] = {}  # of tensors that are joined
     for name in model.state_dict():
         described = conversion.names.get(name, name)
         targets = []
         for part in (described,) if isinstance(described, str) else described:
-            target = published.get(part, ours.own_name(part))
+            target = published.get(part, backbone.own_name(part))
             target = published.get(target, target)
             if target not in state and (projection := _PROJECTION.fullmatch(target)):
                 layer, which, leaf = projection.groups()
@@ -168,15 +168,16 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
             targets.append(target)
         names[name] = tuple(targets)
     names = {name: names[name] for name in sorted(names, key=lambda name: ranks.get(name, 0))}
-    taken = Counter(target for targets in names.values() for target in targets)
+    counts = Counter(target for targets in names.values() for target in targets)
     lost = [name for name, targets in names.items() if not state.keys() >= set(targets)]
-    twice = [name for name, targets in names.items() if name not in ranks and any(taken[key] > 1 for key in targets)]
-    empty = sorted(state.keys() - taken - computed_names(ours))
+    twice = [name for name, targets in names.items() if name not in ranks and any(counts[key] > 1 for key in targets)]
+    empty = sorted(state.keys() - counts - computed_names(backbone))
     kind = type(model).__name__
     if lost:
         raise ValueError(f"`model` must have no tensor without a counterpart here, got {kind} with {_some(lost)}.")
     if empty:
-        raise ValueError(f"`model` must have all weights of {type(ours).__name__}, got {kind} without {_some(empty)}.")
+        name = type(backbone).__name__
+        raise ValueError(f"`model` must have all weights of {name}, got {kind} without {_some(empty)}.")
     if twice:
         raise ValueError(f"`model` must have one tensor for each of ours, got {kind} with {_some(twice)}.")
     return names
@@ -206,16 +207,16 @@ def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
             part.copy_(part_rows)
 
 
-def _copy_settings(model: Any, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
+def _copy_settings(model: Any, backbone: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
     """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
-    ours.train(model.training)
+    backbone.train(model.training)
     for name, parameter in model.named_parameters():
         for target in names[name]:
-            ours.get_parameter(target).requires_grad_(parameter.requires_grad)
-    untyped: Any = ours
+            backbone.get_parameter(target).requires_grad_(parameter.requires_grad)
+    untyped: Any = backbone
     for mode in ("grad_checkpointing", "distilled_training"):
-        if hasattr(model, mode) and hasattr(ours, mode):
-            setattr(ours, mode, getattr(model, mode))
+        if hasattr(model, mode) and hasattr(backbone, mode):
+            setattr(backbone, mode, getattr(model, mode))
     configuration = deepcopy(getattr(model, "pretrained_cfg", None))
     if hasattr(model, "config"):  # of transformers, which may state the names of the classes
         labels = [str(label) for _, label in sorted((model.config.id2label or {}).items())]
@@ -223,7 +224,7 @@ def _copy_settings(model: Any, ours: Backbone, names: Mapping[str, tuple[str, ..
         configuration = {"label_names": labels} if are_names else {}
     if isinstance(configuration, dict):
         # the size of the converted model, from which timm resolves the transforms
-        configuration["input_size"] = (ours.in_chans, *ours.img_size)
+        configuration["input_size"] = (backbone.in_chans, *backbone.img_size)
         untyped.pretrained_cfg = untyped.default_cfg = configuration
 
 

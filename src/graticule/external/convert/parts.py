@@ -99,8 +99,8 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
         value: its value; for a module, its class is named.
         rule: the rule that it violates, such as 'must be False'.
     """
-    got = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
-    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {got}.")
+    value_text = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
+    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {value_text}.")
 
 
 def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:

@@ -137,14 +137,14 @@ def _check_tensors(model: nn.Module, built: nn.Module) -> None:
     state, expected = model.state_dict(), built.state_dict()
     for name in [*expected, *state]:
         if name not in state or name not in expected:
-            got = "without it" if name in expected else "with it"
-            raise refuse(model, name, got, f"must {'' if name in expected else 'not '}exist, by its config,")
+            actual = "without it" if name in expected else "with it"
+            raise refuse(model, name, actual, f"must {'' if name in expected else 'not '}exist, by its config,")
         value = state[name]
         if value.shape != expected[name].shape:
             raise refuse(model, name, tuple(value.shape), f"must be {tuple(expected[name].shape)}, as in its config,")
         if type(value) not in (Tensor, nn.Parameter) or not value.is_floating_point() or value.is_meta:
-            what = "no values" if value.is_meta else f"{type(value).__name__} of {value.dtype}"
-            raise refuse(model, name, what, "must have floating-point values, neither quantized nor missing,")
+            value_text = "no values" if value.is_meta else f"{type(value).__name__} of {value.dtype}"
+            raise refuse(model, name, value_text, "must have floating-point values, neither quantized nor missing,")
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = owners.setdefault(id(parameter), name)

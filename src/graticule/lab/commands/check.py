@@ -58,9 +58,9 @@ def run(options: Check) -> int:
     return int("failed" in outcomes)
 
 
-def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], what: str) -> None:
+def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], noun: str) -> None:
     if sizes or options.skip:
-        raise ValueError(f"`img_size`, `patch_size` and `skip` must be left out for {what}, got one of them.")
+        raise ValueError(f"`img_size`, `patch_size` and `skip` must be left out for {noun}, got one of them.")
 
 
 def _plugin(file: str) -> Iterator[Finding]:

@@ -64,8 +64,8 @@ def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
                 f"{source if images else 'none'}; add --images FILE."
             )
         if isinstance(source, Path) and not source.is_file():
-            what = f"the folder '{source}'; give FOLDER/*" if source.is_dir() else f"'{source}', which does not exist"
-            raise FileNotFoundError(f"`images` must be files, or numbers of test images, got {what}.")
+            text = f"the folder '{source}'; give FOLDER/*" if source.is_dir() else f"'{source}', which does not exist"
+            raise FileNotFoundError(f"`images` must be files, or numbers of test images, got {text}.")
     return sources
 
 

@@ -96,9 +96,9 @@ def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)
         if not matching:
-            wanted = pattern.strip("*")
-            begins = {name[: len(wanted) + 1]: f"{name[: len(wanted) + 1]}*" for name in names}  # names end in sizes
-            near = [begins[begin] for begin in difflib.get_close_matches(wanted, begins, n=3)]
+            text = pattern.strip("*")
+            begins = {name[: len(text) + 1]: f"{name[: len(text) + 1]}*" for name in names}  # names end in sizes
+            near = [begins[begin] for begin in difflib.get_close_matches(text, begins, n=3)]
             hint = f"did you mean {' or '.join(near)}?" if near else "graticule models lists all."
             raise ValueError(f"`patterns` must match a model, got {pattern!r}; {hint}")
         matches += matching

@@ -155,10 +155,10 @@ def open_source(target: str, command: str, options: NamedModels) -> Opened:
 
 def _open_by_name(target: str, options: NamedModels) -> Opened:
     """Build a model that is given by name, with its published weights, those of a file, or random ones."""
-    ours = is_ours(target)
+    has_our_name = is_ours(target)
     choices = {key: value for key in ("encoding", "joining") if (value := getattr(options, key)) is not None}
-    model = create_named(target, **(choices if ours else {}))
-    if choices and not ours:
+    model = create_named(target, **(choices if has_our_name else {}))
+    if choices and not has_our_name:
         raise ValueError(
             f"`{next(iter(choices))}` must be left out with {target!r}, a model of timm, which has its own; "
             "graticule.convert makes a model of graticule of it."
@@ -180,12 +180,12 @@ def _open_by_name(target: str, options: NamedModels) -> Opened:
         hint = "" if options.weights else "; see --weights"
         print(f"{target} has the weights of its initialization{hint}", file=sys.stderr)
     else:
-        (load_checkpoint if ours else load_own)(model, weights)
-    position = "".join(f", {what} {value}" for what, value in choices.items())
+        (load_checkpoint if has_our_name else load_own)(model, weights)
+    position = "".join(f", {kind} {value}" for kind, value in choices.items())
     opened = describe_model(target, model, f"{target}{position}, weights: {weights}")
     if options.weights not in (None, RANDOM) and opened.info is not None and (names := label_names(weights)):
         opened = replace(opened, info=replace(opened.info, class_names=names))
-    return replace(opened, states_info=opened.states_info and (has_source or not ours))
+    return replace(opened, states_info=opened.states_info and (has_source or not has_our_name))
 
 
 def describe_model(target: str, model: nn.Module, title: str) -> Opened:

@@ -105,8 +105,8 @@ def parse(kind: type[T], command: str, arguments: Sequence[str]) -> T:
 
 def _parse_changes(kind: type, command: str, arguments: Sequence[str], **defaults: Any) -> dict[FieldPath, Any]:
     """Return the field of each given option -> its value; prints the help if it is asked for."""
-    if asked := {"-h", "--help", "--help-all"} & set(arguments):
-        print(help_page(kind, command, every="--help-all" in asked, **defaults))
+    if help_options := {"-h", "--help", "--help-all"} & set(arguments):
+        print(help_page(kind, command, every="--help-all" in help_options, **defaults))
         raise SystemExit(0)
     return parse_arguments(options_of(kind, **defaults), arguments, command)
 

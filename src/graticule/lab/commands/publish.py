@@ -42,8 +42,8 @@ def run(options: Publish) -> int:
         _publish_run(source.run, source, folder, options.format)
     else:
         save_pretrained(source.model, folder, host=options.host)
-        drawn = isinstance(source.model, Backbone)
-        if figures := _figures(source.model, options.model, folder, options.format) if drawn else []:
+        is_backbone = isinstance(source.model, Backbone)
+        if figures := _figures(source.model, options.model, folder, options.format) if is_backbone else []:
             save_pretrained(source.model, folder, host=options.host, card=Card(figures=figures))
     suffixes = (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")
     print_written(*sorted(path for path in folder.iterdir() if path.suffix in suffixes))

@@ -87,8 +87,8 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
         preempted = isinstance(reason, Preempted)
         if not getattr(rank_zero_only, "rank", 0):
             again = printable(command_line("train", ["--resume", str(folder)]))
-            what = "saved and stopped on a signal" if preempted else "stopped"
-            print(f"{what}; resume with: {again}", file=sys.stderr)
+            event = "saved and stopped on a signal" if preempted else "stopped"
+            print(f"{event}; resume with: {again}", file=sys.stderr)
         return requeue if preempted else STOPPED
     if getattr(rank_zero_only, "rank", 0):  # the first process prints the results
         return 0
@@ -145,8 +145,8 @@ def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
         from graticule.lab.training.run import Run
 
         if changed := Run.open(arguments[0]).changed_surroundings():
-            what = printable(f"those of {arguments[0]}: {', '.join(changed)}")
-            print(f"graticule: warning: the weights may differ from {what}.", file=sys.stderr)
+            arguments_text = printable(f"those of {arguments[0]}: {', '.join(changed)}")
+            print(f"graticule: warning: the weights may differ from {arguments_text}.", file=sys.stderr)
     return options.recipe, run_folder(options, Path(arguments[0]).stem), options.auto_resume
 
 

@@ -167,8 +167,8 @@ class TrainingTransform:
 
     def _factor(self, scale: tuple[float, float]) -> float:
         low, high = map(math.log, scale) if self.augmentation.log_scale else scale
-        drawn = low + (high - low) * _uniform()
-        return math.exp(drawn) if self.augmentation.log_scale else drawn
+        value = low + (high - low) * _uniform()
+        return math.exp(value) if self.augmentation.log_scale else value
 
     def _cropped(self, image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
         box = self._box(image, size)

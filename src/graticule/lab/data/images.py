@@ -90,14 +90,14 @@ def check_class_names(names_here: Sequence[str], expected: Sequence[str], source
     )
 
 
-def same_classes(ours: Sequence[str], others: Sequence[str]) -> bool:
+def same_classes(names: Sequence[str], others: Sequence[str]) -> bool:
     """Return whether two data sets have the same classes in the same order, as far as the classes have names.
 
     Classes without names are called "0", "1" and so on, and match any other classes of the same number.
     """
-    ours, others = tuple(ours), tuple(others)
-    numbers = tuple(map(str, range(len(ours))))
-    return ours == others or (len(ours) == len(others) and numbers in (ours, others))
+    names, others = tuple(names), tuple(others)
+    numbers = tuple(map(str, range(len(names))))
+    return names == others or (len(names) == len(others) and numbers in (names, others))
 
 
 def class_labels(folders: Sequence[str], names: Sequence[str], num_classes: int) -> list[int] | None:

@@ -88,8 +88,8 @@ class TextWindows(WholeBatches):
 
     def offset(self, epoch: int) -> int:
         """Return the start of the first window of an epoch."""
-        drawn = np.random.SeedSequence([self.seed, epoch, _OFFSETS]).generate_state(1, np.uint64)[0]
-        return int(drawn) % len(self.tokens)
+        number = np.random.SeedSequence([self.seed, epoch, _OFFSETS]).generate_state(1, np.uint64)[0]
+        return int(number) % len(self.tokens)
 
     def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, context) of a whole batch, and the targets (B, context), shifted by one token."""

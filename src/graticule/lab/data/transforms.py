@@ -249,12 +249,12 @@ class ShiftedImages(TensorImages):
         """Return the images (B, C, H, W) and labels (B,) of a whole batch; its keys are of one epoch."""
         indices = np.array([key[1] for key in keys])
         repeats = np.array([key[2] if len(key) > 2 else 0 for key in keys])
-        drawn = np.empty((len(keys), 3))
+        draws = np.empty((len(keys), 3))
         for repeat in np.unique(repeats):
             chosen = repeats == repeat
-            drawn[chosen] = self._draw(keys[0][0], int(repeat))[indices[chosen]]
-        offsets = (drawn[:, :2] * (2 * self.padding + 1)).astype(np.int64)  # in pixels
-        which, top, left, flipped = self._send(np.stack([indices, *offsets.T, drawn[:, 2] < self.hflip]))[..., None]
+            draws[chosen] = self._draw(keys[0][0], int(repeat))[indices[chosen]]
+        offsets = (draws[:, :2] * (2 * self.padding + 1)).astype(np.int64)  # in pixels
+        which, top, left, flipped = self._send(np.stack([indices, *offsets.T, draws[:, 2] < self.hflip]))[..., None]
         height, width = self.size
         rows = top + torch.arange(height, device=top.device)
         columns = torch.arange(width, device=top.device)

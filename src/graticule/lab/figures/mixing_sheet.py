@@ -54,8 +54,8 @@ def mixing_sheet(
     for line, layer, chosen in zip(panels, maps, chosen_groups, strict=True):
         images = getattr(layer, values)
         visible = images[[group for group in chosen if group < layer.groups]]
-        drawn = visible if len(visible) else images
-        high = float((drawn if layer.softmax else np.abs(drawn)).max())
+        reference = visible if len(visible) else images
+        high = float((reference if layer.softmax else np.abs(reference)).max())
         if layer.softmax:
             norm, cmap = Normalize(high - 6 if values == "logits" else 0.0, high), SIMILARITY
         else:

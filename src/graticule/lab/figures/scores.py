@@ -252,9 +252,9 @@ def convergence_plot(
     if empty := [label for label, points in lines.items() if not points]:
         raise ValueError(f"`lines` must have at least one point each, got none for {empty[0]!r}.")
     # matplotlib leaves out labels that begin with _, and reads $ as mathematics: so the labels are set at the end
-    drawn = {str(index).rjust(len(label), "m"): label for index, label in enumerate(lines)}
+    labels = {str(index).rjust(len(label), "m"): label for index, label in enumerate(lines)}
     figure = curves(
-        {stand: [_finite(point) for point in lines[label]] for stand, label in drawn.items()},
+        {stand: [_finite(point) for point in lines[label]] for stand, label in labels.items()},
         "epoch",
         axis_label(metric),
         title,

@@ -135,13 +135,13 @@ class Mask(Answer):
 
     def loss(self, answers: Tensor, target: Tensor) -> Tensor:
         """Return the binary cross-entropy over the cells that are asked for."""
-        asked = target >= 0
-        return F.binary_cross_entropy_with_logits(answers[asked], target[asked].to(answers.dtype))
+        labelled = target >= 0
+        return F.binary_cross_entropy_with_logits(answers[labelled], target[labelled].to(answers.dtype))
 
     def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the share of variance that is explained."""
-        asked = target >= 0
-        error = answers[asked].double().sigmoid() - target[asked]
+        labelled = target >= 0
+        error = answers[labelled].double().sigmoid() - target[labelled]
         return float(1 - error.square().mean() / self.variance)
 
 
@@ -265,8 +265,8 @@ class GymTask(ABC):
         which = torch.randint(len(DISTRACTORS), (count, free), generator=background)
         around = torch.where(occupied, torch.tensor(DISTRACTORS)[which], BLANK)
         symbols = torch.empty(count, self.cells, dtype=torch.long)
-        taken = torch.zeros(count, self.cells, dtype=torch.bool).scatter_(1, cells, True)
-        symbols[~taken] = around.flatten()
+        is_taken = torch.zeros(count, self.cells, dtype=torch.bool).scatter_(1, cells, True)
+        symbols[~is_taken] = around.flatten()
         symbols.scatter_(1, cells, torch.tensor(self.symbols).expand(count, -1))
         return GymExamples(symbols.unflatten(1, self.grid), target)
 

@@ -142,15 +142,15 @@ def _packed(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps
     return about, base64.b64encode(zlib.compress(bytes(data), 6)).decode()
 
 
-def _described(item: Maps, put: Callable[[NDArray[Any]], int]) -> dict[str, Any]:
+def _described(item: Maps, append: Callable[[NDArray[Any]], int]) -> dict[str, Any]:
     """Describe maps; `put` appends their values to the data and returns the offset."""
     codes, ends = quantized(item.values.reshape(len(item.heads), -1) if item.by_displacement else item.values)
     return {
         **{key: getattr(item, key) for key in ("kind", "layer", "image", "queries", "keys", "heads", "prefix")},
         "displacement": item.by_displacement,
-        "windows": None if item.windows is None else [*item.windows.shape, put(item.windows.astype(np.int32))],
-        "codes": put(codes),
-        "ends": put(ends),
+        "windows": None if item.windows is None else [*item.windows.shape, append(item.windows.astype(np.int32))],
+        "codes": append(codes),
+        "ends": append(ends),
     }
 
 

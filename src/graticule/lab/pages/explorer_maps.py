@@ -166,5 +166,5 @@ def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str,
     return Maps(kind, layer, values, shape, shape, heads, by_displacement=True)
 
 
-def _names(what: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{what} {number}" for number in range(count))
+def _names(noun: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{noun} {number}" for number in range(count))

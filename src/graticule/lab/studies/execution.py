@@ -153,10 +153,10 @@ def train_runs(
 def _train_here(planned: PlannedRun, runs: Sequence[PlannedRun], progress: bool) -> None:
     """Train a run in this process, after a line about it and the time that all of them need."""
     if progress:
-        done, times = sum(run.run.finished for run in runs), [left for left in seconds_left(runs) if left != 0]
+        count, times = sum(run.run.finished for run in runs), [left for left in seconds_left(runs) if left != 0]
         left = "" if None in times else f", about {format_seconds(sum(filter(None, times)))} left"
-        what = f"{planned.choice}, seed {planned.recipe.seed} -> {planned.folder}"
-        print(f"run {done + 1} of {len(runs)}{left}: {what}", file=sys.stderr, flush=True)
+        run_text = f"{planned.choice}, seed {planned.recipe.seed} -> {planned.folder}"
+        print(f"run {count + 1} of {len(runs)}{left}: {run_text}", file=sys.stderr, flush=True)
     train(planned.recipe, planned.folder, resume=True, progress=progress)
 
 

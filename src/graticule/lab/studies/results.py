@@ -200,12 +200,12 @@ class Results:
         places = [at for at in self.conditions() if at != TRAINED]
         values = {at: {cell: list(by.values()) for cell, by in self.values(at).items()} for at in places}
         pairs = [(values[at].get((name, ""), []), values[at].get((first, ""), [])) for name in others for at in places]
-        if not pairs or any(len(ours) != len(reference) or not ours for ours, reference in pairs):
+        if not pairs or any(len(scores) != len(reference) or not scores for scores, reference in pairs):
             return []
         tests, decimals = paired_outcomes(pairs), self.study.decimals
         cells = [
-            f"{fmean(ours) - fmean(reference):+.{decimals}f} (p {format_p(test.p)}; {format_p(test.adjusted)})"
-            for (ours, reference), test in zip(pairs, tests, strict=True)
+            f"{fmean(scores) - fmean(reference):+.{decimals}f} (p {format_p(test.p)}; {format_p(test.adjusted)})"
+            for (scores, reference), test in zip(pairs, tests, strict=True)
         ]
         rows = [(name, *cells[len(places) * n : len(places) * (n + 1)]) for n, name in enumerate(others)]
         return [("against the first", *places), *rows]
@@ -262,12 +262,12 @@ class Results:
         missing, tests = len(runs - {row.cell for row in self.rows}), self.tests()
         if not missing:
             return ""
-        made, planned = tests[0].tests if tests else 0, planned_tests(self.study)
+        tested, planned = tests[0].tests if tests else 0, planned_tests(self.study)
         text = f"This is an interim result: {missing:,} of {len(runs):,} planned runs are missing"
-        if made == planned:
+        if tested == planned:
             return f"{text}, and findings may change when they are added."
-        text += f", and p (Holm) is adjusted for {made} of {planned} planned tests."
-        together = holm([*(test.p for test in tests), *[1.0] * (planned - made)])
+        text += f", and p (Holm) is adjusted for {tested} of {planned} planned tests."
+        together = holm([*(test.p for test in tests), *[1.0] * (planned - tested)])
         adjusted = zip(tests, together, strict=False)
         if lost := [test.name for test, p in adjusted if test.supported and (p is None or p >= LEVEL)]:
             text += f" Adjusted for all {planned}, these would not be beyond chance: {'; '.join(lost)}."

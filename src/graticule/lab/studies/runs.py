@@ -36,8 +36,8 @@ def find_runs(folder: Path) -> Iterator[Path]:
     Links are not followed, and hidden folders and the folders in a run are not searched.
     """
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise FileNotFoundError(f"`folders` must be folders with runs, got {str(folder)!r}, which {what}.")
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"`folders` must be folders with runs, got {str(folder)!r}, which {problem}.")
     for place, folders, files in os.walk(folder):
         if "recipe.json" in files:
             folders.clear()

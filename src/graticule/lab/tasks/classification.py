@@ -207,8 +207,8 @@ class Classification(Task[Recipe, "DataModule"]):
             how = f"images of {height} x {width} pixels are resized to {size[0]} x {size[1]}, another aspect ratio"
             return [f"{how}; `img_size` {height} {width} is theirs"] if changed else []
         height, width = np.array(data.stored_sizes("train")).T
-        seen = size[0] / size[1] * height / width  # the aspect ratio of the crop by that of the image
-        lost = round(100 * (1 - self.recipe.augmentation.crop_pct**2 * np.minimum(seen, 1 / seen)).mean())
+        ratio = size[0] / size[1] * height / width  # the aspect ratio of the crop by that of the image
+        lost = round(100 * (1 - self.recipe.augmentation.crop_pct**2 * np.minimum(ratio, 1 / ratio)).mean())
         same = (height == height[0]).all() and (width == width[0]).all()
         native = f"; `img_size` {height[0]} {width[0]} is theirs" if same else ""
         crop = f"in evaluation, the center crop of {size[0]} x {size[1]} leaves out {lost} % of the images"

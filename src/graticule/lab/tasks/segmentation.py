@@ -282,8 +282,8 @@ def class_ious(counts: Any) -> list[float | None]:
     """Return the intersection over union of each class in percent; None if neither present nor predicted."""
     both, truth, predicted = (list(map(float, row)) for row in counts)
     return [
-        100 * right / union if (union := there + seen - right) else None
-        for right, there, seen in zip(both, truth, predicted, strict=True)
+        100 * right / union if (union := truth_count + predicted_count - right) else None
+        for right, truth_count, predicted_count in zip(both, truth, predicted, strict=True)
     ]
 
 

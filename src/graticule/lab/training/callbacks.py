@@ -278,11 +278,11 @@ class Progress(L.Callback):
             "best": self.metric.show(self._best, unit=False),
         }
         if isinstance(self._bar, Lines):
-            done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+            epoch, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
             seconds = time.monotonic() - self._start
-            left = seconds / (done - self._first) * (epochs - done)
+            left = seconds / (epoch - self._first) * (epochs - epoch)
             values = ", ".join(f"{name} {value}" for name, value in self._values.items())
-            line = f"epoch {done}/{epochs}: {values}, {seconds:.0f} s, about {left:.0f} s left"
+            line = f"epoch {epoch}/{epochs}: {values}, {seconds:.0f} s, about {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
         elif self._bar is not None:
             self._bar.set_postfix(self._values)

@@ -94,9 +94,9 @@ class TrainingModule(L.LightningModule):
             finite = self.trainer.strategy.reduce((~here).float().to(self.device), reduce_op="max") == 0
         if finite:
             return
-        what = "the loss of another process is not finite" if here else f"the loss is {loss.item()}"
+        reason = "the loss of another process is not finite" if here else f"the loss is {loss.item()}"
         raise FloatingPointError(
-            f"{what} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}; a smaller `lr`, a longer warm-up or "
+            f"{reason} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}; a smaller `lr`, a longer warm-up or "
             "`clip_grad` may help. The last checkpoint is intact."
         )
 

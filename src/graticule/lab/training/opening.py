@@ -70,9 +70,9 @@ def load(
             f"`source` must be a run or a file of its weights, got {str(path)!r}, which does not exist."
         )
     if run is None:
-        what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
+        why = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
         raise ValueError(
-            f"`source` must be a run or a file of its weights, whose model is known, got {str(path)!r}, which {what}; "
+            f"`source` must be a run or a file of its weights, whose model is known, got {str(path)!r}, which {why}; "
             "build the model and call graticule.load_checkpoint(model, path), or name it to a command, as in "
             "deit_tiny_patch16_224 --weights FILE."
         )

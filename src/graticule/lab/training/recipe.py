@@ -278,9 +278,9 @@ class TrainingRecipe:
 
     def _on(self, term: str) -> bool:
         """Return whether a value, such as mixing.mixup, is on, or has the one in NAME=VALUE."""
-        name, equals, wanted = term.partition("=")
+        name, equals, expected = term.partition("=")
         value = operator.attrgetter(name)(self)
-        return str(value) == wanted if equals else bool(value)
+        return str(value) == expected if equals else bool(value)
 
     def differences(self, other: TrainingRecipe) -> list[str]:
         """List the fields that differ and change the result; devices do not, except for the order of sums."""

@@ -47,11 +47,11 @@ class RunFolder:
         check("folder", folder, str | Path)
         run = cls(Path(folder))
         if not run.recipe_file.is_file():
-            what = "has no recipe.json, so it is not a run" if run.folder.is_dir() else "does not exist"
+            problem = "has no recipe.json, so it is not a run" if run.folder.is_dir() else "does not exist"
             beside = {path.name: str(path) for path in runs_in(run.folder.parent)}
             near = [repr(beside[name]) for name in difflib.get_close_matches(run.folder.name, beside, n=3)]
             hint = f"; did you mean {' or '.join(near)}?" if near else "."
-            raise FileNotFoundError(f"`run` must be the folder of a run, got {str(folder)!r}, which {what}{hint}")
+            raise FileNotFoundError(f"`run` must be the folder of a run, got {str(folder)!r}, which {problem}{hint}")
         return run
 
     @property

@@ -110,15 +110,15 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
     encodings = cast("Sequence[AbsoluteEncoding]", list(old.encodings))
     was, now = old.joining, new.joining
     same = type(now) is type(was) and now.joined == was.joined
-    wanted = None if same else find_fit(type(was), type(now))
+    fit_function = None if same else find_fit(type(was), type(now))
     tables = [encoding(before.grid) for encoding in encodings]
-    if not same and wanted is None:  # the joining starts as initialized, with the old table
+    if not same and fit_function is None:  # the joining starts as initialized, with the old table
         for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
             if isinstance(encoding, Learnable):
                 copy_table(encodings[0], encoding, replace(before, target=target))
         return False
-    if wanted is not None:
-        result = wanted(was, now, replace(before, target=tables[0]))
+    if fit_function is not None:
+        result = fit_function(was, now, replace(before, target=tables[0]))
         if isinstance(result, str):
             return result
         tables = result

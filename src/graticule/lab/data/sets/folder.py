@@ -56,12 +56,12 @@ def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dat
     return FolderImages(chosen, skip_broken=split == "train"), DatasetInfo("unlabeled_folder", ("any",))
 
 
-def existing(root: Path | None, what: str) -> Path:
+def existing(root: Path | None, content: str) -> Path:
     """Return the folder of a data set, which must exist; `what` describes it in the error."""
     if root is None or not root.is_dir():
         missing = "none; a folder that is named as a data set is written ./NAME"
         wrong = f"{str(root)!r}, which does not exist" if root else missing
-        raise FileNotFoundError(f"`data_root` must be a folder {what}, got {wrong}.")
+        raise FileNotFoundError(f"`data_root` must be a folder {content}, got {wrong}.")
     return root
 
 
@@ -109,7 +109,7 @@ def split_folder(root: Path, split: Split) -> Path:
     return folder
 
 
-def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
+def files_below(folder: Path, accepts: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
     """Find the regular files at any depth below `folder` whose names are `wanted`; links are followed.
 
     Hidden folders are entered only if `hidden`.
@@ -132,7 +132,7 @@ def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = T
                     if link and any(Path(origin).is_relative_to(os.path.realpath(path)) for origin in above):
                         raise ValueError(f"{path} must not be a link to a folder that contains it.")
                     left.append((path, above))
-                elif wanted(entry.name):
+                elif accepts(entry.name):
                     if not entry.is_file(follow_symlinks=False):
                         check_link(path)
                         check_plain(path)

@@ -75,9 +75,9 @@ def _cifar(
 
 def _refusal(wrong: Path, published: type[Any]) -> Exception:
     """Return the error about a file that does not exist, or is not the published one."""
-    error, what = (ValueError, "has another MD5") if wrong.exists() else (FileNotFoundError, "does not exist")
+    error, problem = (ValueError, "has another MD5") if wrong.exists() else (FileNotFoundError, "does not exist")
     return error(
-        f"`data_root` must have the published files of {published.__name__}, got {wrong}, which {what}; "
+        f"`data_root` must have the published files of {published.__name__}, got {wrong}, which {problem}; "
         f'torchvision.datasets.{published.__name__}("data", download=True) writes them, for --data-root data.'
     )
 

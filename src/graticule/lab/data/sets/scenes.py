@@ -79,10 +79,10 @@ class Scenes(DenseImages):
         if index not in self._drawn:
             self._drawn[index] = self.draw(index)
         scene = self._drawn[index]
-        seen = [n for n in range(len(scene.kinds)) if (scene.owner == n).any()]
-        masks = np.stack([scene.owner == n for n in seen])
+        visible = [n for n in range(len(scene.kinds)) if (scene.owner == n).any()]
+        masks = np.stack([scene.owner == n for n in visible])
         boxes = masks_to_boxes(torch.from_numpy(masks)).numpy() + np.array((0, 0, 1, 1))
-        target = boxes_target(boxes, scene.kinds[seen], SIZE, index)
+        target = boxes_target(boxes, scene.kinds[visible], SIZE, index)
         target["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
         target["area"] = torch.from_numpy(masks.sum((1, 2)).astype(np.float64))
         classes = np.where(scene.owner < 0, 0, scene.kinds[scene.owner] + 1)
