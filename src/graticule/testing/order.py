@@ -203,9 +203,8 @@ def _check_lengths(subject: ModelUnderTest, relation: Relative) -> None:
             raise NotApplicable("position is added to queries, which are not rotated")
     if share > SAME:
         raise Failed(
-            f"a rotation must keep the length of queries, got lengths that differ by {100 * share:.0f} %"
-            f"{relation.where}: "
-            "the table and its use disagree on which channels form a pair (neighbors, or i and i + d / 2)"
+            f"a rotation must keep the length of queries, got lengths that differ by {100 * share:.0f} %{relation.where}"
+            ": the table and its use disagree on which channels form a pair (neighbors, or i and i + d / 2)"
         )
 
 
@@ -234,8 +233,7 @@ def _axes_of(relation: Relative, subject: ModelUnderTest) -> str:
         raise NotApplicable(f"attention is within a square of {relation.shape[0]} x {relation.shape[1]} patches")
     reading = relation.reading()
     if reading in (COLUMNS, OPPOSITE):
-        grid = by(relation.shape)
-        raise Failed(f"relative position must run row by row over {grid} patches, got {reading}{relation.where}")
+        raise Failed(f"position must run row by row over {by(relation.shape)} patches, got {reading}{relation.where}")
     if reading is None:
         if _non_commuting(subject.model):
             raise NotApplicable("its rotations do not commute: attention is not a function of the displacement")
