@@ -19,48 +19,6 @@ def table_of(encoding):
     return encoding.formula(encoding.grid)
 
 
-def assert_depends_only_on(offsets, similarity):
-    """Check that all pairs (P, P) with the same offset have the same similarity."""
-    groups = torch.unique(offsets.flatten(0, 1), dim=0, return_inverse=True)[1]
-    values = similarity.flatten()
-    first = torch.stack([values[groups == group][0] for group in range(int(groups.max()) + 1)])
-    torch.testing.assert_close(values, first[groups], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
-def test_similarity_of_sinusoidal_1d_depends_only_on_the_offset_in_the_sequence(shape):
-    grid = Grid(*shape, prefix=1)
-    table = table_of(Sinusoidal1d(grid, 16))
-    place = torch.arange(grid.tokens)
-    assert_depends_only_on((place[:, None] - place)[..., None], table @ table.T)
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
-def test_similarity_of_sinusoidal_2d_depends_only_on_the_offset_on_the_grid(shape):
-    grid = Grid(*shape)
-    table = table_of(Sinusoidal2d(grid, 16))
-    assert_depends_only_on(grid.offsets(), table @ table.T)
-
-
-def test_the_first_half_of_sinusoidal_2d_encodes_x_and_the_second_y():
-    grid = Grid(3, 5)
-    table = table_of(Sinusoidal2d(grid, 8)).unflatten(0, (3, 5))
-    one_axis = table_of(Sinusoidal1d(Grid(1, 5), 4))  # the frequencies of D/2 channels are those of one axis
-    torch.testing.assert_close(table[..., :4], one_axis.expand(3, 5, 4), rtol=0, atol=1e-12)
-    torch.testing.assert_close(table[..., 4:], one_axis[:3, None].expand(3, 5, 4), rtol=0, atol=1e-12)
-
-
-def test_prefix_rows_of_sinusoidal_2d_are_zero():
-    table = Sinusoidal2d(Grid(3, 5, prefix=2), 8)(Grid(3, 5, prefix=2))
-    assert not table[:2].any()
-    assert torch.equal(table[2:], Sinusoidal2d(Grid(3, 5), 8)(Grid(3, 5)))
-
-
-def test_sinusoidal_1d_counts_prefix_tokens_in():
-    with_prefix = Sinusoidal1d(Grid(3, 5, prefix=1), 8)(Grid(3, 5, prefix=1))
-    assert torch.equal(with_prefix, Sinusoidal1d(Grid(1, 16), 8)(Grid(1, 16)))
-
-
 def test_sinusoidal_1d_by_hand():
     table = table_of(Sinusoidal1d(Grid(1, 3), 4, temperature=100.0))
     places = torch.arange(3, dtype=torch.float64)
@@ -73,15 +31,6 @@ def test_a_larger_grid_starts_with_the_table_of_a_smaller_one(kind):
     """A formula is not resampled: the same position has the same row, whatever the grid of construction."""
     long, short = Grid(1, 9, prefix=1), Grid(1, 4, prefix=1)
     assert torch.equal(kind(short, 8)(long)[:5], kind(long, 8)(short))
-
-
-@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
-def test_fixed_encodings_take_no_gradient(kind):
-    encoding = kind(Grid(3, 5, prefix=1), 8)
-    assert [name for name, _ in encoding.named_parameters()] == ["pos_embed"]
-    assert not encoding.pos_embed.requires_grad
-    assert not encoding(Grid(3, 5, prefix=1)).requires_grad
-    assert not encoding(Grid(4, 2, prefix=1)).requires_grad
 
 
 @in_turn(

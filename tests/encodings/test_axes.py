@@ -1,5 +1,6 @@
 """Encodings of texts, videos and volumes: laws that connect grids of different numbers of axes."""
 
+import copy
 import itertools
 
 import pytest
@@ -123,6 +124,20 @@ def test_a_video_of_one_frame_is_the_image_where_time_has_no_channels_of_an_axis
     lower, higher = Grid(3, 4, prefix=1), Grid(1, 3, 4, prefix=1)
     image = encoding.replace("(0, ", "(")
     check_layers(built(higher, encoding)(higher), built(lower, image)(lower), lower.tokens, "one frame")
+
+
+@in_turn("encoding", ENCODINGS)
+@torch.no_grad()
+def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
+    grid = Grid(3, 4, prefix=0 if mixes(encoding) else 1)
+    exact = built(grid, encoding).float()
+    rounded = copy.deepcopy(exact).bfloat16()
+    for first, second in zip(exact(grid), rounded(grid), strict=True):
+        for name in ("added_to_stream", "after_norm", "bias", "mixing", "spatial_bias"):
+            value, other = getattr(first, name), getattr(second, name)
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == torch.float32 and other.dtype == torch.bfloat16, name
+                torch.testing.assert_close(other.float(), value, rtol=2**-6, atol=2**-4)
 
 
 @in_turn("encoding", [name for name in COMPUTED if name != "log_n"])

@@ -26,7 +26,7 @@ from in_turn import in_turn
 from tiny import assert_same, draw, images, tiny
 
 HEADS, HEAD_DIM = 3, 4
-BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
+BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 3, prefix=1)
 
 
 def t5_bucket(offset, buckets=32, max_distance=128, causal=False):
@@ -175,7 +175,7 @@ RESAMPLED = [name for name in BIASES if name.startswith(("relative", "decomposed
 OF_QUERIES = [name for name in BIASES if name.startswith(("shaw", "irpe", "decomposed"))]
 DECAYING = [name for name in BIASES if name.startswith(("alibi", "kerple", "sandwich"))]
 every = in_turn("name", BIASES)
-grids = in_turn("grid", [BUILT, Grid(4, 2, prefix=2), Grid(1, 6), Grid(4, 4)])
+grids = in_turn("grid", [BUILT, Grid(4, 2, prefix=2), Grid(1, 6)])
 
 
 def built(name, grid=BUILT):
@@ -324,49 +324,6 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
 # By hand
 
 
-def first_head(encoding, grid, *values):
-    """Return the bias of one head for one query vector per token."""
-    q = torch.tensor(values or [0.0] * grid.tokens, dtype=torch.float64).view(1, 1, -1, 1)
-    return table(encoding, grid, q)[0, 0].tolist()
-
-
-@torch.no_grad()
-def test_rows_of_three_by_hand():
-    row = Grid(1, 3, prefix=1)
-    encoding = RelativeBias(row, 1).double()
-    encoding.relative_position_bias_table.copy_(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None])
-    # position of the query minus that of the key
-    assert first_head(encoding, row) == [[0, 0, 0, 0], [0, 0, -1, -2], [0, 1, 0, -1], [0, 2, 1, 0]]
-    encoding = ShawBias(row, 1, 1, clip=1).double()
-    encoding.relative_position_y.copy_(torch.tensor([[-100.0], [5.0], [100.0]]))  # no key is in another row
-    encoding.relative_position_x.copy_(torch.tensor([[1.0], [2.0], [3.0]]))  # left, here, right
-    by_hand = [[0, 0, 0, 0], [0, 7, 8, 8], [0, 60, 70, 80], [0, 600, 600, 700]]
-    assert first_head(encoding, row, 9, 1, 10, 100) == by_hand
-    encoding, pair = Decomposed(Grid(1, 2, prefix=1), 1, 1).double(), Grid(1, 2, prefix=1)
-    encoding.rel_pos_h.copy_(torch.tensor([[10.0]]))
-    encoding.rel_pos_w.copy_(torch.tensor([[1.0], [2], [3]]))  # key to the right, here, to the left
-    assert first_head(encoding, pair, 5, 1, 2) == [[0, 0, 0], [0, 12, 11], [0, 26, 24]]
-    grid = Grid(1, 2, prefix=2)
-    encoding = RelativeBias(grid, 1, prefix_rows=True).double()
-    # offsets -1, 0, 1 (query minus key); prefix to patch, patch to prefix, within the prefix
-    encoding.relative_position_bias_table.copy_(torch.tensor([[1.0], [2], [3], [4], [5], [6]]))
-    assert first_head(encoding, grid) == [[6, 6, 4, 4], [6, 6, 4, 4], [5, 5, 2, 1], [5, 5, 3, 2]]
-
-
-def test_a_few_buckets_of_t5_by_hand():
-    text = Grid(1, 9)
-    both, past = BucketedBias(text, HEADS), BucketedBias(text, HEADS, causal=True)
-    # 16 per side, 8 exact; from 8 on they are 8 + floor(8 ln(n / 8) / ln 16), one more for every factor of 2^0.5
-    distances = torch.tensor([0, 1, 7, 8, 11, 12, 15, 16, 23, 32, 64, 90, 91, 127, 128, 1000])
-    expected = [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 14, 15, 15, 15, 15]
-    assert both.bucket(-distances).tolist() == expected
-    assert both.bucket(distances).tolist() == [0, *(16 + b for b in expected[1:])]
-    # all 32 for the past, 16 of them exact; then 16 + floor(16 ln(n / 16) / ln 8)
-    distances = torch.tensor([0, 15, 16, 18, 19, 32, 64, 112, 113, 127, 1000])
-    assert past.bucket(-distances).tolist() == [0, 15, 16, 16, 17, 21, 26, 30, 31, 31, 31]
-    assert past.bucket(distances).tolist() == [0] * len(distances)
-
-
 # T5's buckets
 
 
@@ -488,10 +445,10 @@ def test_fire_never_sees_a_share_beyond_one_and_on_larger_grids_the_threshold_do
     for grid in (BUILT, Grid(40, 3)):
         encoding(grid)
         assert shares[-1].abs().max() <= 1 + 1e-12
-    far = encoding(Grid(40, 50))
+    far = encoding(Grid(20, 24))
     with torch.no_grad():
         encoding.log_threshold.sub_(1)
-    assert_same(encoding(Grid(40, 50)), far, 1e-12)
+    assert_same(encoding(Grid(20, 24)), far, 1e-12)
 
 
 def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper():
@@ -543,7 +500,7 @@ def test_rows_of_prefix_tokens_are_the_same_at_another_grid_and_beside_a_norm():
     encoding = RelativeBias(BUILT, HEADS, prefix_rows=True).double()
     last, bias = encoding.relative_position_bias_table[-3:].clone(), encoding(OTHER)
     encoding.set_grid(OTHER)
-    assert encoding.relative_position_bias_table.shape == (11 * 7 + 3, HEADS)
+    assert encoding.relative_position_bias_table.shape == (7 * 5 + 3, HEADS)
     assert torch.equal(encoding.relative_position_bias_table[-3:], last) and torch.equal(encoding(OTHER), bias)
     model = draw(tiny("relative_bias(prefix_rows=True)", "lape")).double()
     bias = model.position(model.grid)[0].bias

@@ -41,22 +41,6 @@ def test_fourier_features_are_the_formula_of_the_paper(coordinates):
     torch.testing.assert_close(encoding(grid), expected, rtol=0, atol=1e-12)
 
 
-def test_the_similarity_of_fourier_features_depends_on_the_displacement_alone_and_is_gaussian():
-    encoding = Fourier(Grid(7, 7), dim=4, frequencies=20_000, std=3.0)
-    features = encoding.features(Grid(7, 7))
-    similarity = 2 * features @ features.T
-    places = encoding.coordinates(Grid(7, 7))
-    squared = (places[:, None] - places).square().sum(-1)
-    for value in squared.unique():
-        alike = similarity[squared == value]
-        expected = torch.full_like(alike, math.exp(-4.5 * value))
-        torch.testing.assert_close(alike, expected, rtol=0, atol=0.05)  # seven deviations of the mean of 20,000 waves
-    offset = Grid(7, 7).offset_index()
-    for index in (0, 50, 90):
-        same = similarity[offset == index]
-        torch.testing.assert_close(same, same[:1].expand_as(same), rtol=0, atol=1e-12)
-
-
 def test_angles_of_fourier_features_are_not_rounded_under_autocast():
     encoding = Fourier(Grid(32, 32), dim=8).float()
     expected = encoding.features(Grid(32, 32))

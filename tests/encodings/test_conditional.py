@@ -270,14 +270,3 @@ def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid
 def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_what_stands_around_a_row_of_three_by_hand():
-    around = {"zeros": (0, 0), "circular": (3, 1), "replicate": (1, 3), "reflect": (2, 2)}
-    x = torch.tensor([1.0, 2, 3], dtype=torch.float64)
-    for padding, (left, right) in around.items():
-        peg, grid = Peg(1, padding=padding, bias=False).double(), Grid(3, 3)
-        with torch.no_grad():
-            peg.proj[0].weight.copy_(torch.tensor([[0.0, 0, 0], [10, 0, 100], [0, 0, 0]]))
-        rows = peg(x.repeat(3).view(1, 9, 1), grid).view(3, 3)
-        assert rows[1].tolist() == [1 + 10 * left + 200, 2 + 10 + 300, 3 + 20 + 100 * right], padding

@@ -101,18 +101,6 @@ def test_weights_have_a_row_per_query_and_depend_on_the_displacement_up_to_a_nor
         torch.testing.assert_close(same, same[:, :1].expand_as(same), rtol=1e-11, atol=1e-12)
 
 
-def test_a_row_of_three_is_computed_by_hand():
-    """Delta = (1, 0), M = 2 I: logits -(j - i - 1)^2, for the first token -1, 0, -1."""
-    encoding = fixed(Grid(1, 3), 1, "alpha", center=[[1.0, 0.0]], matrix=[2.0])
-    e, f = math.exp(-1), math.exp(-4)
-    rows = [[e, 1, e], [f, e, 1], [math.exp(-9), f, e]]
-    expected = torch.tensor([[w / sum(row) for w in row] for row in rows], dtype=torch.float64)
-    assert_same(encoding(Grid(1, 3))[0], expected, 1e-15)
-    grid = Grid(5, 5)  # the first number of a center is the column
-    right, below = fixed(grid, 2, center=[[2.0, 0.0], [0.0, 2.0]])(grid)[:, grid.center].argmax(-1).tolist()
-    assert right == 12 + 2 and below == 12 + 2 * 5
-
-
 def test_the_released_forms_differ_from_the_printed_ones_as_documented():
     grid, turn = Grid(5, 5), torch.tensor([[0.0, 0.4], [-0.4, 0.0]], dtype=torch.float64)
     center = torch.tensor([[1.0, 0.5]], dtype=torch.float64)

@@ -80,17 +80,6 @@ def test_every_dialect_is_timms_table_in_float64(shape, in_float64):
         assert difference < 1e-10, (text, difference)
 
 
-@pytest.mark.parametrize("preset", [name for name in Rope.presets if "split" not in Rope.presets[name]])
-def test_the_other_order_of_the_axes_is_the_table_of_the_transposed_grid(preset):
-    def table(text, *shape):
-        return build(text, Grid(*shape))(Grid(*shape))[0].rotary.table.unflatten(0, shape)
-
-    rows_first, columns_first = (table(f"rope(preset='{preset}', order='{order}')", 3, 5) for order in ("yx", "xy"))
-    transposed = table(f"rope(preset='{preset}', order='yx')", 5, 3).transpose(0, 1)
-    torch.testing.assert_close(columns_first, transposed, rtol=0, atol=1e-12)
-    assert not torch.allclose(rows_first, columns_first)
-
-
 #: timm's models, and the encoding of their attention.
 MODELS = {
     "vit_small_patch16_rope_224": "rope(preset='rope_vit')",

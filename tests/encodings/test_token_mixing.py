@@ -9,7 +9,7 @@ from graticule import Grid
 from graticule.analysis.mixing import mixing_maps
 from graticule.encodings.global_filter import GlobalFilter
 from graticule.encodings.mlp_mixing import TokenMlpMixing
-from graticule.encodings.sgu import DenseMixing, Gsgu, resize_pairs
+from graticule.encodings.sgu import DenseMixing, Gsgu
 from graticule.layers.gating import mix_tokens
 from in_turn import in_turn
 from tiny import draw
@@ -42,20 +42,6 @@ def test_groups_of_equal_matrices_are_sgu():
     for at in (grid, Grid(3, 4)):
         x = tokens(at)
         torch.testing.assert_close(mix_tokens(x, several(at)), mix_tokens(x, single(at)), rtol=0, atol=1e-12)
-
-
-def test_resampling_matrices_of_groups_is_resampling_each():
-    pairs, old, new = torch.randn(3, 6, 6, dtype=torch.float64), Grid(2, 3), Grid(4, 2)
-    actual = resize_pairs(pairs, old, new)
-    for matrix_of_group, expected in zip(actual, (resize_pairs(matrix, old, new) for matrix in pairs), strict=True):
-        torch.testing.assert_close(matrix_of_group, expected, rtol=0, atol=1e-12)
-
-
-def test_its_parameters_differ_from_sgus_by_the_groups_alone():
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "groups": 4}
-    single, several = (graticule.create_model("gmlp_s16_224", encoding=name, **sizes) for name in ("sgu", "gsgu"))
-    count = [sum(p.numel() for p in model.parameters()) for model in (single, several)]
-    assert count[1] - count[0] == 2 * 3 * 16 * 16
 
 
 # A bias per group

@@ -37,14 +37,6 @@ def test_an_empty_batch_is_mixed_to_an_empty_batch(windows):
     assert mixed.shape == (0, 15, 6)
 
 
-def test_groups_do_not_mix_channels():
-    x, weights = torch.randn(1, 6, 8, dtype=torch.float64), torch.randn(4, 6, 6, dtype=torch.float64)
-    changed = x.clone()
-    changed[..., 2:4] += 1.0
-    moved = (mix_tokens(changed, weights) - mix_tokens(x, weights)).abs().amax((0, 1))
-    assert (moved[2:4] > 1e-3).all() and not moved[:2].any() and not moved[4:].any()
-
-
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm])
 def test_the_halves_come_together_as_figure_3_draws_them(norm):
     x = torch.randn(2, 6, 8, dtype=torch.float64)
@@ -66,23 +58,6 @@ def test_the_halves_come_together_as_figure_3_draws_them(norm):
         unit = GatingUnit(8, norm, combine).double()
         torch.testing.assert_close(unit(x, position), output, rtol=0, atol=1e-12)
         assert unit.out_dim == output.shape[-1]
-
-
-def test_with_weights_near_zero_and_a_bias_of_one_the_unit_passes_its_first_half_on():
-    x = torch.randn(2, 6, 8)
-    position = LayerPosition(mixing=torch.zeros(1, 6, 6), spatial_bias=torch.ones(6))
-    torch.testing.assert_close(GatingUnit(8, nn.LayerNorm)(x, position), x[..., :4])
-
-
-@pytest.mark.parametrize("combine", ["gate", "add", "concat", "nonsplit"])
-def test_a_block_trains_every_parameter(combine):
-    block = GatedBlock(8, 4, nn.LayerNorm, combine)
-    position = LayerPosition(
-        mixing=torch.randn(2, 6, 6, requires_grad=True), spatial_bias=torch.randn(6, requires_grad=True)
-    )
-    block(torch.randn(2, 6, 8), position).square().sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in block.parameters())
-    assert position.mixing.grad.any() and position.spatial_bias.grad.any()
 
 
 def test_a_block_counts_what_the_appendix_counts():

@@ -51,15 +51,6 @@ def test_a_weight_is_the_number_of_the_table_for_the_displacement(grid, softmax)
     torch.testing.assert_close(kernel.matrix(), chosen.softmax(-1) if softmax else chosen, rtol=0, atol=1e-14)
 
 
-def test_the_weights_of_a_row_of_three_written_by_hand():
-    kernel = Displacements(torch.tensor([[[10.0, 20.0, 30.0, 40.0, 50.0]]], dtype=torch.float64), softmax=False)
-    expected = torch.tensor([[30.0, 40.0, 50.0], [20.0, 30.0, 40.0], [10.0, 20.0, 30.0]], dtype=torch.float64)
-    assert torch.equal(kernel.matrix()[0], expected)
-    x = torch.tensor([[[1.0], [0.0], [2.0]]], dtype=torch.float64)
-    y = torch.tensor([[[130.0], [100.0], [70.0]]], dtype=torch.float64)
-    torch.testing.assert_close(kernel.mix(x), y, rtol=0, atol=1e-12)
-
-
 @in_turn("grid", [Grid(5, 7), Grid(1, 9), Grid(14, 14)])
 @in_turn("softmax", [True, False])
 def test_weights_among_the_tokens_of_a_part_are_cut_and_normalized(grid, softmax):

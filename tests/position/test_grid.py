@@ -111,6 +111,12 @@ def test_resizing_is_timms_resampling_and_keeps_prefix_rows(old, new, prefix):
     torch.testing.assert_close(ours, reference, rtol=0, atol=_rounding(table))
 
 
+def test_the_gradient_of_a_resized_table_reaches_every_row():
+    table = torch.randn(17, 3, requires_grad=True)
+    Grid(4, 4, prefix=1).resize(table, Grid(3, 5, prefix=1)).square().sum().backward()
+    assert (table.grad.abs().sum(1) > 0).all()
+
+
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3)
     assert Grid(2, 3).alike(16) == Grid(4, 4)

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from graticule import Grid, LayerPosition, build_position
 from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, ConvolutionalProjection, Peg, QueryKeyPeg
@@ -14,7 +13,7 @@ from graticule.encodings.learnable import Learnable
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition
 from in_turn import in_turn
-from tiny import draw, draw_double, images, spec, tiny
+from tiny import draw_double
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
@@ -236,66 +235,3 @@ def build(encoding, grid=GRID, **kwargs):
 
 
 # Sensitivity of models with a PEG
-
-
-def pooled(encoding="peg", size=64, **kwargs):
-    """Return a model with only patch tokens, averaged; 8 x 8 patches of 8 pixels."""
-    kwargs = {"global_pool": "avg", "class_token": False, "img_size": size, **kwargs}
-    return draw(tiny(encoding, **kwargs)).double().eval()
-
-
-def shifted(x, shift):
-    """Shift images (B, C, height, width) cyclically by whole patches (y, x) of 8 pixels."""
-    return x.roll([8 * s for s in shift], (2, 3))
-
-
-@in_turn("acts_on", ["tokens", "queries_keys"])
-@in_turn("padding", ["zeros", "replicate", "reflect", "none"])
-def test_with_a_border_a_cyclic_shift_of_the_image_is_seen(padding, acts_on):
-    model = pooled(encoding=spec("peg", places=(-1, 0), padding=padding, acts_on=acts_on))
-    x = images(40, 64, dtype=torch.float64)
-    assert (model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5
-    circular = pooled(encoding=spec("peg", places=(-1, 0), padding="circular", acts_on=acts_on))
-    assert_near(circular(shifted(x, (1, 2))), circular(x))
-
-
-def test_a_convolutional_projection_with_circular_padding_does_not_see_a_cyclic_shift_and_with_zeros_does():
-    x = images(40, 64, dtype=torch.float64)
-    for padding, seen in (("circular", False), ("zeros", True)):
-        model = pooled(spec("convolutional_projection", places=(-1, 0, 1), padding=padding))
-        assert bool((model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5) == seen
-        assert bool((model(shifted(x, (1, 2))) - model(x)).abs().max() < 1e-12) != seen
-
-
-@pytest.mark.parametrize(("kernel", "layers", "reach"), [(3, 1, 1), (5, 1, 2), (3, 2, 2), (3, 3, 3)])
-def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_inside_moves_with_the_image(
-    kernel, layers, reach
-):
-    model = pooled(size=80, encoding=spec("peg", places=-1, kernel=kernel, layers=layers))
-    x, shift = images(80, 80, dtype=torch.float64), (1, 2)
-    position = model.position(model.grid_of(x))[0]
-    still, moved = (model.grid.to_map(position.enter_block(model.embed(y))) for y in (x, shifted(x, shift)))
-    off = (moved - still.roll(shift, (2, 3))).abs().amax((0, 1))  # (10, 10)
-    inside = torch.zeros(10, 10, dtype=torch.bool)
-    inside[shift[0] + reach : 10 - reach, shift[1] + reach : 10 - reach] = True  # far from either border
-    assert off[inside].max() < 1e-12
-    assert off[:reach].amax(1).min() > 1e-6
-    assert off[-reach:].amax(1).min() > 1e-6
-    assert off[:, :reach].amax(0).min() > 1e-6
-    assert off[0].min() > 1e-6
-
-
-def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
-    """If queries are zero, all keys have equal weight, and such a PEG has no other effect."""
-    changes = {}
-    for acts_on in ("tokens", "queries_keys"):
-        model = pooled(encoding=spec("peg", acts_on=acts_on, places=(-1, 0, 1)))
-        for block in model.blocks:
-            nn.init.zeros_(block.attn.qkv.weight.data[:24])
-            nn.init.zeros_(block.attn.qkv.bias.data[:24])
-        plain = pooled("none")
-        plain.load_state_dict({n: v for n, v in model.state_dict().items() if not n.startswith("position.")})
-        x = images(24, 40, dtype=torch.float64)
-        changes[acts_on] = (model(x) - plain(x)).abs().max().item()
-    assert changes["queries_keys"] < 1e-12
-    assert changes["tokens"] > 1e-3

@@ -9,14 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.interpolate import RectBivariateSpline
-from timm.layers import resample_abs_pos_embed
 from torch import nn
 from torch.export import export
 
 import graticule
-from graticule.position.grid import Grid
 from graticule.position.resampling import RESAMPLERS, Bicubic, CropResampler, Geometric, Resampler, build_resampler
-from graticule.registry import plugins
 from graticule.testing.methods import check_resampler
 from in_turn import in_turn
 
@@ -181,16 +178,6 @@ def test_it_is_compiled_as_one_graph(kind):
     torch.testing.assert_close(compiled(map_), module(map_), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("new", [(20, 11), (7, 7)])
-def test_the_default_is_timms_to_1e_9_in_float64(new):
-    table = torch.randn(14 * 14 + 2, 6, dtype=torch.float64)
-    expected = F.interpolate(table[2:].T.unflatten(1, (14, 14))[None], size=new, mode="bicubic", antialias=True)
-    actual = Grid(14, 14, prefix=2).resize(table, Grid(*new, prefix=2))
-    torch.testing.assert_close(actual, torch.cat([table[:2], expected[0].flatten(1).T]), rtol=0, atol=1e-9)
-    timms = resample_abs_pos_embed(table[None].float(), list(new), [14, 14], num_prefix_tokens=2)[0]
-    torch.testing.assert_close(actual.float(), timms, rtol=0, atol=1e-5)
-
-
 def test_what_is_wrong_is_named():
     wrong = {
         "bicubik": "`resampler` must be one of bicubic, .*did you mean 'bicubic'",
@@ -211,30 +198,6 @@ def test_what_is_wrong_is_named():
         Geometric().weights(4, 7)
     with pytest.raises(TypeError, match="must be a subclass of Resampler"):
         graticule.register_resampler("mine")(dict)
-
-
-def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
-    monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
-
-    @graticule.register_resampler("own_nearest")
-    class Nearest(graticule.Resampler):
-        def weights(self, old, new, device=None):
-            index = (torch.arange(new, device=device) * old) // new
-            return torch.eye(old, device=device, dtype=torch.float64)[index]
-
-    try:
-        model = (
-            graticule.create_model("vit_nano_patch4_28", encoding="learnable(resampler='own_nearest')").double().eval()
-        )
-        table = model.position(model.grid)[0].added_to_stream
-        assert isinstance(model.position.encodings[0].resampler, Resampler)
-        twice = model.position(Grid(14, 14, prefix=model.grid.prefix))[0].added_to_stream
-        patches = model.grid.to_map(table[None])[0]
-        expected = patches.repeat_interleave(2, -1).repeat_interleave(2, -2)
-        assert torch.equal(Grid(14, 14, prefix=model.grid.prefix).to_map(twice[None])[0], expected)
-        torch.testing.assert_close(Nearest()(patches, (14, 14)), expected)
-    finally:
-        del RESAMPLERS.data["own_nearest"]
 
 
 def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypatch):

@@ -566,7 +566,7 @@ TABLE_MUTANTS = [
 
 @pytest.mark.parametrize(("compute", "options", "law"), TABLE_MUTANTS, ids=lambda one: getattr(one, "__name__", None))
 def test_a_planted_fault_is_found(compute, options, law):
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+    for dtype in (torch.float64, torch.bfloat16):
         if (compute, dtype) != (not_normalized, torch.bfloat16):  # whose fault is not larger than rounding
             assert law in failures(table_code(compute, **options, dtype=dtype)), dtype
 
