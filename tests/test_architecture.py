@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,14 @@ def complaint(room, target):
     return None if room == target or FLOOR[target] < FLOOR[room] else f"{room} reads {target}, which is not below it"
 
 
-#: Each file, parsed.
-FILES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+@cache
+def files():
+    """Return each file, parsed."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def test_imports_point_down():
-    for path, tree in FILES.items():
+    for path, tree in files().items():
         module = module_of(path)
         room = room_of(module)
         targets = {room_of(name) for name in imports_of(tree, module, path.stem == "__init__")}
@@ -104,10 +107,10 @@ def cycle(graph):
 
 
 def test_imports_between_files_are_acyclic_late_ones_counted_as_well():
-    modules = {module_of(path): path for path in FILES}
+    modules = {module_of(path): path for path in files()}
     graph = {}
     for module, path in modules.items():
-        names = imports_of(FILES[path], module, path.stem == "__init__", submodules=True)
+        names = imports_of(files()[path], module, path.stem == "__init__", submodules=True)
         # a package's `__init__` re-exports its own modules, which may import each other but not the package
         graph[module] = {name if name in modules else name.rpartition(".")[0] for name in names} - {module}
     assert not cycle(graph), " -> ".join(cycle(graph))
@@ -146,7 +149,7 @@ def test_an_arrow_going_up_is_found():
 
 def test_super_is_called_for_an_attribute_at_once():
     """From Python 3.12 on, torch.compile traces `super().forward(x)`, but not `super()` as a value."""
-    for file, tree in FILES.items():
+    for file, tree in files().items():
         taken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
@@ -199,7 +202,7 @@ def late_imports(tree):
 def count_by_room(names):
     """Return room -> the number of names in its files."""
     counts = Counter()
-    for path, tree in FILES.items():
+    for path, tree in files().items():
         folder = path.relative_to(SOURCE).parent.parts
         counts["/".join(folder[: 1 + (folder[:1] == ("lab",))]) or "."] += len([*names(tree)])
     return +counts
@@ -215,7 +218,7 @@ def test_vague_names_and_late_imports_become_fewer(names, left):
 
 
 def test_a_class_name_exists_once():
-    names = Counter(node.name for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for tree in files().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set()
 
 

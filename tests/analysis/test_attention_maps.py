@@ -63,22 +63,6 @@ def test_a_pyramid_has_coarser_keys():
         assert 0 < layer.distance(0) < 20
 
 
-@pytest.mark.parametrize("size", [64, 96])
-def test_swin_has_a_map_a_window_and_it_mixes_the_values(size):
-    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN)).double().eval()
-    attention = model.layers[0].blocks[0].attn
-    inputs, mixed = [], []
-    attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
-    attention.register_forward_hook(lambda module, args, output: mixed.append(output))
-    (layer,) = attention_maps(model, images(size, size, dtype=torch.float64), [0])
-    side = size // 16  # windows per side
-    assert layer.weights.shape == (2 * side**2, 1, 16, 16) and layer.queries == Grid(4, 4)
-    tokens, *_ = inputs[-1]
-    v = attention.qkv(tokens).chunk(3, -1)[2].view(2, side, 4, side, 4, 12).transpose(2, 3).reshape(-1, 1, 16, 12)
-    windows = (torch.from_numpy(layer.weights) @ v).view(2, side, side, 4, 4, 12).transpose(2, 3)
-    torch.testing.assert_close(attention.proj(windows.reshape(2, -1, 12)), mixed[-1], rtol=0, atol=1e-10)
-
-
 def one_map(weights, queries, keys=None, layer=0):
     return AttentionMap(layer, np.asarray(weights, float), queries, keys or queries)
 

@@ -95,14 +95,6 @@ def test_the_numbers_of_a_map_by_hand():
     assert maps.summary()[1] == ("0-1", "0.000 to 0.347", "0.33 to 0.50", "67 to 100 %")
 
 
-def test_a_number_that_all_keys_share_drops_out():
-    bias = np.random.default_rng(0).normal(size=(1, 2, 6, 6))
-    maps = BiasMaps(Grid(2, 3), ((0,),), bias)
-    moved = BiasMaps(Grid(2, 3), ((0,),), bias + np.arange(6)[:, None])
-    np.testing.assert_allclose(moved.reach, maps.reach)
-    np.testing.assert_allclose(moved.spread, maps.spread)
-
-
 @pytest.mark.parametrize(("encoding", "rows"), [("relative_bias", 3), ("bucketed_bias", 1)])
 def test_a_sheet_has_a_row_per_map_and_two_panels_per_head(encoding, rows):
     figure = bias_map_sheet(bias_maps(tiny(encoding, img_size=(24, 40))), "a model")

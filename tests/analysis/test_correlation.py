@@ -35,12 +35,6 @@ def patches(table, grid):
 # The cosine
 
 
-def test_a_positive_factor_per_token_drops_out_as_lambda_2_does():
-    draw = np.random.default_rng(0)
-    vectors, factor = draw.normal(size=(15, 8)), draw.uniform(0.1, 10, size=(15, 1))
-    np.testing.assert_allclose(cosine_similarity(factor * vectors), cosine_similarity(vectors), atol=1e-14)
-
-
 def test_a_row_of_zeros_has_no_cosine():
     s = cosine_similarity(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
     assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all()
@@ -69,14 +63,6 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
 
 
 # The numbers
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_reach_of_equal_tokens_is_the_uniform_distance(grid):
-    ones = cosine_similarity(np.ones((grid.patches, 6)))
-    result = Correlations(grid, ones[None], ("after_norm",))
-    assert result.reach[0] == pytest.approx(result.uniform_distance)
-    assert result.uniform_distance == pytest.approx(grid.distances().mean().item())
 
 
 def test_reach_by_hand():

@@ -119,20 +119,6 @@ def test_a_size_that_the_model_pads_is_refused_because_no_shift_moves_all_its_pa
             translation_error(model, torch.zeros(2, 3, *size))
 
 
-def test_a_swin_without_position_whose_windows_fill_the_grid_is_equivariant_in_the_stages_that_have_one_window():
-    model = graticule.create_model(
-        "swin_tiny_patch4_window7_224",
-        img_size=32,
-        embed_dim=12,
-        num_heads=(1, 2),
-        depths=(1, 1),
-        window_size=8,
-        encoding="none",
-    )
-    result = translation_error(draw(model).double(), doubles(32, 32), [(1, 0), (-1, 2)])
-    assert np.all(result.all_patches < 1e-12)
-
-
 def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
     result = translation_error(tiny("peg"), images())
     header, *rows = result.summary()

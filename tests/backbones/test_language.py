@@ -250,10 +250,7 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
 WRITERS = [
     ("none", "default"),
     ("learnable", "lape"),
-    ("sinusoidal_1d", "shared"),
-    ("relative_bias", "lape"),
     ("rope_1d", "default"),
-    ("bucketed_bias", "default"),
     ("learnable+shaw+relative_bias", "lape_sharing"),
 ]
 

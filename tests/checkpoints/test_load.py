@@ -132,10 +132,6 @@ def test_a_checkpoint_is_loaded_into_a_folded_model_and_has_its_names(published,
     assert graticule.published_state_dict(model).keys() == graticule.published_state_dict(first).keys()
 
 
-def test_published_names_are_those_of_timm():
-    assert graticule.published_state_dict(tiny()).keys() == timms().state_dict().keys()
-
-
 @pytest.mark.parametrize(
     ("joining", "name"), [("default", "deit_tiny_patch16_224"), ("lape", "deit_tiny_distilled_patch16_224")]
 )
@@ -427,15 +423,6 @@ def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(h
     assert holds(first, model.state_dict())
 
 
-def test_a_state_dict_records_the_grid_of_its_tables():
-    model = tiny(img_size=(24, 40))
-    for state in (model.state_dict(), graticule.published_state_dict(model)):
-        square = tiny(img_size=32)
-        square.load_state_dict(state)
-        expected = Grid(3, 5, prefix=1).resize(model.position.encodings[0].pos_embed[0], Grid(4, 4, prefix=1))
-        assert torch.equal(square.position.encodings[0].pos_embed[0], expected)
-
-
 def test_a_published_table_that_does_not_say_its_grid_is_for_that_of_the_model_and_a_warning_says_so(saved):
     state = timms(img_size=(16, 64)).state_dict()
     model = tiny(img_size=(16, 64))
@@ -470,14 +457,6 @@ def test_a_warning_names_the_grids_of_tables_that_are_resampled_once(of):
     assert [str(record.message) for record in warned] == [
         f"the position tables of the checkpoint are resampled: {reason}."
     ]
-
-
-def test_a_table_that_may_be_of_a_square_says_what_it_is_taken_for():
-    model = tiny(img_size=(16, 64))
-    state = model.state_dict()
-    assert model.load_state_dict(state)
-    with pytest.warns(UserWarning, match="pos_embed does not say what grid it is for: it is taken for 2 x 8, that of"):
-        model.load_state_dict(dict(state))
 
 
 #: Weights of one position and models of another, whose names and shapes agree.

@@ -78,10 +78,9 @@ def test_from_its_own_checkpoint_a_model_has_everything_bit_for_bit(family, tmp_
 
 
 SOURCES = [
-    *[("learnable", joining) for joining in ("default", "unshared", "lape")],
+    ("learnable", "unshared"),
     ("sinusoidal_1d", "shared"),
     ("relative_bias", "lape"),
-    ("learnable+relative_bias", "default"),
     ("peg+learnable", "lape"),
 ]
 

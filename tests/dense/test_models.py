@@ -94,13 +94,6 @@ def test_sampling_is_bilinear_interpolation_with_zeros_outside_of_each_level():
         torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
-def test_sampling_at_the_center_of_a_cell_gives_its_value_and_between_two_their_mean():
-    value = torch.arange(6.0).reshape(1, 6, 1, 1)  # one level of 2 x 3
-    at = torch.tensor([[2.5 / 3, 0.75], [1 / 3, 0.25], [0.5, 2.0]])  # last cell; between cells 0 and 1; outside
-    samples = deformable_sample(value, [(2, 3)], at[None, :, None, None, None], torch.ones(1, 3, 1, 1, 1))
-    torch.testing.assert_close(samples.flatten(), torch.tensor([5.0, 0.5, 0.0]))
-
-
 def test_points_of_a_fresh_layer_lie_one_to_p_cells_from_the_query_in_a_direction_per_head():
     attention = DeformableAttention(16, levels=2, num_heads=4, points=3)
     shapes = [(5, 10), (2, 4)]
