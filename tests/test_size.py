@@ -15,9 +15,9 @@ graticule: . 30, analysis 3325, backbones 4950, checkpoints 1620, dense 2090, en
   layers 1020, position 3475, registry 1110, surgery 2480, system 470, testing 3190
 graticule/lab: . 750, commands 3140, data 3600, figures 1260, gym 1420, pages 910, recipes 1170, studies 2610, tasks
   2420, training 2620
-tests: . 3252, analysis 2700, backbones 4000, checkpoints 1590, dense 800, encodings 4290, external 3090, gpu 840, hub
-  310, layers 870, parity 1660, position 2630, registry 690, surgery 2780, system 190, testing 1600
-tests/lab: . 50, commands 1590, data 2850, figures 380, gym 850, pages 410, recipes 500, studies 2285, tasks 1860,
+tests: . 3252, analysis 2640, backbones 3990, checkpoints 1570, dense 790, encodings 4150, external 3080, gpu 840, hub
+  310, layers 850, parity 1660, position 2520, registry 690, surgery 2760, system 190, testing 1600
+tests/lab: . 50, commands 1590, data 2830, figures 370, gym 840, pages 400, recipes 500, studies 2275, tasks 1810,
   training 1440
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.

@@ -13,7 +13,6 @@ import pytest
 from commands import refused, run_command
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.training.run_folder import locked
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
@@ -92,12 +91,6 @@ def test_values_that_differ_are_columns(capsys, tmp_path):
         write_run(tmp_path / str(lr), (50, 60), lr=lr, dataset="digits")
     _, out, _ = run_command(capsys, "runs", tmp_path)
     assert table(out)[0][2:4] == ["lr", "epoch"] and "seed 0" in out
-
-
-def test_a_run_that_is_being_trained_is_running(capsys, folder):
-    with locked(folder / "study" / "seed-0"):
-        _, out, _ = run_command(capsys, "runs", folder / "study")
-    assert [(row[0], row[1]) for row in table(out)[1:3]] == [("seed-0", "running"), ("seed-1", "stopped")]
 
 
 @pytest.mark.parametrize(

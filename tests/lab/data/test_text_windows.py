@@ -4,7 +4,6 @@ import random
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from graticule.lab.data.registry import load_text
 from graticule.lab.data.sampling import PADDING
@@ -49,17 +48,6 @@ def test_evaluation_has_every_token_as_a_target_once_at_any_length(length):
     for index in range(len(windows)):
         assert torch.equal(windows[index][1], targets[index])
         assert (windows[-1 - index][1] == PADDING).all() and torch.equal(windows[-1 - index][0], inputs[index])
-
-
-def test_a_model_that_knows_nothing_of_bytes_needs_eight_bits_each_at_any_length():
-    tokenizer = ByteTokenizer()
-    tokens = tokenizer.stream(["Some text."])
-    for length in (4, 5, 64):
-        windows = EvaluationWindows(tokens, length)
-        _, targets = windows.__getitems__(range(len(windows)))
-        logits = torch.zeros(*targets.shape, tokenizer.vocab_size, dtype=torch.float64)
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
-        assert nats.item() / math.log(2) / len(tokens) == pytest.approx(math.log2(257))
 
 
 def module(**options):

@@ -78,14 +78,6 @@ def test_small_images_are_not_cropped_in_evaluation():
     assert tensor[0, -1].min() > tensor[0, 28].max()
 
 
-@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
-def test_a_large_image_is_resized_and_cropped_as_timm_does_it(size):
-    image = image_of(FOLDER)
-    ours = evaluation_transform(FOLDER, size, Augmentation(crop_pct=0.875))(image)
-    timms = create_transform(size, crop_pct=0.875, interpolation="bicubic", mean=FOLDER.mean, std=FOLDER.std)
-    torch.testing.assert_close(ours, timms(image), rtol=0, atol=0)
-
-
 def test_the_preprocessing_of_every_pretrained_model_of_timm_equals_timms():
     model, names = create_model("vit_nano_patch4_28", in_chans=3, img_size=32, depth=1), list_pretrained()
     keys = ("crop_mode", "crop_pct", "interpolation")

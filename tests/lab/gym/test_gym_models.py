@@ -129,17 +129,6 @@ def test_the_variances_of_a_box_are_those_of_all_rectangles():
     assert build_task("box", (6, 6)).answer.variance[0].item() == pytest.approx(expected.item(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["place", "shift"])
-def test_every_parameter_gets_a_gradient(name):
-    task = build_task(name, (6, 6))
-    model = build_model(GymRecipe(encoding="learnable", joining="lape"), task, 0)
-    examples = task.sample(16, *generators(0, "train"))
-    answers = model(examples.images)
-    assert answers.shape == ((16, 36) if task.answer.per_token else (16, task.answer.outputs))
-    task.answer.loss(answers, examples.target).backward()
-    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
-
-
 def test_the_choices_of_a_profile_can_all_be_built():
     choices = parse_choices(GymRecipe(), standard_choices(), "gym")
     tasks = [build_task(name, (6, 6)) for name in ("place", "shift")]

@@ -24,8 +24,6 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.pages.explorer import NOTHING, STEPS, explored, explorer_page, page_data, quantized
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.training.run import Run
-from graticule.position.grid import Grid
-from graticule.position.windows import Windows
 from short_runs import copied
 from tiny import draw, images, tiny
 
@@ -134,13 +132,6 @@ def test_a_rotation_and_mixing_weights_are_shown():
         for layer in mixing_maps(mlp, query=query):
             row = of(of_size, "mixing", layer.layer).values[:, 4 * query[0] + query[1]]
             np.testing.assert_allclose(row, layer.weights.reshape(len(row), -1))
-
-
-@pytest.mark.parametrize(("shift", "shape"), [((0, 0), (8, 8)), ((2, 2), (8, 8)), ((2, 2), (6, 10)), ((0, 2), (4, 9))])
-def test_every_token_is_in_one_window(shift, shape):
-    tokens = Windows(Grid(*shape), Grid(4, 4), shift).tokens()
-    assert sorted(tokens[tokens >= 0].tolist()) == list(range(shape[0] * shape[1]))
-    assert tokens.shape == (-(-shape[0] // 4) * -(-shape[1] // 4), 16)
 
 
 def blocks_of(model):

@@ -218,15 +218,6 @@ def test_a_recipe_of_another_version_is_read(tmp_path):
     assert (summary.recipe["invented_later"], summary.epochs, summary.state) == (1, 7, "no epoch yet")
 
 
-def test_hundreds_of_runs_are_summarised_at_once(tmp_path):
-    text = "\n".join([HEADER.format(column="val_top1"), *[f"{epoch},1,1,50,0.1,10" for epoch in range(1, 101)]])
-    for i in range(200):
-        (write_run(tmp_path / str(i)) / "metrics.csv").write_text(text)
-    start = time.process_time()
-    assert len([summarise(path) for path in find_runs(tmp_path)]) == 200
-    assert time.process_time() - start < 5  # 0.2 s
-
-
 # Following runs
 
 
@@ -249,9 +240,3 @@ def test_a_curve_has_means_and_deviations_over_the_epochs_of_all_runs():
 def test_the_curve_has_no_value_where_a_run_has_none(missing):
     first, second = curve([metrics(50, missing), metrics(54, 64)], "val_top1")
     assert first.mean == 52 and math.isnan(second.mean) and math.isnan(second.deviation)
-
-
-def test_a_curve_needs_no_seconds():
-    without = metrics(50, 60)
-    del without["seconds"]
-    assert [point.epoch for point in curve([without], "val_top1")] == [1, 2]

@@ -10,11 +10,10 @@ from safetensors.torch import load_file
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import LanguageModeling, TextRecipe, token_nats
+from graticule.lab.tasks.language import TextRecipe, token_nats
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import build_data, build_model, list_tasks, read_recipe
-from graticule.lab.training.validation import held_out
+from graticule.lab.training.task import list_tasks, read_recipe
 from short_runs import assert_same_end, copied, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
@@ -49,12 +48,6 @@ def naive_bits(model, data: TextModule) -> float:
     return nats / math.log(2) / data.num_bytes("test")
 
 
-@torch.inference_mode()
-def validated(recipe: TextRecipe, model, data: TextModule) -> float:
-    """Compute bits per byte as after an epoch."""
-    return held_out(LanguageModeling(recipe), model, data, progress=False).score
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Run:
     """Train a short run; tests must not change its folder."""
@@ -68,17 +61,6 @@ def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(run):
     result = run.result()
     assert result["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
     assert result["best_bpb"] == min(float(row["val_bpb"]) for row in rows(run))
-
-
-def test_an_untrained_model_without_weights_pays_log2_of_the_vocabulary_for_every_token():
-    recipe = short()
-    data = build_data(recipe)
-    model = build_model(recipe, num_classes=data.info.num_classes)
-    for parameter in model.parameters():
-        torch.nn.init.zeros_(parameter)
-    assert validated(recipe, model, data) == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
-    loss = LanguageModeling(recipe).loss(model, next(iter(data.train_dataloader())), 0)
-    assert loss.item() == pytest.approx(math.log(257), abs=1e-5)
 
 
 def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():

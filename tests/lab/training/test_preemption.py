@@ -109,10 +109,8 @@ def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("method", "step", "saved"),
     [
-        ("training_step", 2, 3),  # the last of an epoch
         ("on_validation_epoch_end", 3, 3),
         pytest.param("validation_step", 3, 3, marks=pytest.mark.slow),
-        pytest.param("training_step", 5, 6, marks=pytest.mark.slow),  # the last of all
         pytest.param("validation_step", 6, 6, marks=pytest.mark.slow),
     ],
 )
