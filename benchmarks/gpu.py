@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent.parent / "docs"
 Record = dict[str, Any]
 #: Models of this library and of timm, under the same names.
-NAMES = ("deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "deit_small_patch16_224", "deit_base_patch16_224")
+NAMES = ("deit_tiny_patch16_224", "swin_tiny_patch4_window7_224")
 #: Part -> the sentence of its goal in the page, and the columns of its table.
 GOALS = {
-    "ceilings": "The product of two large matrices, and the copy of a large tensor (bytes read and written).",
     "models": "Ours over timm's; goal: at most 1.00 in training and inference, with at most timm's memory.",
     "position": "Over the default of the same model; goal: LaPE at most 1.01 eager and 1.005 compiled, folded 1.00, "
     "one PEG (CPVT-Ti) at most 1 / 0.985.",
@@ -48,7 +47,6 @@ GOALS = {
     "windows": "Attention within windows, with a bias and without gradients, by each kernel over PyTorch's choice.",
     "mixing": "A product of PosMLP's unit by displacements over the product by its matrix.",
     "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03.",
-    "programs": "An exported program over the model.",
 }
 
 
@@ -125,30 +123,7 @@ def show(value: Any) -> str:
     """Return a value of a record for a line or a table."""
     if isinstance(value, list):
         return " to ".join(map(show, value))
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and abs(value) < 1e4
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
-
-
-def ceilings(bench: Bench) -> None:
-    """Measure the product of two large matrices, and the copy of a large tensor."""
-    import torch
-
-    side, count = (256, 1 << 16) if bench.quick else (8192, 1 << 31)
-    dtype = torch.float32 if bench.quick else torch.bfloat16
-    a, b = (torch.randn(side, side, device=bench.device, dtype=dtype) for _ in range(2))
-    times = bench.turns({"product": lambda: torch.mm(a, b)})["product"]
-    rate = 2 * side**3 / statistics.median(times) / 1e12
-    bench.add(f"product of {side} x {side}, {dtype}", times, tera_operations_per_second=rate)
-    source = torch.empty(count, dtype=torch.uint8, device=bench.device).random_()
-    copy = torch.empty_like(source)
-    times = bench.turns({"copy": lambda: copy.copy_(source)})["copy"]
-    rate = 2 * count / statistics.median(times) / 1e12
-    bench.add(f"copy of {count / 1e9:.2g} GB", times, terabytes_per_second=rate)
+    return f"{value:,.{'4g' if abs(value) < 1e4 else '0f'}}" if isinstance(value, float) else str(value)
 
 
 def models(bench: Bench, name: str) -> None:
@@ -162,8 +137,7 @@ def models(bench: Bench, name: str) -> None:
     cells = [("training", bench.batch), ("inference", bench.batch), ("inference", 1)]
     for compiled in (False, True):
         for phase, batch in cells[: 1 if bench.quick else 3]:
-            skipped = compiled and (bench.quick or (batch == 1 and name not in NAMES[:2]))
-            if skipped or time.monotonic() > bench.until:
+            if (compiled and bench.quick) or time.monotonic() > bench.until:
                 continue
             bench.free()
             steps, peaks = {}, {}
@@ -186,9 +160,11 @@ def models(bench: Bench, name: str) -> None:
             )
 
 
-def position(bench: Bench, name: str = NAMES[0]) -> None:
+def position(bench: Bench) -> None:
     """Measure LaPE, folded LaPE and PEGs over the default of a DeiT."""
     import graticule
+
+    name = NAMES[0]
 
     builders: dict[str, Callable[[], nn.Module]] = {
         "default": lambda: graticule.create_model(name),
@@ -388,46 +364,16 @@ def loop(bench: Bench) -> None:
         bench.add("training loop over bare loop", ours, bare, compiled=compiled, images_per_second=rate)
 
 
-def programs(bench: Bench) -> None:
-    """Measure exported programs, on the device, over the eager folded model."""
-    import torch
-    from torch.export.passes import move_to_device_pass
-
-    import graticule
-
-    model = graticule.create_model("deit_tiny_patch16_224", joining="lape", depth=1 if bench.quick else 12)
-    model = model.to(bench.device).eval()
-    for batch in (1,) if bench.quick else (1, 64):
-        images = torch.randn(batch, 3, 224, 224, device=bench.device)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.pt2"
-            graticule.export(model, path, "torch-export", dynamic=["batch"] if batch > 1 else [])
-            program = move_to_device_pass(torch.export.load(path), bench.device)  # a saved one is on the CPU
-            steps = {"program": partial(program.module(), images), "model": partial(graticule.fold(model), images)}
-            with torch.inference_mode():
-                times = bench.turns(steps)
-        bench.add("torch-export over the folded model, float32", times["program"], times["model"], batch=batch)
-
-
-def parts(quick: bool) -> Iterator[tuple[str, Callable[[Bench], None]]]:
-    """Yield name and function of each part, the most important first."""
-    yield "ceilings", ceilings
-    names = NAMES[:1] if quick else NAMES
-    yield f"models: {names[0]}", partial(models, name=names[0])
-    yield "position", position
-    yield "biases", biases
-    yield "windows", windows
-    yield "loop", loop
-    for name in names[1:]:
-        yield f"models: {name}", partial(models, name=name)
-    yield "mixing", mixing
-    yield "programs", programs
-    if not quick:
-        yield f"position: {NAMES[2]}", partial(position, name=NAMES[2])
-
-
-#: Values that are in gpu.json alone; the times of kernels were measured by an earlier version.
-LEFT_OUT = ("tera_operations_per_second", "kernels_ms", "timm_kernels_ms", "kernels_ms_of_default", "quartiles")
+#: Name -> function of each part, the most important first.
+PARTS: dict[str, Callable[[Bench], None]] = {
+    f"models: {NAMES[0]}": partial(models, name=NAMES[0]),
+    "position": position,
+    "biases": biases,
+    "windows": windows,
+    "loop": loop,
+    f"models: {NAMES[1]}": partial(models, name=NAMES[1]),
+    "mixing": mixing,
+}
 
 
 def cell(row: Record, key: str) -> str:
@@ -453,7 +399,7 @@ def page(record: dict[str, Any]) -> str:
         if not records:
             continue
         dates = sorted({record["dates"][part] for part in record["parts"] if part.partition(":")[0] == title})
-        columns = [key for key in dict.fromkeys(key for row in records for key in row) if key not in LEFT_OUT]
+        columns = [key for key in dict.fromkeys(key for row in records for key in row) if key != "quartiles"]
         rows = [tuple(cell(row, key) for key in columns) for row in records]
         named = tuple(key.replace("_", " ") for key in columns)
         lines += [
@@ -506,9 +452,10 @@ def main() -> None:
         "dates": earlier.get("dates", dict.fromkeys(earlier.get("parts", {}), earlier.get("date"))),
         "not_run": dict(earlier.get("not_run", {})),
     }
-    for name, measure in parts(options.quick):
+    for name, measure in PARTS.items():
         measured = name in record["parts"] and name not in record["not_run"]
-        if measured or (options.parts and not name.startswith(tuple(options.parts))):
+        repeated = options.quick and NAMES[1] in name  # `small_windows` takes the same code
+        if measured or repeated or (options.parts and not name.startswith(tuple(options.parts))):
             continue
         start, bench.records = time.monotonic(), []
         if start > bench.until:
