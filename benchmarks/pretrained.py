@@ -49,6 +49,7 @@ from graticule.lab.figures.style import line_style, new_axes
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_json, write_text
+from graticule.system.tables import plain
 
 DOCS = Path(__file__).parent.parent / "docs"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -180,7 +181,8 @@ def load(options: argparse.Namespace, name: str) -> tuple[Tensor, Tensor | None]
 def share(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the share of position by layer."""
     model = build(options)
-    return {name: graticule.position_share(model, load(options, name)[0]).record() for name in SIZES}
+    shares = {name: graticule.position_share(model, load(options, name)[0]) for name in SIZES}
+    return {name: {**plain(share), "layers": share.names} for name, share in shares.items()}
 
 
 def insid3(model: Any, size: tuple[int, int], channels: int) -> Debiased:

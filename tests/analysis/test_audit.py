@@ -16,7 +16,7 @@ from PIL import Image
 import graticule
 import tiny
 from commands import refused, run_command
-from graticule.analysis.audit import Turns, audit, audit_json
+from graticule.analysis.audit import Turns, audit
 from graticule.analysis.effect import neighbors_right
 from graticule.analysis.position_maps import position_maps, rotary_similarity
 from graticule.external.traced_model import view_of
@@ -83,7 +83,7 @@ def test_a_model_without_a_classifier_is_scored_by_leave_one_out_neighbors():
     zeroed = result.effects[0]
     assert zeroed.same is None and zeroed.right_before.all() and zeroed.accuracy[0] <= 0
     assert "leave-one-out neighbors" in audit_page(result, "a").html()
-    assert audit_json(result, {})["effects"][0]["accuracy"]["difference"] == zeroed.accuracy[0]
+    assert f"accuracy {zeroed.accuracy[0]:+.1f}" in result.record()["summary"]["position zeroed"]
 
 
 def _prefix_shares(model, images):
@@ -182,13 +182,13 @@ def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, image
     options = ["--images", image_folder, "--count", 6, "--sizes", 36]
     code, out, err = run_command(capsys, "audit", *NANO, *options)
     assert code == 0, err
-    assert "Row and column can be read" in out and "With the position zeroed" in out
+    assert "linear probe of row and column (R²)" in out and "position zeroed" in out
     assert re.search(r"as much as \d+ forward passes of one image: about \d+(\.\d)? s", err)
     folder = Path("runs/vit_nano_patch4_28")
     assert f"wrote {folder / 'audit.html'} and {folder / 'audit.json'}" in out
     check_page((folder / "audit.html").read_text())
     result = json.loads((folder / "audit.json").read_text())
-    assert result["images"] == 6 and result["accuracy"] is not None and result["sizes"][0]["name"] == "36 x 36"
+    assert result["images"] == 6 and result["accuracy"] is not None and result["sizes"]["(36, 36)"]["name"] == "36 x 36"
     assert "joining lape" in result["model"]
 
 
@@ -261,10 +261,10 @@ def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, imag
     code, _, err = run_command(capsys, "audit", *arguments, "--output", tmp_path)
     assert code == 0, err
     result = json.loads((tmp_path / "audit.json").read_text())
-    assert result["img_size"] == [48, 48] and result["grids"][0] == [6, 6, 1]
+    assert result["img_size"] == [48, 48] and result["grids"][0]["shape"] == [6, 6]
     assert result["parameters"] == tiny.count(timm.create_model("vit_tiny_patch16_224", **kwargs))
-    assert result["position_parameters"] == {"absolute table": 17 * 24}
-    assert result["maps"][0]["correlations"] and not result["unavailable"]
+    assert result["position"] == {"absolute table": 17 * 24}
+    assert result["probes"][0]["r2"] and not result["unavailable"]
     assert shlex.split(result["command"]) == ["graticule", "audit", *map(str, arguments), "--output", str(tmp_path)]
 
 

@@ -1,7 +1,6 @@
 from .attention import attention_maps as attention_maps
 from .audit import Audit as Audit
 from .audit import audit as audit
-from .audit import audit_json as audit_json
 from .certificate import DebiasCertificate as DebiasCertificate
 from .certificate import ResizeCertificate as ResizeCertificate
 from .certificate import certify as certify

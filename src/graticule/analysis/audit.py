@@ -27,8 +27,9 @@ from graticule.external.structure import find_structure
 from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, nearest_of_axis
 from graticule.position.grid import Grid
-from graticule.position.places import by
-from graticule.system.tables import plain
+from graticule.position.places import axis_names, by
+from graticule.registry.checks import checked
+from graticule.system.tables import PrintedTable, plain
 
 T = TypeVar("T")
 
@@ -108,15 +109,17 @@ def wait(device: torch.device) -> None:
 #: Maximum numbers of images for attention weights, which are large and differ little between images, and for
 #: translation.
 _ATTENTION, _TRANSLATION = 16, 32
+#: The effects that are printed.
+_CHANGED = "position zeroed", "position shuffled"
 #: Name of the run of the unchanged model.
 _ITSELF = "the model"
 #: Images per batch -> rounds in which forward passes are timed.
 _TURNS = {1: 15, 8: 7}
 
 
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """Results of an audit. Layers are counted from 0.
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(PrintedTable):
+    """Results of an audit; printed, the main ones. Layers are counted from 0.
 
     img_size: (height, width) in pixels of the images, or with a depth.
     images: number of images.
@@ -157,11 +160,59 @@ class Audit:
     maps: list[StageMaps]
     unavailable: dict[str, str] = field(default_factory=dict)
     causes: list[Effect] = field(default_factory=list)
+    left = 2
+
+    @property
+    def heading(self) -> str:
+        """The number and the size of the images."""
+        return f"{self.images} images of {by(self.img_size)}; [95 %], ± standard errors; features in their spread"
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Return a header, then the main results, a row each."""
+        share, position, axes = self.share, sum(self.position.values()), " and ".join(axis_names(len(self.img_size)))
+        end = "features" if share.features else "last layer"
+        rows: list[tuple[str, ...]] = [("measure", "result")]
+        rows += [("parameters of position", f"{position:,} of {self.parameters:,}")]
+        rows += [(f"share of position in the {end}", f"{share.total.text(-1)} %")]
+        rows += [("of it linear in " + axes, f"{share.linear.text(-1)} %")]
+        if not np.isnan(share.total.value).all():
+            most = int(np.nanargmax(share.total.value))
+            where = f"in {'' if share.names[most] == 'features' else 'layer '}{share.names[most]}"
+            rows += [("largest share of position", f"{share.total.text(most)} %, {where}")]
+        best = int(np.argmax([np.nanmean(probe.mean) for probe in self.probes]))
+        rows += [(f"linear probe of {axes} (R²)", f"{_numbers(self.probes[best].mean)}, in layer {best}")]
+        if self.probe_content is not None:
+            rows += [("the same from the patches alone", _numbers(self.probe_content.mean))]
+        named = [(effect.name, effect) for effect in self.effects if effect.name in _CHANGED]
+        named += [(f"at {effect.name}", effect) for effect in self.causes]
+        for name, effect in [*named, *((f"at {by(size)}", effect) for size, effect in self.sizes.items())]:
+            parts = [f"features change by {effect.mean_change[-1]:.2f}"]
+            if effect.same is not None:
+                parts += [f"{100 * effect.same.mean():.0f} % keep their top-1"]
+            if effect.accuracy is not None:
+                parts += [f"accuracy {effect.accuracy[0]:+.1f} ± {effect.accuracy[1]:.1f}"]
+            rows += [(name, ", ".join(parts))]
+        if self.times and "without" in (turns := self.times[-1]).seconds:
+            median, low, high = (100 * share for share in turns.share("computed", "without"))
+            cost = f"{median:.1f} %" if low > 0 else "not measurable here"
+            quartiles = f"{cost}, quartiles {low:.1f} to {high:.1f} %"
+            rows += [(f"time of position in a pass of {turns.batch} images", quartiles)]
+        return rows + [("not measured", ", ".join(self.unavailable))] * bool(self.unavailable)
+
+    def record(self) -> dict[str, Any]:
+        """Return all numbers but those of the maps as plain values, with the printed ones as `summary`."""
+        record: dict[str, Any] = plain({name: value for name, value in vars(self).items() if name != "maps"})
+        return {**record, "summary": {row[0]: row[1] for row in self.summary()[1:]}}
 
 
+def _numbers(values: Array) -> str:
+    return ", ".join(f"{value + 0.0:.2f}".replace("-0.00", "0.00").replace("nan", "-") for value in values)
+
+
+@checked
 def audit(
     model: nn.Module,
-    images: Mapping[Size, Tensor],
+    images: Mapping[Size, Tensor] | Tensor,
     img_size: Size | None = None,
     labels: Tensor | None = None,
     *,
@@ -177,9 +228,9 @@ def audit(
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
-        images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same images at other
-            sizes; or videos, with a depth.
-        img_size: (height, width) in pixels; that of the model by default.
+        images: preprocessed images (B, C, height, width), or videos, with a depth; or (height, width) -> images: those
+            at `img_size`, and the same images at other sizes.
+        img_size: (height, width) in pixels; that of the model by default, or of the images if they have one size.
         labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
             whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
         batch_size: images per forward pass.
@@ -193,6 +244,10 @@ def audit(
     Raises:
         ValueError: if the model, the sizes or the number of images cannot be used.
     """
+    if isinstance(images, Tensor):
+        check_images(images, videos=True)
+        img_size = img_size or tuple(images.shape[2:])
+        images = {tuple(images.shape[2:]): images}
     view = view_of(model, img_size)
     size = view.img_size
     if size not in images:
@@ -373,66 +428,3 @@ def _times(view: ModelView, images: Tensor) -> list[Turns]:
     variants = view.variants()
     with evaluating(view.model):
         return [time_in_turns(variants, images[:batch], turns) for batch, turns in _TURNS.items()]
-
-
-#: Attributes in the JSON of an audit, some under other names.
-_TRANSLATION_NAMES = ("inside", "border=at_border", "all_patches", "prefix", "logits", "flips")
-_PROBE_NAMES = ("mean", "error", "control_mean", "control_error", "r2", "control", "examples", "channels")
-
-
-def audit_json(result: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all numbers of an audit as plain values; `about` describes the audit."""
-    return {
-        **about,
-        "img_size": list(result.img_size),
-        "images": result.images,
-        "grids": [[*grid.shape, grid.prefix] for grid in result.grids],
-        "parameters": result.parameters,
-        "position_parameters": result.position,
-        "unknown_parameters": result.unknown,
-        "seconds": [{"batch": turns.batch, **plain(turns.seconds)} for turns in result.times],
-        "accuracy_of_neighbors": result.neighbors,
-        "accuracy": _named(("top1", "error"), result.accuracy),
-        "share": plain(result.share.record()),
-        "probe_of_patches": _record(result.probe_content, *_PROBE_NAMES),
-        "probes": [_record(probe, *_PROBE_NAMES) for probe in result.probes],
-        "effects": [_effect_record(effect) for effect in result.effects],
-        "sizes": [_effect_record(effect) for effect in result.sizes.values()],
-        "causes": [_effect_record(effect) for effect in result.causes],
-        "translation": _record(result.translation, *_TRANSLATION_NAMES),
-        "attention": plain(result.attention),
-        "maps": [_map_record(maps) for maps in result.maps],
-        "unavailable": result.unavailable,
-    }
-
-
-def _named(names: Sequence[str], values: Sequence[float] | None) -> dict[str, float] | None:
-    return None if values is None else dict(zip(names, values, strict=True))
-
-
-def _record(result: object, *names: str) -> dict[str, Any] | None:
-    """Return attributes as plain values, 'name' or 'name=attribute'; None of None."""
-    pairs = [(name.partition("=")[0], name.rpartition("=")[2]) for name in names]
-    return None if result is None else {name: plain(getattr(result, attribute)) for name, attribute in pairs}
-
-
-def _map_record(maps: StageMaps) -> dict[str, Any]:
-    similar = ("sources", "reach", "uniform=uniform_distance")
-    records = {
-        "correlations": _record(maps.correlations, *similar),
-        "rotary": _record(maps.rotary, *similar),
-        "biases": _record(maps.biases, "layers", "spread", "reach"),
-    }
-    return {name: record for name, record in records.items() if record is not None}
-
-
-def _effect_record(effect: Effect) -> dict[str, Any]:
-    return {
-        "name": effect.name,
-        "change": plain(effect.mean_change),
-        "change_error": plain(effect.change_error),
-        "cosine": plain(effect.cosine.mean(1)),
-        "same_top1": None if effect.same is None else float(effect.same.mean()),
-        "accuracy": _named(("difference", "error"), effect.accuracy),
-        "p_value": effect.p_value,
-    }

@@ -41,7 +41,7 @@ _TOLERANCE, _NEAREST = 0.1, 0.75
 _CROP = 0.75
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DebiasCertificate(PrintedTable):
     """Report of a removal, measured on images that it was not fitted on; pairs are (before, after).
 
@@ -51,6 +51,7 @@ class DebiasCertificate(PrintedTable):
     components: the number of directions that are removed ('leace', 'blank'), or of the low-rank part of the table that
         is subtracted, in addition to rows and columns ('mean'); None if nothing is removed.
     images: number of images.
+    total: number of images of which these were held out; None if all were measured.
     share: the share of the variance that position explains (`position_share`).
     place: R2 of row and column that are predicted by the mean place of the 10 nearest patches of other images (at
         most a quarter of them), in cosine; `place_chance` is that of random patches.
@@ -72,6 +73,7 @@ class DebiasCertificate(PrintedTable):
     match_chance: float
     content: Estimate | None
     labels: tuple[Estimate, Estimate] | None = None
+    total: int | None = None
 
     @property
     def nothing(self) -> bool:
@@ -82,17 +84,18 @@ class DebiasCertificate(PrintedTable):
     def heading(self) -> str:
         """The method, and the number of images."""
         what = "nothing to remove" if self.nothing else f"{self.method}, {self.components} components"
-        return f"{what}; {self.images} images, intervals of 95 %"
+        count = f"{self.images} of {self.total} images, held out" if self.total else f"{self.images} images"
+        return f"{what}; {count}; intervals of 95 %"
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: a header, then every measure."""
         pairs = [
             ("share of position (%)", self.share, 100, "0"),
-            ("place by neighbors (R2)", self.place, 1, f"{self.place_chance:.2f}"),
-            ("true matches (%)", self.match, 100, f"{100 * self.match_chance:.1f}"),
+            ("patch location from kNN (R²)", self.place, 1, f"{self.place_chance:.2f}"),
+            ("correspondence under shift and crop (%)", self.match, 100, f"{100 * self.match_chance:.1f}"),
         ]
         if self.labels is not None:
-            pairs.append(("labels by neighbors (%)", self.labels, 100, ""))
+            pairs.append(("labels from kNN (%)", self.labels, 100, ""))
         rows: list[tuple[str, ...]] = [("measure", "before", "after", "chance")]
         for name, (before, after), scale, chance in pairs:
             decimals = 1 if scale == 100 else 2
@@ -102,7 +105,7 @@ class DebiasCertificate(PrintedTable):
         return rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ResizeCertificate(PrintedTable):
     """Report of a change of size, by `certify_resize`.
 
@@ -117,6 +120,11 @@ class ResizeCertificate(PrintedTable):
     difference: float | None
     cost: dict[str, float]
 
+    @property
+    def heading(self) -> str:
+        """The line of Python."""
+        return self.line
+
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table of at most 20 lines; names with the same change share a row."""
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -125,7 +133,7 @@ class ResizeCertificate(PrintedTable):
         changes = [(names[0] + f" and {len(names) - 1} more" * (len(names) > 1), *p) for p, names in groups.items()]
         apart = "refused" if self.difference is None else f"{self.difference:.1e} apart" if self.difference else "equal"
         return [
-            (self.line, "before", "after"),
+            ("changed", "before", "after"),
             *changes[:8],
             *[(f"and {len(changes) - 8} more, in `changes`", "", "")] * (len(changes) > 8),
             ("outputs at the old size", "", apart),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Literal
@@ -105,7 +106,8 @@ def debias(
     debiased.training = model.training  # its parts keep their own
     if images is not None:
         classes = None if labels is None else labels[left_out]
-        debiased.certificate = certify(debiased, images[left_out], classes, batch_size)
+        certificate = certify(debiased, images[left_out], classes, batch_size)
+        debiased.certificate = dataclasses.replace(certificate, total=len(images))
     return debiased
 
 

@@ -26,7 +26,7 @@ Shift = tuple[int, ...]
 COLUMNS = ("layer", "grid", "inside", "border", "all patches", "prefix tokens")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Translation(PrintedTable):
     r"""The translation error of the features of every layer, when the image is shifted by whole patches.
 

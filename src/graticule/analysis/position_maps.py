@@ -33,7 +33,7 @@ from graticule.system.tables import PrintedTable
 COLUMNS = ("layers", "spread", "reach (patches)", "of uniform")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BiasMaps(PrintedTable):
     """The biases that the layers of a model, or of one stage, add to their attention logits.
 

@@ -28,7 +28,7 @@ from graticule.external.images import Size
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
-from graticule.registry.checks import checked
+from graticule.registry.checks import TENSORS, checked
 from graticule.system.tables import PrintedTable
 
 #: The largest number of groups of images that are left out one at a time for the intervals.
@@ -61,7 +61,7 @@ def mean_estimate(values: Array) -> Estimate:
     return Estimate(mean, mean - margin, mean + margin)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PositionShare(PrintedTable):
     """Shares of the variance of the tokens of patches; an entry per layer, and the last for the features, if known.
 
@@ -105,29 +105,12 @@ class PositionShare(PrintedTable):
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: a header, then every entry; shares in percent with intervals."""
-        rows: list[tuple[str, ...]] = [
-            ("layer", "position", "linear", "additive", "rest", "SSDC", "outliers", "largest norm")
-        ]
+        rows: list[tuple[str, ...]] = [("layer", "position", "linear", "additive", "SSDC", "outliers", "max norm")]
         for index, name in enumerate(self.names):
-            shares = [share.text(index) for share in (self.total, self.linear, self.additive, self.rest)]
+            shares = [share.text(index) for share in (self.total, self.linear, self.additive)]
             norms = f"{100 * self.outliers[index]:.2f}", f"{self.largest[index]:.1f}"
             rows.append((name, *shares, self.decay.text(index, 1, 2), *norms))
         return rows
-
-    def record(self) -> dict[str, Any]:
-        """Return all numbers as plain values, those of other sizes included."""
-        return {
-            "img_size": list(self.img_size),
-            "images": self.images,
-            "layers": self.names,
-            **{
-                name: {part: values.tolist() for part, values in getattr(self, name)._asdict().items()}
-                for name in ("total", "linear", "additive", "rest", "decay")
-            },
-            "outliers": self.outliers.tolist(),
-            "largest": self.largest.tolist(),
-            "others": [share.record() for share in self.others.values()],
-        }
 
 
 class ShareSums:
@@ -282,9 +265,10 @@ class LayerShares:
 def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
     """Check images from which position and content are told apart: several that differ; or videos, if they may be."""
     if images.ndim not in (4, 4 + videos) or len(images) < least or not images.is_floating_point():
+        hint = f"; {TENSORS}" * (not images.is_floating_point())
         raise ValueError(
-            f"`images` must be preprocessed images (B, C, height, width) with B at least {least}"
-            f"{', or videos with a depth before the height' * videos}, got {images.dtype} {tuple(images.shape)}."
+            f"`images` must be preprocessed images (B, C, height, width) in floating point, with B at least {least}"
+            f"{', or videos with a depth before the height' * videos}, got {images.dtype} {tuple(images.shape)}{hint}."
         )
     if not images.isfinite().all():
         raise ValueError("`images` must be finite, got NaN or infinity.")

@@ -86,7 +86,7 @@ COLUMNS = ("layer", "sees", "reach (patches)", "of uniform", "two-dimensionality
 _LEVEL = 0.05
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Correlations(PrintedTable):
     """The position correlations of every layer; layers count from 0.
 

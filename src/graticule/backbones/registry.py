@@ -366,7 +366,11 @@ def create_model(
         6
     """
     kwargs |= given_choices(encoding, joining)
-    name = known_name("name", name.removeprefix(PREFIX), MODELS)
+    of_timm = name.removeprefix("timm:")
+    cure = f"graticule.load('hf:{name}') opens a model of the hub" if "/" in name else ""
+    if timm.is_model(of_timm):
+        cure = f"timm has it: graticule.convert(timm.create_model({of_timm!r}, pretrained=True)) makes one of ours"
+    name = known_name("name", name.removeprefix(PREFIX), MODELS, cure)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
     with quick_hub() if pretrained else nullcontext():

@@ -20,7 +20,7 @@ from graticule.encodings.forms.mixing import MixingPosition
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position, check_fields
-from graticule.registry.checks import Checked, sides
+from graticule.registry.checks import TENSORS, Checked, sides
 
 register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
 
@@ -189,10 +189,7 @@ Crops = list[Crop | None] | tuple[Crop | None, ...]
 def check_image(image: object, name: str = "x") -> None:
     """Check that an image, or a batch of images, is a plain tensor."""
     if not isinstance(image, Tensor):
-        raise ValueError(
-            f"`{name}` must be a tensor of normalized images, got {type(image).__name__}; timm.data.create_transform "
-            "makes one of an image."
-        )
+        raise ValueError(f"`{name}` must be a tensor of normalized images, got {type(image).__name__}; {TENSORS}.")
     if image.is_nested or image.layout is not torch.strided:
         kind = "a nested" if image.is_nested else f"one of {image.layout}"
         raise ValueError(f"`{name}` must be a dense tensor of images, got {kind} tensor.")

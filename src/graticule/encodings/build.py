@@ -65,6 +65,8 @@ def build_position(
     how, *more = JOININGS.specs(joining)
     if more:
         raise ValueError(f"`joining` must be one joining, got {joining!s}.")
+    if how.options.get("layers", 0) is None:  # all, as in the names of arms
+        how = Spec(how.name, {name: value for name, value in how.options.items() if name != "layers"})
     stage = StageSpec(grid, dim, depth, num_heads, **within)
     names = [spec.name for spec in specs]
     if _repeat_layers(specs, depth) or ("none" in names and len(names) > 1):

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from graticule.external.tracer import Change, PositionTracer
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled
 from graticule.position.grid import Grid
 from graticule.position.windows import Windows
-from graticule.surgery.resize import shared_copy
+from graticule.surgery.resize import resize, shared_copy
 
 #: Names of parameters that look like position information.
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases|position_embedding")
@@ -113,6 +113,9 @@ class TracedModel(ModelView):
                 set_input_size(model, img_size)
             except (AssertionError, ValueError, RuntimeError, TypeError) as error:
                 raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {error_line(error)}") from error
+        elif type(model).__module__.startswith("timm."):
+            with suppress(ValueError):  # others take any size, or refuse it in the forward pass
+                resize(model, (img_size[0], img_size[1]))
         view = TracedModel(model, img_size)
         view.debiased = self.debiased
         return view

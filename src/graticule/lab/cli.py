@@ -191,12 +191,11 @@ class _ErrorsOnly(logging.Logger):
 
 
 def _quiet() -> None:
-    """Hide messages of Lightning that are for developers, and the retries of the hub's client; imports neither."""
+    """Hide warnings of Lightning for developers, and the retries of the hub's client; imports neither."""
     kind = logging.getLoggerClass()
     logging.setLoggerClass(_ErrorsOnly)
     try:
-        for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "huggingface_hub"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     finally:
         logging.setLoggerClass(kind)
     warnings.filterwarnings("ignore", module=r"lightning\..*")

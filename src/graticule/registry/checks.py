@@ -18,6 +18,11 @@ from typing import Any, Literal, TypeVar
 
 #: The most names that an error lists.
 _MANY_NAMES = 30
+#: How an image becomes a tensor.
+TENSORS = (
+    "timm.data.create_transform(**timm.data.resolve_model_data_config(model)), or a processor of transformers, makes a "
+    "tensor of an image, and torch.stack a batch of tensors"
+)
 _VIDEOS = "videos are no task any more; ViT and the encodings take grids of three axes, for volumes"
 #: Beginning of a removed name -> the reason, which the error for the name gives.
 REMOVED = {
@@ -31,8 +36,8 @@ REMOVED = {
 }
 
 
-def known_name(argument: str, name: str, known: Collection[str]) -> str:
-    """Return `name` if it is known.
+def known_name(argument: str, name: str, known: Collection[str], cure: str = "") -> str:
+    """Return `name` if it is known; else the error says `cure`, or the nearest names.
 
     Raises:
         ValueError: if it is not, naming the nearest names, and all known ones, or their number if they are many.
@@ -43,9 +48,9 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
         if name.removeprefix("graticule_").startswith(start):
             raise ValueError(f"`{argument}` must be a known name, got {name!r}, which was removed: {reason}.")
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    hint = f"; {cure}." if cure else f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(known) > _MANY_NAMES:
-        examples = "" if near else f", such as {', '.join(list(known)[:5])}"
+        examples = "" if near or cure else f", such as {', '.join(list(known)[:5])}"
         raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{hint}")
     quoted = repr if any("," in word or not word for word in known) else str  # a comma would make it look like two
     raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{hint}")
@@ -176,7 +181,8 @@ def check(name: str, value: Any, kind: Any) -> None:
         choices = [word for part in literals for word in typing.get_args(part)]
         if choices and isinstance(value, str):
             known_name(name, value, choices)
-        raise TypeError(f"`{name}` must be {type_words(kind)}, got {format_value(value)}.")
+        got = f"{type(value).__name__}; {TENSORS}" if name == "images" else format_value(value)
+        raise TypeError(f"`{name}` must be {type_words(kind)}, got {got}.")
     check_numbers(name, value)
 
 

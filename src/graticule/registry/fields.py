@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from graticule.registry.checks import format_value, printable
 from graticule.system.files import read_json
@@ -23,6 +23,8 @@ Count = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
 Epochs = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 #: The side of an image or a kernel.
 Side = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+#: (height, width) in pixels; a number is that of a square.
+Size = Annotated[tuple[Side, Side], BeforeValidator(lambda side: (side, side) if isinstance(side, int) else side)]
 #: Seeds of NumPy have 32 bits.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Number = Annotated[float, Field(strict=True)]

@@ -18,6 +18,7 @@ from graticule.position.folded import Folded
 from graticule.position.layer import LayerPosition
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
+from graticule.registry.checks import check
 from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import share_kept, table_contributions
@@ -285,6 +286,7 @@ def _check(model: Backbone, images: Tensor | None) -> Tensor | None:
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
     if images is None:
         return None
+    check("images", images, Tensor)
     sizes = (model.in_chans, *model.img_size)
     if images.ndim != 1 + len(sizes) or not len(images) or images.shape[1:] != sizes:
         raise ValueError(

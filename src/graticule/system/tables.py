@@ -5,18 +5,22 @@ from __future__ import annotations
 import html
 import json
 import math
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+#: The size of a printed result.
+LINES, COLUMNS = 20, 110
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, of which the first is the header, with all columns but the first right-aligned."""
+def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Return rows, of which the first is the header, with all columns but the first `left` right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     header, *body = rows
     lines = []
-    for first, *others in (header, ["-" * width for width in widths], *body):
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+    for row in (header, ["-" * width for width in widths], *body):
+        cells = [f"{cell:{'<' if at < left else '>'}{widths[at]}}" for at, cell in enumerate(row)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
@@ -34,16 +38,28 @@ def plain(value: Any) -> Any:
 
 def report_json(report: object) -> str:
     """Return the fields of a report as JSON."""
-    return json.dumps(plain(report), indent=1)
+    return json.dumps(plain(report), indent=1, default=str)
 
 
 class PrintedTable(ABC):
-    """A result that prints itself as a line and a table, also in notebooks; its arrays are attributes."""
+    """A result that prints itself as a table of at most 20 lines and 110 columns, also in notebooks.
+
+    Its arrays are attributes, and `summary` has all rows. A dataclass needs `repr=False`.
+
+    left: the number of columns that are aligned on the left.
+    """
+
+    left: ClassVar[int] = 1
 
     @property
     def heading(self) -> str:
-        """A line above the table; empty for none."""
+        """Lines above the table; empty for none."""
         return ""
+
+    @property
+    def footer(self) -> Sequence[str]:
+        """Lines below the table."""
+        return ()
 
     @abstractmethod
     def summary(self) -> list[tuple[str, ...]]:
@@ -51,10 +67,27 @@ class PrintedTable(ABC):
 
     to_json = report_json
 
+    def _parts(self) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+        """Return heading, rows and footer, without the rows in the middle that are too many."""
+        above, below = ([part for line in lines for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ")]
+                        for lines in (self.heading.splitlines(), self.footer))  # fmt: skip
+        header, *rows = self.summary()
+        below = below[: LINES // 2]
+        if (more := len(rows) - (LINES - 2 - len(above) - len(below))) > 0:
+            start = (len(rows) - more) // 2
+            rows[start : start + more + 1] = [(f"... {more + 1}", *[""] * (len(header) - 1))]
+        return above, [header, *rows], below
+
     def __str__(self) -> str:
-        return f"{self.heading}\n{format_table(self.summary())}".lstrip("\n")
+        above, rows, below = self._parts()
+        lines = [*above, *format_table(rows, self.left).splitlines(), *below]
+        return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        header, *rows = [[html.escape(cell) for cell in row] for row in self.summary()]
-        cells = [f"<th>{'</th><th>'.join(header)}</th>", *(f"<td>{'</td><td>'.join(row)}</td>" for row in rows)]
-        return f"<p>{html.escape(self.heading)}</p><table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
+        above, rows, below = self._parts()
+        header, *cells = [[html.escape(cell) for cell in row] for row in rows]
+        parts = [f"<th>{'</th><th>'.join(header)}</th>", *(f"<td>{'</td><td>'.join(row)}</td>" for row in cells)]
+        texts = [f"<p>{'<br>'.join(map(html.escape, lines))}</p>" * bool(lines) for lines in (above, below)]
+        return f"{texts[0]}<table><tr>{'</tr><tr>'.join(parts)}</tr></table>{texts[1]}"

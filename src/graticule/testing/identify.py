@@ -24,6 +24,7 @@ from graticule.position.places import by
 from graticule.position.position import Position
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
+from graticule.system.tables import PrintedTable
 from graticule.testing.dialects import Candidate, candidates, nice, pairs, read_angles
 from graticule.testing.model_under_test import Failed, ModelUnderTest, NotApplicable
 from graticule.testing.pairs import GRIDS, BiasCode, RotationCode
@@ -34,8 +35,8 @@ CERTIFIED, LARGE = ((6, 6), (5, 12), (24, 3), (3, 40)), (70, 90)
 READ = (4, 3), LARGE, (30, 44)
 
 
-@dataclass(frozen=True)
-class Identity:
+@dataclass(frozen=True, repr=False)
+class Identity(PrintedTable):
     """The encoding that equals position code, or the nearest one.
 
     encoding: its spec for `build_position`; None if no encoding is equal.
@@ -54,6 +55,19 @@ class Identity:
     nearest: str | None = None
     presets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left = 2
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Return a header, then what is known, a row each."""
+        grids = ", ".join(map(by, self.grids))
+        return [
+            ("encoding with the same values", self.encoding or "none"),
+            *(("nearest", name) for name in [self.nearest] if name),
+            ("for", self.grid),
+            ("largest difference in float64", f"{self.difference:.1e}, on {grids} patches"),
+            *(("preset with the same values", preset) for preset in self.presets),
+            *(("note", note) for note in self.notes),
+        ]
 
 
 def identify(code: PositionCode | nn.Module | Callable[..., Tensor], channels: int = 64) -> Identity:

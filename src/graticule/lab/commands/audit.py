@@ -9,20 +9,21 @@ from typing import Any
 
 import torch
 
-from graticule.analysis.audit import audit, audit_json, time_in_turns
+from graticule.analysis.audit import audit, time_in_turns
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView
 from graticule.lab.commands.declared import AuditCommand
 from graticule.lab.commands.opening import Opened, choose_device, folder_data, open_models, test_data
 from graticule.lab.commands.options import NamedData, output_folder, parse_size
 from graticule.lab.data.folder_module import find_images
-from graticule.lab.pages.audit import audit_page, findings
+from graticule.lab.pages.audit import audit_page
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.terminal import bar
 from graticule.lab.training.opening import source_kind
 from graticule.lab.training.run import surroundings
 from graticule.registry.checks import parse_sizes, printable
 from graticule.system.files import write_json
+from graticule.system.tables import format_table
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
@@ -72,10 +73,11 @@ def run(options: AuditCommand) -> int:
     about = _about(opened, options, device, options.line)
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(result, opened.title, list(about.items()))
-    record = audit_json(result, about)
+    record = {**about, **result.record()}
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
     reasons = result.unavailable.items() if options.causes else ()
-    options.say(*findings(result), *(f"no {name}: {why}" for name, why in reasons if name.startswith("causes")))
+    options.say(result.heading, format_table(result.summary(), result.left))
+    options.say(*(f"no {name}: {why}" for name, why in reasons if name.startswith("causes")))
     if labels is None:
         options.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
     return options.finish(record, *written)

@@ -22,6 +22,10 @@ from graticule.lab.studies.significance import LEVEL, holm, paired_test
 from graticule.lab.studies.tables import Rows, csv_of_records, markdown, read_records
 from graticule.registry.checks import printable
 from graticule.system.files import write_text
+from graticule.system.tables import PrintedTable
+
+#: The most choices of a printed profile, and letters of their names.
+_PRINTED, _NAME = 5, 16
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ class ProfileRow:
         return not math.isnan(self.normalized)
 
 
-@dataclass(frozen=True)
-class Profile:
-    """Scores of several choices on several tasks, at several sizes, over seeds."""
+@dataclass(frozen=True, repr=False)
+class Profile(PrintedTable):
+    """Scores of several choices on several tasks, at several sizes, over seeds; printed, those of the training side."""
 
     rows: tuple[ProfileRow, ...]
 
@@ -136,6 +140,17 @@ class Profile:
             cells = (" ± ".join(map(str, _mean(self.scores(choice, task, side)))) or "-" for task in self.tasks)
             rows.append((name, self._parameters(choice), *cells))
         return rows
+
+    @property
+    def heading(self) -> str:
+        """The size, what the scores are, and the number of choices that are printed."""
+        more = f"; {_PRINTED} of {len(self.choices)} choices" * (len(self.choices) > _PRINTED)
+        return f"{self.title(self.trained)}{more}"
+
+    def summary(self) -> Rows:
+        """Return the first columns of the table as in training, transposed: a row per task."""
+        header, *rows = ([*row[: _PRINTED + 1]] for row in zip(*self.table(self.trained), strict=True))
+        return [tuple(name[:_NAME] for name in header), *map(tuple, rows)]
 
     def _parameters(self, choice: str) -> str:
         return f"{max(row.parameters for row in self.rows if row.choice == choice):,}"  # heads differ

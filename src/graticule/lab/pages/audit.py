@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,8 +38,8 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
     """
     kind = "videos" if len(audit.img_size) > 2 else "images"
     report = Report(title, f"Position audit: {audit.images} {kind} of {by(audit.img_size)} pixels")
-    for sentence in findings(audit):
-        report.note(sentence)
+    columns, *rows = audit.summary()
+    report.table(columns, rows)
     if lines:
         report.table(("", ""), lines, "Settings of the audit")
     _share(report, audit.share)
@@ -70,47 +70,6 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         report.heading("Not measured")
         report.table(("analysis", "reason"), sorted(audit.unavailable.items()))
     return report
-
-
-def findings(audit: Audit) -> list[str]:
-    """Return the main findings, one sentence each."""
-    share, names = audit.share, axis_names(len(audit.img_size))
-    where = "the features" if share.features else "the last layer"
-    most = int(np.nanargmax(share.total.value)) if not np.isnan(share.total.value).all() else -1
-    entry = "features" if share.names[most] == "features" else f"layer {share.names[most]}"
-    sentences = [
-        f"Position alone explains {share.total.text(-1)} % of the variance of {where}, {share.linear.text(-1)} % "
-        f"linearly in {_words(names)}; at most {share.total.text(most)} %, in {entry}."
-    ]
-    highest = map(_number, np.nanmax([probe.mean for probe in audit.probes], axis=0))
-    best = int(np.argmax([np.nanmean(probe.mean) for probe in audit.probes]))
-    sentence = f"{_words(names).capitalize()} can be read with R² up to {_words(highest)}, best in layer {best}"
-    if audit.probe_content is not None:
-        sentence += f"; from the patches alone with {_words(map(_number, audit.probe_content.mean))}"
-    sentences.append(f"{sentence}.")
-    changed = [effect for effect in audit.effects if effect.name in ("position zeroed", "position shuffled")]
-    for effect in [*changed, *audit.causes, *(audit.sizes.values() if audit.causes else ())]:
-        sentence = f"{'With the' if effect in changed else 'At'} {effect.name}, the features of the last layer "
-        sentence += f"change by {effect.mean_change[-1]:.2f} of their spread"
-        if effect.same is not None:
-            sentence += f" and {100 * effect.same.mean():.0f} % of the images keep their top-1"
-        if effect.accuracy is not None:
-            sentence += f"; accuracy {_signed(effect.accuracy)} points"
-        sentences.append(f"{sentence}.")
-    if audit.times:
-        turns = audit.times[-1]
-        if "without" in turns.seconds:
-            median, low, high = turns.share("computed", "without")
-            cost = "The cost of position is not measurable here" if low < 0 else f"Position takes {100 * median:.1f} %"
-            sentences.append(
-                f"{cost}: quartiles {100 * low:.1f} to {100 * high:.1f} % of a forward pass of {turns.batch} images."
-            )
-    return sentences
-
-
-def _words(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _share(report: Report, share: PositionShare) -> None:
@@ -263,10 +222,6 @@ def _attention(report: Report, summary: AttentionSummary) -> None:
         rows.append((str(layer), *spans, f"{summary.uniform[index]:.2f}"))
     columns = ("layer", "distance (patches)", "entropy (nats)", "share on prefix tokens", "distance if uniform")
     report.table(columns, rows, "Range over the heads, mean over images")
-
-
-def _number(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value + 0.0:.2f}".replace("-0.00", "0.00")
 
 
 def _with_error(value: float, error: float) -> str:

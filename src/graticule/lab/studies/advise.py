@@ -28,6 +28,7 @@ from graticule.position.folded import Folded
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS, build_resampler
+from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
 from graticule.surgery.change import change_position
 from graticule.surgery.resize import resize, shared_copy, table_of, with_own_resampler
@@ -203,7 +204,7 @@ class SizeAdvice:
         return lines + ["nothing here keeps the features: fine-tune at this size"] * (change > TUNE)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Advice(PrintedTable):
     """What a model should do at other sizes; printed, the best options at each size with what to paste.
 
@@ -238,10 +239,13 @@ class Advice(PrintedTable):
         """Return the advice for each size."""
         return [f"{by(size)}: " + "\n    ".join(advice.lines()) for size, advice in self.sizes.items()]
 
-    def __str__(self) -> str:
-        return "\n".join([super().__str__(), "", *self.lines()])
+    @property
+    def footer(self) -> list[str]:
+        """The advice for each size."""
+        return [line for text in self.lines() for line in text.splitlines()]
 
 
+@checked
 def advise(
     model: nn.Module,
     images: Tensor | Callable[[Size], Tensor],

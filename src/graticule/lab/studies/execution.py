@@ -7,7 +7,6 @@ is submitted again and resumes from its checkpoint.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -178,21 +177,9 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
 
 @contextlib.contextmanager
 def _output_in(path: Path) -> Iterator[None]:
-    """Append the output of this process to a file, and that of Lightning, whose handlers keep the stream they found."""
-    named = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
-    handlers: list[Any] = [
-        handler for log in named for handler in log.handlers if isinstance(handler, logging.StreamHandler)
-    ]
-    streams = [handler.stream for handler in handlers]
-    with path.open("a", encoding="utf-8") as output:
-        for handler in handlers:
-            handler.stream = output
-        try:
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                yield
-        finally:
-            for handler, stream in zip(handlers, streams, strict=True):
-                handler.stream = stream
+    """Append the output of this process to a file."""
+    with path.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        yield
 
 
 def parse_on(on: str) -> tuple[str, str]:

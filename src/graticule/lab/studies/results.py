@@ -34,7 +34,10 @@ from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
+from graticule.system.tables import PrintedTable
 
+#: The most letters of a choice in a printed table.
+_NAME = 22
 #: A choice in a variant -> seed -> value.
 Values = dict[tuple[str, str], dict[int, float]]
 
@@ -62,9 +65,9 @@ class Tested(Outcome):
         return f"{self.label} against {self.reference}"
 
 
-@dataclass(frozen=True)
-class Results:
-    """Scores of the runs of a study, or of a comparison.
+@dataclass(frozen=True, repr=False)
+class Results(PrintedTable):
+    """Scores of the runs of a study, or of a comparison; printed, the endpoint of each choice and its first test.
 
     name: of the study, and of its files.
     study: the choices, seeds, conditions and tests.
@@ -117,6 +120,34 @@ class Results:
             if (row.metric, row.at) == (self.metric, at) and row.choice in self.study.choices:
                 values.setdefault((row.choice, row.variant), {})[row.seed] = row.value
         return values
+
+    @property
+    def heading(self) -> str:
+        """The endpoint."""
+        return f"{self.endpoint}: mean ± s.d., and differences from the choice of number 'from'"
+
+    @property
+    def footer(self) -> list[str]:
+        """What is missing."""
+        return [text] if (text := self.interim()) else []
+
+    def summary(self) -> Rows:
+        """Return a header, then a row per choice and variant: endpoint, and its first test."""
+        rows: Rows = [("choice", "seeds", "endpoint", "from", "difference [95 %]", "p (Holm)", "finding")]
+        cells, values, places = list(self.study.cells.values()), self.endpoints(), self.study.decimals
+        tests = {(tested.choice, tested.variant): tested for tested in reversed(self.tests())}
+        for number, cell in enumerate(cells, 1):
+            scores, test = list(values.get(cell, {}).values()), ("",) * 4
+            if (tested := tests.get(cell)) is not None and (paired := tested.test) is not None:
+                reference = (tested.reference, tested.variant)
+                limits = f"[{paired.low:+.{places}f}, {paired.high:+.{places}f}]"
+                finding = "beyond chance" if tested.supported else "no difference found"
+                order = str(cells.index(reference) + 1 if reference in cells else "-")
+                test = (order, f"{paired.difference:+.{places}f} {limits}", format_p(tested.adjusted), finding)
+            name = ", ".join(filter(None, cell))
+            name = name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
+            rows.append((f"{number} {name}", str(len(scores)), spread(scores, places), *test))
+        return rows
 
     def scores(self, at: str | None = None) -> dict[str, list[float]]:
         """Return the values of every choice over seeds, at a condition, or else of the endpoint."""

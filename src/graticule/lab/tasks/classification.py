@@ -44,6 +44,7 @@ from graticule.registry.fields import (
     ShareAboveZero,
     ShareBelowOne,
     Side,
+    Size,
     Whole,
     check_fields,
 )
@@ -92,7 +93,7 @@ class Recipe(TrainingRecipe):
     """start with the position parameters of this checkpoint; with peg(frozen=True) they are not trained"""
     dataset: Usual[str] = "digits"
     """data set of `graticule models`, such as digits or image_folder"""
-    img_size: Usual[tuple[Side, Side]] = (28, 28)
+    img_size: Usual[Size] = (28, 28)
     """height and width of the images, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -95,6 +96,8 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
     """
     if recipe.data_root is not None:  # a relative one would be another folder for who evaluates the run elsewhere
         recipe = dataclasses.replace(recipe, data_root=recipe.data_root.absolute())
+    for name in ("lightning.pytorch", "lightning.fabric"):  # lines on devices, and an advertisement
+        logging.getLogger(name).setLevel(logging.ERROR)
     run = Run(Path(folder))
     saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
     with saver.listening(), warnings.catch_warnings():

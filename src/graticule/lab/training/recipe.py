@@ -171,6 +171,11 @@ class TrainingRecipe:
     seed: Usual[Seed] = 0
     """seed of initialization, order and augmentation"""
 
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"`{cls.__name__}` must not have the values {keys_with_hints(unknown, cls)}.")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         check_fields(self)
         parts = self.devices * self.nodes * self.accumulate

@@ -25,7 +25,7 @@ from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone,
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluated, Evaluation
 from graticule.lab.training.task import SourceModel, Task, TrainedRun
-from graticule.registry.fields import Count, Finite, Flag, Side, Whole
+from graticule.registry.fields import Count, Finite, Flag, Side, Size, Whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,9 +101,9 @@ class DenseRecipe(TrainingRecipe):
     """necks on the feature maps of the backbone, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
     dataset: Usual[str] = "scenes"
     """data set of `graticule models` with boxes, masks or classes of pixels, such as scenes or coco"""
-    img_size: Usual[tuple[Side, Side]] = (96, 96)
+    img_size: Usual[Size] = (96, 96)
     """height and width for which the backbone's position information is built"""
-    fit: tuple[Side, Side] = (96, 96)
+    fit: Size = (96, 96)
     """shorter and longer side in pixels that images are resized to fit in, keeping their aspect ratio"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""

@@ -1,0 +1,83 @@
+"""Results print themselves as a table of at most 20 lines and 110 columns, and as one of HTML in a notebook."""
+
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from test_compare import results
+
+import graticule
+import tiny
+from graticule.analysis import certify_resize
+from graticule.analysis.share import Estimate, PositionShare
+from graticule.lab.gym.profile import Profile, ProfileRow
+from graticule.lab.studies.advise import OWN, Advice, Scores, SizeAdvice
+from graticule.system.tables import format_table
+from graticule.testing.identify import Identity
+
+
+def share(layers=40):
+    values = np.linspace(-0.1, 0.987, layers)
+    parts = [Estimate(values, values - 0.123, values + 0.123)] * 5
+    return PositionShare((224, 224), 64, *parts, values, 1000 * values, features=True)
+
+
+def audit():
+    model = tiny.draw(tiny.tiny("learnable", num_classes=3)).eval()
+    return graticule.audit(model, tiny.images(batch=6), labels=torch.arange(6) % 3, timed=True)
+
+
+def debiased():
+    torch.manual_seed(0)
+    model, labels = tiny.draw(tiny.tiny("sinusoidal_2d")).eval(), torch.arange(12) % 3
+    return graticule.debias(model, tiny.images(batch=12), "leace", components=2, labels=labels).certificate
+
+
+def profile():
+    choices = [f"encoding=learnable(std={n}),joining=lape" for n in range(9)]
+    cells = [(choice, f"task{task}", "plane", seed) for choice in choices for task in range(30) for seed in (0, 1)]
+    return Profile(tuple(ProfileRow(*cell, 9, 9, 0.5, 0.1, 0.4, 10, 1.0, 12345, "recipe") for cell in cells))
+
+
+def advice():
+    scores = {name: Scores(np.random.rand(12).tolist(), 0.3) for name in (OWN, "ntk", "yarn", "bicubic")}
+    return Advice((224, 224), {(side, side): SizeAdvice(scores, {"ntk": "line\n" * 3}) for side in range(32, 320, 32)})
+
+
+RESULTS = {
+    "share": share,
+    "audit": audit,
+    "debiased": debiased,
+    "resized": lambda: certify_resize(tiny.tiny("learnable"), 64),
+    "study": lambda: results({f"encoding=rope(base={n}),joining=default": [70.0 + n, 71.5 - n] for n in range(30)}),
+    "one run": lambda: results({"a": [70.0]}),
+    "profile": profile,
+    "advice": advice,
+    "identity": lambda: Identity(None, "Grid(H, W)", 0.1, ((6, 6), (5, 12)), "rope(base=100)", notes=("words " * 40,)),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_print_a_small_table(name):
+    result = RESULTS[name]()
+    lines = str(result).splitlines()
+    assert repr(result) == str(result) and 2 < len(lines) <= 20 and max(map(len, lines)) <= 110
+    assert not any(word in str(result) for word in ("array(", "tensor(", "nan", "None"))
+    page = ElementTree.fromstring(f"<div>{result._repr_html_().replace('<br>', '<br/>')}</div>")
+    rows = page.findall("table/tr")
+    assert 1 < len(rows) <= 20 and {len(row) for row in rows} == {len(result.summary()[0])}
+
+
+def test_the_middle_of_a_long_table_is_left_out_and_the_last_row_is_kept():
+    text = str(share())
+    assert "... 24\n" in text and text.splitlines()[-1].startswith("features") and len(share().summary()) == 41
+    assert format_table([("layer", "score"), ("0", "0.5")]) == "layer  score\n-----  -----\n0        0.5"
+
+
+def test_a_certificate_has_the_words_of_the_field_and_a_study_its_differences():
+    text = str(debiased())
+    assert "4 of 12 images, held out" in text and "patch location from kNN (R²)" in text and "correspondence" in text
+    header, first, second = results({"a": [70.0, 71.0, 72.0], "b": [75.0, 77.0, 76.0]}).summary()
+    assert header[2:4] == ("endpoint", "from") and first[:4] == ("1 a", "3", "71.00 ± 1.00", "")
+    assert second[3:] == ("1", "+5.00 [+2.52, +7.48]", "0.013", "beyond chance")
