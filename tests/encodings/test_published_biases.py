@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from test_biases import irpe_bucket
 from timm.layers.pos_embed_rel import RelPosBiasTf, RelPosMlp, resize_rel_pos_bias_table_levit
 from timm.models import efficientformer, efficientformer_v2, efficientvit_msra, levit, tiny_vit
 from timm.models.beit import Attention as BeitAttention
@@ -258,24 +259,15 @@ def test_cosine_attention_with_a_scale_is_refused():
 # iRPE, complete
 
 
-def bucket(t, ratio):
-    """Compute iRPE's piecewise rule."""
-    alpha, beta, gamma = ratio, 2 * ratio, 8 * ratio
-    if abs(t) <= alpha:
-        return round(t)
-    far = min(beta, round(alpha + math.log(abs(t) / alpha) / math.log(gamma / alpha) * (beta - alpha)))
-    return int(math.copysign(far, t))
-
-
 def buckets(method, dy, dx, ratio):
     """Return the bucket of a displacement in each table."""
     middle = int(2 * ratio)
     if method == "product":
-        return [(bucket(dy, ratio) + middle) * (2 * middle + 1) + bucket(dx, ratio) + middle]
+        return [(irpe_bucket(dy, ratio) + middle) * (2 * middle + 1) + irpe_bucket(dx, ratio) + middle]
     if method == "cross":
-        return [bucket(dy, ratio) + middle, bucket(dx, ratio) + middle]
+        return [irpe_bucket(dy, ratio) + middle, irpe_bucket(dx, ratio) + middle]
     square = dy * dy + dx * dx
-    return [bucket(square if method == "quant" else round(math.sqrt(square)), ratio) + middle]
+    return [irpe_bucket(square if method == "quant" else round(math.sqrt(square)), ratio) + middle]
 
 
 def vector(encoding, letter, i, j, head):
