@@ -15,9 +15,9 @@ graticule: . 30, analysis 3310, backbones 4950, checkpoints 1620, dense 2090, en
   layers 1020, position 3475, registry 1117, surgery 2480, system 494, testing 3203
 graticule/lab: . 750, commands 3130, data 3600, figures 1260, gym 1430, pages 865, recipes 1170, studies 2630, tasks
   2421, training 2626
-tests: . 3252, analysis 2625, backbones 3990, checkpoints 1570, dense 790, encodings 4150, external 3080, gpu 840, hub
+tests: . 3252, analysis 2625, backbones 3990, checkpoints 1570, dense 790, encodings 4140, external 3080, gpu 840, hub
   310, layers 850, parity 1660, position 2520, registry 690, surgery 2760, system 175, testing 1600
-tests/lab: . 115, commands 1590, data 2830, figures 370, gym 840, pages 400, recipes 500, studies 2349, tasks 1810,
+tests/lab: . 115, commands 1590, data 2830, figures 370, gym 840, pages 400, recipes 500, studies 2341, tasks 1810,
   training 1440
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.

@@ -48,14 +48,6 @@ def results(scores):
     return Results("comparison", study(question="", choices={row.choice: {} for row in table}, seeds=seeds), table)
 
 
-def test_the_tables_have_mean_deviation_difference_and_p():
-    comparison = results({"first": [70.0, 71.0, 71.0], "second": [71.0, 73.0, 74.0]})
-    assert comparison.means()[1:] == [("first", "3", "10", "70.67 ± 0.58"), ("second", "3", "10", "72.67 ± 1.53")]
-    row = ("second", "first", "3", "+2.00", "-0.48 to +4.48", "0.074", "0.074", "no difference within error")
-    assert comparison.findings()[1:] == [row]
-    assert comparison.markdown().startswith("6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3.")
-
-
 def test_further_conditions_are_tested_as_a_family_of_their_own():
     trained = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
     comparison = results(
