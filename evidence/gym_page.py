@@ -1,6 +1,6 @@
 """Tables and images of docs/results/gym.md, rebuilt from docs/data/gym*.csv.
 
-`python -m evidence.gym_page` writes the tables between the markers of the page, and the images.
+`python -m evidence.gym_page` writes the tables between the markers of the page, and the image.
 """
 
 from __future__ import annotations
@@ -12,18 +12,6 @@ from graticule.lab.gym.base import TASKS, task_rows
 from graticule.lab.gym.profile import Profile, heat_map, read_profile
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
-
-#: The choices of README's figure, if they were measured.
-SHORT = (
-    "encoding=none",
-    "encoding=learnable",
-    "encoding=learnable,joining=lape",
-    "encoding=sinusoidal_2d",
-    "encoding=peg",
-    "encoding=relative_bias",
-    "encoding=alibi",
-    "encoding=rope",
-)
 
 
 def page_text(text: str, profile: Profile, places: Profile) -> str:
@@ -46,16 +34,12 @@ def kept_profile(docs: Path, name: str = "gym") -> Profile:
 
 
 def write_page(docs: Path) -> list[Path]:
-    """Rebuild the page and the images; returns the paths."""
+    """Rebuild the page and its image; returns the paths."""
     profile, places = (kept_profile(docs, name) for name in ("gym", "gym_place"))
     page = docs / "results" / "gym.md"
     written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, places))]
     if profile.rows:
-        short = [choice for choice in SHORT if choice in profile.choices]
-        figures = {"gym.png": profile.select(short)}
-        if len(profile.choices) > len(short):
-            figures["gym_profile.png"] = profile
-        written += [save_figure(heat_map(chosen), docs / "figures" / name) for name, chosen in figures.items()]
+        written.append(save_figure(heat_map(profile), docs / "figures" / "gym_profile.png"))
     return written
 
 

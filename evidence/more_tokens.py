@@ -17,7 +17,7 @@ from graticule.lab.studies.study import TRAINED
 DOCS = Path("docs")
 #: The choices of the figure, and what its panels show.
 DRAWN = ("learnable", "learnable, lape", "rope(preset='dinov3')", "rope", "peg", "none", "learnable(std=1)")
-PANELS = {"canvas": "more content: the digit keeps its size", "zoom": "the digit grows with the image"}
+PANELS = {"canvas": "the digit keeps its size on an empty canvas", "zoom": "the digit grows with the image"}
 
 
 def lines(results: Results) -> Figure:

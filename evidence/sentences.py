@@ -7,7 +7,8 @@ A sentence of a page with a number or a direction ("gains", "fewer") is followed
 A clause is a contrast of contrasts.csv, in either sign, or the score of a choice, with `[variant]` and `@ condition`,
 and then statistics, each alone or compared: mean, low, high, answer, seeds, margin, rank (of a score, 1 the highest).
 Others are `task "NAME" larger = 0` (answers in a table of docs/which.md), `arm STUDY "CHOICE" FACT = 0.02` (of built
-models; without a choice, of all) and `LEVEL = 0.05`. A clause that begins with a quote has the data of the one before.
+models; without a choice, of all), `debias "camvid, mean" match labels` (before and after, of docs/data/pretrained.json)
+and `LEVEL = 0.05`. A clause that begins with a quote has the data of the one before.
 In a sentence
 
 - each number is a value of a clause, rounded to the digits printed, with its sign if one is printed;
@@ -18,6 +19,7 @@ In a sentence
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Iterator
@@ -33,7 +35,7 @@ from graticule.lab.studies.significance import LEVEL
 from graticule.lab.studies.study import TRAINED
 from graticule.lab.studies.tables import read_records
 
-#: The pages; of README.md the captions, of the page of costs what is before its first heading of a table.
+#: The pages; of README.md captions and conditions, of the page of costs what is before its first heading of a table.
 PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("which", "why_lape", "claims", "results", "extrapolation")),
@@ -136,6 +138,9 @@ def evaluate(clause: str, data: str, registry: Registry) -> Iterator[tuple[Any, 
         wanted: Any = float(match[4]) if match[3] == "std" else match[4]
         other = [arm for arm in arms if arm.differences({match[3]: wanted})]
         yield getattr((other or arms)[0], match[3]), "false" if other else "other", clause
+    elif match := re.fullmatch(r'debias "([^"]+)" ([a-z ]+)', clause):
+        measured = json.loads((registry.folder / "pretrained.json").read_text())["debias"][match[1]]
+        yield from ((part["value"], "other", clause) for name in match[2].split() for part in measured[name])
     elif match := re.fullmatch(r"LEVEL = (\S+)", clause):
         yield LEVEL, "other" if float(match[1]) == LEVEL else "false", clause
     elif match := _CLAUSE.fullmatch(clause):
@@ -177,7 +182,8 @@ def sentences(page: str, text: str) -> Iterator[Sentence]:
     blocks = re.split(r"\n\s*\n|\n(?=- )", text)
     if page == "README.md":
         captions = [number for number, block in enumerate(blocks) if "![" in block]
-        blocks = [blocks[number + more] for number in captions for more in (0, 1)]
+        captions = {number + more for number in captions for more in (0, 1)}
+        blocks = [block for number, block in enumerate(blocks) if number in captions or "<!-- holds" in block]
     for block in blocks:
         flat = _MARKS.sub(lambda mark: mark[1] or (mark[2] and "`") or "", " ".join(block.split()))
         for part in re.sub(r"([.?])((?:<!--.*?-->)*) (?=[A-Z`†])", "\\1\\2\n", flat).split("\n"):

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("registered_data", "quick_figures")
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
-RUN = ("audit", "backbones", "compare", "concepts", "convert", "encodings", "fine_tune", "index", "start", "texts")
+RUN = ("audit", "backbones", "compare", "concepts", "convert", "encodings", "fine_tune", "start", "texts")
 #: Those of them that build large models and inspect no numbers.
-SHAPES = ("backbones", "encodings", "index")
+SHAPES = ("backbones", "encodings")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {
     "deploy": "../docs/_ext/test_pages.py",

@@ -10,14 +10,14 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 #: Folder: the most lines of Python in each of its rooms; a point stands for the files of the folder itself.
 LINES = """
 benchmarks: . 1920
-evidence: . 4250
+evidence: . 4285
 graticule: . 30, analysis 3310, backbones 4950, checkpoints 1620, dense 2090, encodings 5303, external 6527, hub 750,
   layers 1020, position 3475, registry 1117, surgery 2480, system 494, testing 3203
 graticule/lab: . 750, commands 3130, data 3600, figures 1260, gym 1430, pages 865, recipes 1170, studies 2630, tasks
   2421, training 2626
-tests: . 3252, analysis 2625, backbones 3990, checkpoints 1570, dense 790, encodings 4140, external 3080, gpu 840, hub
+tests: . 3263, analysis 2625, backbones 3990, checkpoints 1570, dense 790, encodings 4140, external 3080, gpu 840, hub
   310, layers 850, parity 1660, position 2520, registry 690, surgery 2760, system 175, testing 1600
-tests/lab: . 115, commands 1590, data 2830, figures 370, gym 840, pages 400, recipes 500, studies 2341, tasks 1810,
+tests/lab: . 115, commands 1590, data 2830, figures 370, gym 840, pages 400, recipes 500, studies 2342, tasks 1810,
   training 1440
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
@@ -27,7 +27,7 @@ audit.md 1690, backbones.md 1570, claims.md 2150, compare.md 1290, conformance.m
   sizes.md 1300, training.md 1280, which.md 1500, results/gpu.md 1470, results/gym.md 2360, results/lape_place.md
   3830, results/mixing.md 1450, results/peg.md 1250
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 45_030, 33, 290
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 44_700, 33, 290
 
 
 def limits(table: str) -> dict[str, int]:
