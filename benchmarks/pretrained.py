@@ -476,8 +476,18 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name in SIZES:
         chosen = {key.split(", ")[1]: results for key, results in data["debias"].items() if key.startswith(name)}
         first = next(iter(chosen.values()))
-        labels = ["labels by neighbors (%)"] if first["labels"] else []
-        rows = [("method", "components", "position (%)", "place (R²)", "true matches (%)", "content kept (%)", *labels)]
+        labels = ["labels from kNN (%)"] if first["labels"] else []
+        rows = [
+            (
+                "method",
+                "components",
+                "position (%)",
+                "patch location (R²)",
+                "correspondence (%)",
+                "content kept (%)",
+                *labels,
+            )
+        ]
         for method, results in (("as it is", first), *chosen.items()):
             after = int(method != "as it is")
             cells = [span(results["share"][after]), span(results["place"][after], 1, 2), span(results["match"][after])]
