@@ -72,8 +72,6 @@ ADAPTED = {
 }
 #: Epochs after which an adaptation is judged.
 JUDGED = (1, 3, 10)
-#: Columns of the tables of removals.
-KEPT = ("position (%)", "patch location (R²)", "correspondence (%)", "content kept (%)")
 #: Height and width of images of CamVid for judging: 8 x 11 patches.
 STREET = (112, 154)
 
@@ -479,7 +477,8 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         chosen = {key.split(", ")[1]: results for key, results in data["debias"].items() if key.startswith(name)}
         first = next(iter(chosen.values()))
         labels = ["labels from kNN (%)"] if first["labels"] else []
-        rows = [("method", "components", *KEPT, *labels)]
+        measures = ("position (%)", "patch location (R²)", "correspondence (%)", "content kept (%)")
+        rows = [("method", "components", *measures, *labels)]
         for method, results in (("as it is", first), *chosen.items()):
             after = int(method != "as it is")
             cells = [span(results["share"][after]), span(results["place"][after], 1, 2), span(results["match"][after])]
