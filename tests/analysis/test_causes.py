@@ -10,7 +10,6 @@ from torch import nn
 
 from graticule.analysis import audit
 from graticule.analysis.effect import resize_images
-from graticule.lab.pages.audit import findings
 from tiny import SIZE, draw, tiny
 
 SIZES = ((32, 32), (48, 64), (64, 64))
@@ -60,7 +59,7 @@ def test_repeated_patches_with_repeated_positions_change_nothing(model):
     for size in ("48 x 64", "64 x 64"):
         assert abs(passes[f"{size}, content"].change - passes[size].change).max() > 1e-4
     if model != "unknown class":
-        assert sum(sentence.startswith("At ") for sentence in findings(result)) == 6
+        assert sum(row[0].startswith("at ") for row in result.summary()) == 6
 
 
 def test_without_position_the_values_change_nothing():
