@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from graticule.backbones.registry import create_model
-from graticule.lab.studies.matrix import GROUPS, combinations, group_of, ordered, rows
+from graticule.lab.studies.matrix import GROUPS, combinations, group_of, order_encodings, rows
 from graticule.lab.studies.tables import markdown
 from graticule.position.position import ENCODINGS
 
@@ -51,7 +51,7 @@ def group(pairs: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...],
 def options_table() -> str:
     """Return the table of signatures: name and options, first line of the docstring, reference."""
     lines = [["encoding", "what it does", "reference"]]
-    for name in ordered():
+    for name in order_encodings():
         kind = ENCODINGS[name]
         options = ", ".join(f"{option}={parameter.default!r}" for option, parameter in kind.option_types().items())
         text = f"`{name}({options})`" if options else f"`{name}`"
@@ -86,7 +86,7 @@ def replace_table(path: Path, heading: str, written: str) -> None:
 def gallery_table(kind: str, docs: Path = DOCS) -> str:
     """Return the table of a group of encodings: image, when to take it, cost, other sizes."""
     lines = [["map", "encoding", "take it if", "parameters", "other sizes"]]
-    for name in ordered():
+    for name in order_encodings():
         if group_of(name) == kind:
             drawn = (docs / "figures" / "encodings" / f"{name}.png").exists()
             image = f"![Map of {name} at the center](figures/encodings/{name}.png)" if drawn else ""
@@ -135,7 +135,7 @@ def thumbnail(name: str) -> Figure | None:
 def main() -> None:
     """Write the images and the tables."""
     replace_table(DOCS / "backbones.md", "## Compatibility", table(combinations()))
-    for name in ordered():
+    for name in order_encodings():
         if (figure := thumbnail(name)) is not None:
             figure.savefig(DOCS / "figures" / "encodings" / f"{name}.png", dpi=100, metadata={"Software": None})
     for kind, _, _ in GROUPS:

@@ -120,7 +120,7 @@ def quick_figures(monkeypatch):
         figure.savefig(buffer := io.BytesIO(), format=kind, dpi=40)
         return buffer.getvalue()
 
-    monkeypatch.setattr(figure_files, "rendered", rendered)
+    monkeypatch.setattr(figure_files, "render", rendered)
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from graticule.testing.places import (
     DIM,
     HEADS,
     LAWS,
-    built,
+    build_random,
     check_layers,
     check_places,
     mixes,
-    reordered,
+    reorder,
     values,
 )
 from in_turn import in_turn
@@ -106,7 +106,7 @@ def test_the_laws_of_places_hold_with_every_joining(encoding, joining):
 @in_turn("encoding", [*ENCODINGS, *OPTIONS])
 @torch.no_grad()
 def test_a_law_that_an_encoding_is_exempt_from_does_not_hold(encoding, monkeypatch):
-    position = built(Grid(4, 5, prefix=int(not mixes(encoding))), encoding)
+    position = build_random(Grid(4, 5, prefix=int(not mixes(encoding))), encoding)
     reasons = [reason.partition(":")[0] for part in position.modules() for reason in getattr(part, "exempt", ())]
     exempt = {law for laws in reasons for law in laws.split(", ")}
     assert exempt <= LAWS.keys()
@@ -123,14 +123,14 @@ def test_a_law_that_an_encoding_is_exempt_from_does_not_hold(encoding, monkeypat
 def test_a_video_of_one_frame_is_the_image_where_time_has_no_channels_of_an_axis(encoding):
     lower, higher = Grid(3, 4, prefix=1), Grid(1, 3, 4, prefix=1)
     image = encoding.replace("(0, ", "(")
-    check_layers(built(higher, encoding)(higher), built(lower, image)(lower), lower.tokens, "one frame")
+    check_layers(build_random(higher, encoding)(higher), build_random(lower, image)(lower), lower.tokens, "one frame")
 
 
 @in_turn("encoding", ENCODINGS)
 @torch.no_grad()
 def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
     grid = Grid(3, 4, prefix=0 if mixes(encoding) else 1)
-    exact = built(grid, encoding).float()
+    exact = build_random(grid, encoding).float()
     rounded = copy.deepcopy(exact).bfloat16()
     for first, second in zip(exact(grid), rounded(grid), strict=True):
         for name in ("added_to_stream", "after_norm", "bias", "mixing", "spatial_bias"):
@@ -144,18 +144,18 @@ def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
 @torch.no_grad()
 def test_points_follow_their_coordinates_and_not_their_order(encoding):
     places = torch.tensor([[0.5, 2.25], [1.75, 0.0], [2.0, 3.0], [0.25, 1.5]], dtype=torch.float64)
-    position, index = built(Grid(3, 4), encoding), torch.tensor([2, 0, 3, 1])
+    position, index = build_random(Grid(3, 4), encoding), torch.tensor([2, 0, 3, 1])
     first, second = position(Points(places)), position(Points(places[index]))
     for before, after in zip(first, second, strict=True):
         assert before.added_to_stream is None or not torch.allclose(after.added_to_stream, before.added_to_stream)
-    check_layers(second, [reordered(layer, Subset(index, 4)) for layer in first], 4, "points in another order")
+    check_layers(second, [reorder(layer, Subset(index, 4)) for layer in first], 4, "points in another order")
 
 
 @in_turn("encoding", COMPUTED)
 @torch.no_grad()
 def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
     places = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64).abs()
-    position = built(Grid(3, 4, prefix=1), encoding)
+    position = build_random(Grid(3, 4, prefix=1), encoding)
     together = position(Points(places, prefix=1))
     assert values(together[0], 6)
     for sample in range(2):
@@ -178,7 +178,7 @@ def test_the_coordinates_of_points_are_checked_once(monkeypatch):
 @torch.no_grad()
 def test_attention_takes_points_of_each_sample():
     attention = Attention(DIM, HEADS).double().eval()
-    position = built(Grid(3, 4), "fourier + rope_mixed + alibi")
+    position = build_random(Grid(3, 4), "fourier + rope_mixed + alibi")
     places, x = torch.rand(2, 5, 2, dtype=torch.float64), torch.randn(2, 5, DIM, dtype=torch.float64)
     (together, _), separate = position(Points(places)), [position(Points(single))[0] for single in places]
     outputs = attention(together.enter_block(x), together)
@@ -201,7 +201,7 @@ def test_attention_takes_points_of_each_sample():
 def test_points_are_refused_with_the_choice_where_there_is_a_table_or_an_order(encoding):
     points = Points(torch.rand(5, 2))
     with pytest.raises(ValueError, match=r"`grid` must be a Grid, got Points: .*fourier, .*alibi"):
-        values(built(Grid(3, 4), encoding)(points)[0], points.tokens)
+        values(build_random(Grid(3, 4), encoding)(points)[0], points.tokens)
 
 
 @in_turn("encoding", ["sinusoidal_2d", "alibi", "fire", "kerple", "rope_mixed", "fourier(coordinates='max')"])
@@ -209,7 +209,7 @@ def test_points_are_refused_with_the_choice_where_there_is_a_table_or_an_order(e
 def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
     """Twice the spacing on an axis is every second patch of a grid that is twice as long there."""
     fine, coarse = Grid(2, 6, 4), Grid(2, 3, 4, spacing=(1, 2, 1))
-    position = built(Grid(4, 6, 4), encoding)
+    position = build_random(Grid(4, 6, 4), encoding)
     index = torch.arange(48).view(2, 6, 4)[:, ::2].flatten()
     if encoding.startswith("fourier"):  # centers of larger patches: the offset of half a patch is twice as far
         places = build_position(coarse, dim=DIM, depth=1, num_heads=HEADS, encoding=encoding).encodings[0].coordinates

@@ -13,7 +13,7 @@ from torchvision.ops import box_iou
 import graticule
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.checkpoints.released_dense import load_published, renamed
+from graticule.checkpoints.released_dense import load_published, rename_state
 from graticule.dense.adapter import Adapter
 from graticule.dense.deformable import DeformableAttention, cell_centers
 from graticule.dense.detector import RetinaNet
@@ -168,7 +168,7 @@ def feature_pyramid(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) 
     neck = FeaturePyramid(kwargs["in_channels"], (4, 8, 16, 32), kwargs["out_channels"], **options)
     detector = RetinaNet(Given(neck.channels, neck.strides, [neck]), 1)
     others = {name: value for name, value in detector.state_dict().items() if "necks" not in name}
-    state = renamed(with_prefix("neck", weights), "model.backbone.", detector.state_dict())
+    state = rename_state(with_prefix("neck", weights), "model.backbone.", detector.state_dict())
     detector.load_state_dict({**others, **state})
     outputs = neck(inputs(tensors))
     return {f"output_{level}": output for level, output in enumerate(outputs, 1)}
@@ -178,7 +178,7 @@ def retina_head(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> T
     """Compute RetinaNet's head, with anchors, targets and losses."""
     strides = tuple(kwargs["anchor_generator"]["strides"])
     detector = RetinaNet(Given((8,) * 5, strides), kwargs["num_classes"], convs=kwargs["stacked_convs"])
-    detector.load_state_dict(renamed(with_prefix("bbox_head", weights), "", detector.state_dict()))
+    detector.load_state_dict(rename_state(with_prefix("bbox_head", weights), "", detector.state_dict()))
     maps, model, classes = inputs(tensors), detector.model, kwargs["num_classes"]
     counts = [9 * level_map.shape[-2] * level_map.shape[-1] for level_map in maps]
     images = type("Images", (), {"image_sizes": [tuple(kwargs["image"])]})

@@ -11,7 +11,7 @@ from graticule import Crop, Grid
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.position import ENCODINGS
 from graticule.position.tokens import Subset
-from graticule.testing.places import DIM, HEADS, built, check_layers, check_places
+from graticule.testing.places import DIM, HEADS, build_random, check_layers, check_places
 from in_turn import in_turn
 
 BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
@@ -27,7 +27,7 @@ def chosen(position, tokens, count=WHOLE.tokens):
 
 
 def test_positional_attention_is_over_the_patches_of_the_crop():
-    position = built(WHOLE, "gpsa")
+    position = build_random(WHOLE, "gpsa")
     part, full = position(CROP)[0].positional, position(WHOLE)[0].positional
     patches = TOKENS[1:]
     seen = full.weights[:, patches][:, :, patches]
@@ -49,7 +49,7 @@ def test_coordinates_and_frequencies_relative_to_a_grid_are_relative_to_the_whol
 def test_a_crop_between_patches_is_evaluated_there():
     grid = Grid(2, 2, crop=Crop((6, 8), (0.5, 1.25, 2, 2)))
     assert grid.coordinates().tolist() == [[0.5, 1.25], [0.5, 2.25], [1.5, 1.25], [1.5, 2.25]]
-    table = built(Grid(6, 8), "sinusoidal_2d")(grid)[0].added_to_stream
+    table = build_random(Grid(6, 8), "sinusoidal_2d")(grid)[0].added_to_stream
     rate = 10_000 ** (-torch.arange(18, dtype=torch.float64) / 18)
     for row, (y, x) in zip(table, grid.coordinates().tolist(), strict=True):
         expected = torch.cat([torch.stack([(t * rate).sin(), (t * rate).cos()], -1).flatten() for t in (x, y)])
@@ -60,7 +60,7 @@ def test_patches_of_twice_the_size_are_twice_as_far_apart():
     large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
     assert large.coordinates()[0].tolist() == [0.5, 0.5]
     torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, prefix=1).offsets(), rtol=0, atol=1e-12)
-    rope = built(BUILT, "rope")
+    rope = build_random(BUILT, "rope")
     every_second = Grid(3, 4, prefix=1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
     tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
     expected = [chosen(layer, tokens, 1 + 18 * 24) for layer in rope(Grid(18, 24, prefix=1))]
@@ -68,7 +68,7 @@ def test_patches_of_twice_the_size_are_twice_as_far_apart():
 
 
 def test_a_quadratic_table_is_interpolated_exactly_between_patches():
-    position = built(Grid(8, 9), "learnable")
+    position = build_random(Grid(8, 9), "learnable")
     y, x = Grid(8, 9).coordinates().double().unbind(-1)
     with torch.no_grad():
         next(position.parameters())[0] = (y * y - 3 * y * x + 2 * x)[:, None]
@@ -79,7 +79,7 @@ def test_a_quadratic_table_is_interpolated_exactly_between_patches():
 
 
 def test_a_bias_table_is_interpolated_between_displacements():
-    position = built(Grid(6, 8), "relative_bias")
+    position = build_random(Grid(6, 8), "relative_bias")
     dy, dx = (layer.double() for layer in Grid(6, 8).displacements())
     with torch.no_grad():
         for table in position.parameters():

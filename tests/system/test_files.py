@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import lock_folder
 from graticule.system.files import (
     check_plain,
     keep_open,
@@ -52,8 +52,8 @@ def test_a_lock_is_held_until_its_process_is_killed_even_if_its_workers_live_on(
     script = f"""
 import os, time
 from pathlib import Path
-from graticule.lab.training.run_folder import locked
-with locked(Path({str(tmp_path)!r})) as free:
+from graticule.lab.training.run_folder import lock_folder
+with lock_folder(Path({str(tmp_path)!r})) as free:
     os.fork()
     os.write(1, str(free)[:1].encode())  # the worker too: once it runs, it has closed the lock it inherited
     time.sleep(60)
@@ -64,13 +64,13 @@ with locked(Path({str(tmp_path)!r})) as free:
     try:
         assert process.stdout.read(2) == "TT"
         for _ in range(2):  # failing to lock does not release the lock of another
-            with locked(tmp_path) as free:
+            with lock_folder(tmp_path) as free:
                 assert not free
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with locked(tmp_path) as free:
+        with lock_folder(tmp_path) as free:
             assert free
-            with locked(tmp_path) as again:
+            with lock_folder(tmp_path) as again:
                 assert not again
         assert (tmp_path / ".lock").exists()
     finally:

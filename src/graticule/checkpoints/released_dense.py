@@ -70,12 +70,12 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
     if not isinstance(features, nn.Module) or not isinstance(backbone, nn.Module):
         raise ValueError(f"`model` must be of create_detector or create_segmenter, got {type(model).__name__}.")
     where = next(f"{name}." for name, module in model.named_modules() if module is features)
-    state = renamed(read_state(source), where, model.state_dict())
+    state = rename_state(read_state(source), where, model.state_dict())
     rename_published(backbone, state, f"{where}backbone.", {})
     return load_all(model, state, source if isinstance(source, str | Path) else "`source`")
 
 
-def renamed(published: Mapping[str, Tensor], features: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename_state(published: Mapping[str, Tensor], features: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a published state dict under our names, except those of the backbone, which its family renames.
 
     Args:

@@ -65,7 +65,7 @@ class Bias:
         first, second = self.function, other.function
         function = second if first is None else first
         if first is not None and second is not None:
-            function = partial(_added, first, second)
+            function = partial(_add, first, second)
         return BiasSum(_sum(self.constant, other.constant), function)
 
     def take(self, tokens: TokenSelection) -> Bias:
@@ -130,7 +130,7 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
         """Add another bias; two of them in factors give one in factors."""
         if not isinstance(other, LowRank):
             return super().plus(other)
-        return LowRank(_concatenated(self.queries, other.queries), _concatenated(self.keys, other.keys))
+        return LowRank(_concatenate(self.queries, other.queries), _concatenate(self.keys, other.keys))
 
     def take(self, tokens: TokenSelection) -> LowRank:
         return LowRank(tokens.rows(self.queries), tokens.columns(self.keys))
@@ -141,11 +141,11 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _concatenated(a: Tensor, b: Tensor) -> Tensor:
+def _concatenate(a: Tensor, b: Tensor) -> Tensor:
     """Concatenate the channels of two factors; one of them may be shared by all heads."""
     heads = max(len(a), len(b))
     return torch.cat([a.expand(heads, -1, -1), b.expand(heads, -1, -1)], -1)
 
 
-def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
+def _add(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
     return first(queries, **part) + second(queries, **part)

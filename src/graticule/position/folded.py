@@ -171,7 +171,7 @@ class FoldedPosition(Folded):
     @torch.no_grad()
     def _with_functions(self) -> list[LayerPosition]:
         """Return the layout with new functions and the same constants."""
-        return list(map(_renewed, self.layout, self.original(self.grid)))
+        return list(map(_renew, self.layout, self.original(self.grid)))
 
     def _unpack(self, value: Any) -> Any:
         if isinstance(value, _Constant):
@@ -231,11 +231,11 @@ def _is_named_tuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _renewed(old: Any, new: Any) -> Any:
+def _renew(old: Any, new: Any) -> Any:
     """Return `old` with its functions replaced by those of `new`; constants stay."""
     if isinstance(old, _Constant):
         return old
-    return type(old)(*map(_renewed, old, new)) if _is_named_tuple(old) else new
+    return type(old)(*map(_renew, old, new)) if _is_named_tuple(old) else new
 
 
 def _without_functions(value: Any) -> Any:

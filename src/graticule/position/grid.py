@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled
+from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sample_map
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.registry.checks import check_sides, format_value
 from graticule.system.symbolic import ceiling, holds
@@ -405,7 +405,7 @@ class Grid(Places):
 
     def cut(self, image: Tensor) -> Tensor:
         """Return the part of a map of the whole image, (..., H', W'), that this grid covers, (..., H, W)."""
-        return image if self.crop is None else sampled(image, self.axes, self.shape)
+        return image if self.crop is None else sample_map(image, self.axes, self.shape)
 
     def cut_displacements(self, image: Tensor) -> Tensor:
         """Return from a map of the displacements of the whole image, (..., 2H'-1, 2W'-1), those in this grid.
@@ -416,7 +416,7 @@ class Grid(Places):
             return image
         displacements = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
         axes = [Axis(a.first + length - 1, a.step) for a, length in zip(displacements, self.crop.image, strict=True)]
-        return sampled(image, axes, self.table)
+        return sample_map(image, axes, self.table)
 
 
 def _check_counts(name: str, counts: Sequence[Any], least: int) -> None:

@@ -91,10 +91,10 @@ def _plus(a: Any, b: Any) -> Any:
 
 
 def _chain(first: Function, second: Function) -> Function:
-    return partial(_composed, first, second)
+    return partial(_compose, first, second)
 
 
-def _composed(first: Function, second: Function, x: Tensor) -> Any:
+def _compose(first: Function, second: Function, x: Tensor) -> Any:
     return second(first(x))
 
 

@@ -263,7 +263,7 @@ def lattice(*axes: Tensor) -> Tensor:
     return torch.stack(torch.meshgrid(*(axis.to(dtype) for axis in axes), indexing="ij"), -1).flatten(0, -2)
 
 
-def sampled(image: Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> Tensor:
+def sample_map(image: Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> Tensor:
     """Return a map (..., H', W') at the coordinates of `axes`, (..., *shape)."""
     for dim, (axis, side) in enumerate(zip(axes, shape, strict=True), -len(axes)):
         image = axis.sample(image.movedim(dim, -1), side).movedim(-1, dim)

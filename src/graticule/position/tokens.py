@@ -104,10 +104,10 @@ class WithPrefix(TokenSelection):
 
     def function(self, function: Function, into: Axes, out: Axes) -> Function:
         """Return a function that leaves the first `count` tokens unchanged, or whose bias is zero for them."""
-        return partial(_of_grid if into == out else _padded, function, self.count)
+        return partial(_of_grid if into == out else _pad, function, self.count)
 
 
-def _padded(bias: Function, count: int, queries: Tensor) -> Tensor:
+def _pad(bias: Function, count: int, queries: Tensor) -> Tensor:
     return F.pad(bias(queries[..., count:, :]), (count, 0, count, 0))
 
 

@@ -62,7 +62,7 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # other files of its folder can be imported, as for a script
     try:
-        with _described(f"the {kind} {path} cannot be imported", path):
+        with _explain_errors(f"the {kind} {path} cannot be imported", path):
             # not by the loader: its cache may be stale after a change within the same second that kept the length
             exec(compile(path.read_bytes(), str(file), "exec"), module.__dict__)
     except BaseException:
@@ -80,7 +80,7 @@ def _load_entry_point(name: str) -> ModuleType:
         raise ValueError(
             f"`plugin` must be a Python file (NAME.py) or an entry point of the group {GROUP}, got {name!r}; {known}."
         )
-    with _described(f"the plugin {name} cannot be imported", Path(name)):
+    with _explain_errors(f"the plugin {name} cannot be imported", Path(name)):
         module: ModuleType = installed[name].load()
     if name not in _loaded:
         _loaded.append(name)
@@ -88,7 +88,7 @@ def _load_entry_point(name: str) -> ModuleType:
 
 
 @contextmanager
-def _described(noun: str, path: Path, passed: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+def _explain_errors(noun: str, path: Path, passed: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
     """Raise whatever the code of a user raises as a ValueError that begins with `what`, with the line of the plugin."""
     try:
         yield
@@ -127,7 +127,7 @@ def call_file(path: Path, function: str) -> Any:
     build = getattr(load_plugin(path, function), function, None)
     if _registered == registered:
         _loaded[:] = loaded
-    with _described(f"{function}() of {path} cannot be called", path, ValueError):  # which says what to change
+    with _explain_errors(f"{function}() of {path} cannot be called", path, ValueError):  # which says what to change
         return build() if callable(build) else None
 
 

@@ -16,7 +16,7 @@ from graticule.encodings.mrope import Mrope
 from graticule.encodings.rope import Frequencies, Rope
 from graticule.position.grid import Grid
 from graticule.registry.specs import Spec
-from graticule.testing.pairs import wrapped
+from graticule.testing.pairs import wrap_angle
 
 Options = dict[str, Any]
 #: Largest relative difference of a frequency that is read from one of a candidate, which is certified later.
@@ -74,10 +74,10 @@ def read_angles(code: Any, grid: tuple[int, ...], pair: Tensor) -> Angles:
         line = angles[:, index.sum(-1) == index[:, axis]] - first[:, None]
         slope, stride = torch.zeros_like(first), 1
         while stride < side:  # a longer distance is more exact, and known up to whole turns
-            slope, stride = slope + wrapped(line[:, stride] - stride * slope) / stride, 2 * stride
+            slope, stride = slope + wrap_angle(line[:, stride] - stride * slope) / stride, 2 * stride
         slopes.append(slope)
     steps = torch.stack(slopes, -1)
-    return Angles(grid, first, steps, float(wrapped(angles - first[:, None] - index @ steps.mT).abs().max()))
+    return Angles(grid, first, steps, float(wrap_angle(angles - first[:, None] - index @ steps.mT).abs().max()))
 
 
 def candidates(layout: Options, small: Angles, large: Angles, other: Angles) -> Iterator[Candidate]:
@@ -98,7 +98,7 @@ def candidates(layout: Options, small: Angles, large: Angles, other: Angles) -> 
 
 def _near(steps: Tensor, others: Tensor) -> bool:
     """Return whether angles per step are the same."""
-    return bool((wrapped(steps - others).abs() < 10 * NEAR * (1e-3 + others.abs())).all())
+    return bool((wrap_angle(steps - others).abs() < 10 * NEAR * (1e-3 + others.abs())).all())
 
 
 def _scaled(small: Angles, large: Angles, other: Angles) -> Iterator[tuple[Tensor, Tensor, Options]]:
@@ -211,9 +211,9 @@ def _offset(steps: Tensor, angles: Tensor) -> Options | None:
     step, offset = steps.sum(-1).flatten(), 0.0
     step, angles = step[step.abs() > TINY], angles.flatten()[step.abs() > TINY]
     for at in step.abs().argsort():
-        offset += float(wrapped(angles[at] - offset * step[at]) / step[at])
+        offset += float(wrap_angle(angles[at] - offset * step[at]) / step[at])
     offset = nice(offset, 1e-5) if abs(offset) > 1e-5 else 0
-    if wrapped(angles - offset * step).abs().sum() > 1e-2 * (1 + abs(offset)):
+    if wrap_angle(angles - offset * step).abs().sum() > 1e-2 * (1 + abs(offset)):
         return None
     return {"offset": offset} if offset else {}
 

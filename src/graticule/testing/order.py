@@ -203,7 +203,7 @@ def _check_lengths(subject: ModelUnderTest, relation: Relative) -> None:
             raise NotApplicable("position is added to queries, which are not rotated")
     if share > SAME:
         raise Failed(
-            f"a rotation must keep the length of queries, got lengths that differ by {100 * share:.0f} %{relation.where}"
+            f"a rotation must keep the length of queries, got lengths differing by {100 * share:.0f} %{relation.where}"
             ": the table and its use disagree on which channels form a pair (neighbors, or i and i + d / 2)"
         )
 

@@ -358,16 +358,16 @@ def _angles(code: PairCode, grid: Size) -> tuple[Tensor, Tensor, Tensor]:
     sines = sines * torch.sign(channels - partner)[:, None]
     angles = torch.atan2(sines, matrices.diagonal(dim1=-2, dim2=-1)).unflatten(1, grid)  # (h, H, W, d)
     first = angles[:, 0, 0]
-    return partner, first, wrapped(torch.stack([angles[:, 1, 0], angles[:, 0, 1]]) - first)
+    return partner, first, wrap_angle(torch.stack([angles[:, 1, 0], angles[:, 0, 1]]) - first)
 
 
-def wrapped(angles: Tensor) -> Tensor:
+def wrap_angle(angles: Tensor) -> Tensor:
     """Return angles plus whole turns, above -pi and up to pi."""
     return math.pi - (math.pi - angles) % (2 * math.pi)
 
 
 def _near(angles: Tensor, other: Tensor, tolerance: float) -> bool:
-    return bool(wrapped(angles - other).abs().max() <= tolerance)
+    return bool(wrap_angle(angles - other).abs().max() <= tolerance)
 
 
 # first the law that a cache fulfills once it is full

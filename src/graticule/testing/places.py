@@ -56,7 +56,7 @@ def one_frame(encoding: str, joining: str, shape: Shape) -> None:
     That is for some values of the parameters of the new axis; all others are the same.
     """
     lower, higher = _grid(encoding, shape), _grid(encoding, (1, *shape))
-    image, video = (built(grid, encoding, joining, "one_frame") for grid in (lower, higher))
+    image, video = (build_random(grid, encoding, joining, "one_frame") for grid in (lower, higher))
     before, random = _values(image), {name: value.clone() for name, value in _values(video).items()}
 
     def extend(place: int, drawn: bool) -> dict[str, Tensor | None]:
@@ -72,7 +72,7 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
     """Check that permuting the axes of the grid, and of the parameters, permutes the position."""
     order = (2, 0, 1)
     grid, other = _grid(encoding, shape), _grid(encoding, [shape[axis] for axis in order])
-    first, second = (built(shaped, encoding, joining, "permutation") for shaped in (grid, other))
+    first, second = (build_random(shaped, encoding, joining, "permutation") for shaped in (grid, other))
     patches, offsets = (
         torch.arange(math.prod(sides)).view(sides).permute(order).flatten() for sides in (shape, grid.table)
     )
@@ -85,7 +85,7 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
         sides = {**index, 3: torch.tensor(axes), 4: torch.tensor([*axes, 3])}  # of the axes, and of their distance
         return {name: _moved(before[_of_axis(name, before, order)], sides, order) for name in before}
 
-    expected = [reordered(layer, Subset(tokens, grid.tokens)) for layer in first(grid)]
+    expected = [reorder(layer, Subset(tokens, grid.tokens)) for layer in first(grid)]
     tries = map(move, ([*order], [2 - axis for axis in reversed(order)]))  # or the last axis first
     _check_any(second, tries, other, expected, "permuting the axes must permute the position (`permutation`)")
 
@@ -93,10 +93,10 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
 def points(encoding: str, joining: str, shape: Shape) -> None:
     """Check that points on a grid have the position of its patches, in any order."""
     grid = _grid(encoding, shape)
-    position = built(grid, encoding, joining, "points")
+    position = build_random(grid, encoding, joining, "points")
     on_grid, order = position(grid), torch.randperm(grid.patches)
     tokens = Subset(torch.cat([torch.arange(grid.prefix), order + grid.prefix]), grid.tokens)
-    expected = [reordered(layer, tokens) for layer in on_grid]
+    expected = [reorder(layer, tokens) for layer in on_grid]
     places = grid.coordinates().double()[order]
     for coordinates in (places, places.expand(2, -1, -1)):  # of all samples, and of each
         positions = position(Points(coordinates, grid.prefix, grid.extent))
@@ -106,7 +106,7 @@ def points(encoding: str, joining: str, shape: Shape) -> None:
 def crop(encoding: str, joining: str, case: tuple[Shape, Shape, Shape]) -> None:
     """Check that the position of a crop is the crop of the position, on the grid of the parameters and on another."""
     stored, shape, sides = case
-    position, full = built(_grid(encoding, stored), encoding, joining, "crop"), _grid(encoding, shape)
+    position, full = build_random(_grid(encoding, stored), encoding, joining, "crop"), _grid(encoding, shape)
     part = Grid(*sides, prefix=full.prefix, crop=Crop(shape, (1, 2, 0)[: len(shape)] + sides))
     index = Subset(torch.cat([torch.arange(full.prefix), full.prefix + part.order()]), full.tokens)
     expected = [layer.take(index) for layer in position(full)]
@@ -140,7 +140,7 @@ def _grid(encoding: str, sides: Sequence[int]) -> Grid:
     return Grid(*sides, prefix=int(not mixes(encoding)))
 
 
-def built(grid: Grid, encoding: str, joining: str = "default", law: str = "") -> Position:
+def build_random(grid: Grid, encoding: str, joining: str = "default", law: str = "") -> Position:
     """Build a position in float64 with random parameters, always the same; refuse an encoding that `law` exempts."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback, which takes longer
     usual = torch.get_default_dtype()
@@ -253,7 +253,7 @@ def _fields_of(position: LayerPosition) -> dict[str, Any]:
     return {field: value for field, value in position._asdict().items() if value is not None}
 
 
-def reordered(position: LayerPosition, tokens: Subset) -> LayerPosition:
+def reorder(position: LayerPosition, tokens: Subset) -> LayerPosition:
     """Return the position of all tokens in another order, also of fields that cannot follow a part of them."""
     fields = _fields_of(position)
     return LayerPosition(**{field: FIELD_KINDS[field].take(value, tokens) for field, value in fields.items()})

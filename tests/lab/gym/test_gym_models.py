@@ -106,7 +106,7 @@ def test_scores_by_hand():
     classes, cell = build_task("place", (6, 6)).answer, build_task("shift", (6, 6)).answer
     logits = torch.eye(9)[[0, 1, 2, 3]]
     assert classes.score(logits, torch.tensor([0, 1, 5, 3])) == 0.75
-    assert classes.normalized(0.75) == pytest.approx((0.75 - 1 / 9) / (8 / 9))
+    assert classes.normalize(0.75) == pytest.approx((0.75 - 1 / 9) / (8 / 9))
     tied = torch.zeros(2, 36)
     tied[:, :4] = 1  # four cells share the first place
     assert cell.score(tied, torch.tensor([2, 7])) == 0.125

@@ -16,7 +16,7 @@ from graticule.lab.gym.base import (
     generators,
     glyphs,
     paint,
-    shifted,
+    shift_cells,
 )
 from in_turn import in_turn
 
@@ -72,7 +72,7 @@ def test_the_multiset_of_patches_is_independent_of_the_arrangement(name, surface
 
 def orbits(cells, grid, alike):
     """Return a number per arrangement, equal for all its shifts on the torus; marks in `alike` are interchangeable."""
-    every = torch.stack([shifted(cells, by, grid) for by in itertools.product(*map(range, grid))])  # (N, P, marks)
+    every = torch.stack([shift_cells(cells, by, grid) for by in itertools.product(*map(range, grid))])  # (N, P, marks)
     every = every.sort(2).values if alike else every
     return (every * (grid[0] * grid[1]) ** torch.arange(cells.shape[1])).sum(2).amin(0)
 
@@ -101,9 +101,9 @@ def test_the_cells_that_are_asked_for_shift_with_the_mark(name):
     of_mark = {int(cell): wanted for cell, wanted in zip(cells[:, 0], target, strict=True)}
     for by in ((0, 1), (1, 0), (2, 3)):
         for cell, wanted in of_mark.items():
-            there = of_mark[int(shifted(torch.tensor(cell), by, grid))]
+            there = of_mark[int(shift_cells(torch.tensor(cell), by, grid))]
             if name == "shift":
-                assert there == shifted(wanted, by, grid)
+                assert there == shift_cells(wanted, by, grid)
             else:
                 torch.testing.assert_close(there, wanted.view(grid).roll(by, (0, 1)).flatten())
 

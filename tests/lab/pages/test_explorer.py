@@ -21,7 +21,7 @@ from graticule.analysis.mixing import mixing_maps
 from graticule.analysis.position_maps import bias_maps
 from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
-from graticule.lab.pages.explorer import NOTHING, STEPS, explored, explorer_page, page_data, quantized
+from graticule.lab.pages.explorer import NOTHING, STEPS, compute_maps, explorer_page, page_data, quantize
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.training.run import Run
 from short_runs import copied
@@ -33,7 +33,7 @@ NORM = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
 
 def explored_at(model, *sizes, batch=1, label="a model"):
     draws = [images(*size, batch=batch) for size in sizes]
-    return explored(model, draws, **NORM, label=label), draws
+    return compute_maps(model, draws, **NORM, label=label), draws
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_value_is_off_by_at_most_half_a_percent_of_the_range_of_its_row():
     values = np.random.default_rng(0).normal(size=(3, 4, 50)) * np.array([1e-6, 1, 1e6])[:, None, None]
     values[0, 0] = 2.5  # a row without a range
     values[1, 1, 3:9], values[2, 2] = np.nan, np.nan
-    codes, ends = quantized(values)
+    codes, ends = quantize(values)
     low, high = np.split(ends.astype(float), 2, -1)
     again = np.where(codes == NOTHING, np.nan, low + codes / STEPS * (high - low))
     np.testing.assert_array_equal(np.isnan(again), np.isnan(values))
@@ -185,7 +185,7 @@ def test_the_largest_maps_are_averaged_over_their_heads_until_the_page_is_small_
 
 def test_the_page_has_the_images_as_they_were():
     x = (torch.rand(1, 3, 32, 48) * 255).round() / 255
-    model = explored(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
+    model = compute_maps(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
     pixels = np.asarray(Image.open(io.BytesIO(model.images[0][0])))
     assert pixels.shape == (7 * 32, 7 * 48, 3)  # enlarged, since it is small
     np.testing.assert_array_equal(pixels[::7, ::7], (x[0] * 255).round().permute(1, 2, 0))
@@ -275,5 +275,5 @@ def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, t
 def test_a_run_keeps_the_images_of_its_data(run):
     data: DataModule = Run.open(run.folder).data()
     x = data.test_images((28, 28), [0])[0]
-    (images,) = explored(run.model(), [x], data.info.mean, data.info.std, "a").images
+    (images,) = compute_maps(run.model(), [x], data.info.mean, data.info.std, "a").images
     assert Image.open(io.BytesIO(images[0])).mode == "L"

@@ -17,7 +17,7 @@ from graticule.lab.studies.plan import plan
 from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import lock_folder
 
 CHOICES = {
     name: Recipe(
@@ -157,7 +157,7 @@ def test_a_run_with_an_invalid_recipe_is_not_submitted_again(tmp_path):
 def test_a_run_that_another_process_trains_is_submitted_again(tmp_path):
     (run, *_) = plan(CHOICES, [0], tmp_path)
     run.folder.mkdir(parents=True)
-    with locked(run.folder) as free:
+    with lock_folder(run.folder) as free:
         assert free
         with pytest.raises(BlockingIOError):
             train_job(run.recipe.to_dict(), str(run.folder), [])

@@ -12,7 +12,7 @@ from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, su
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import lock_folder
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
@@ -61,7 +61,7 @@ def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
         write_run(tmp_path / name, top1) for name, top1 in (("n", ()), ("s", (50,)), ("f", (50, 60)), ("r", (50,)))
     )
     (finished / "result.json").write_text("{}")
-    with locked(running) as free:
+    with lock_folder(running) as free:
         assert free
         assert [summarise(path).state for path in (new, stopped, finished)] == ["no epoch yet", "stopped", "finished"]
         assert summarise(running).state == "running"
@@ -73,7 +73,7 @@ def test_reading_a_run_does_not_change_it(tmp_path):
     before = sorted(folder.iterdir())
     summarise(folder)
     assert sorted(folder.iterdir()) == before
-    with locked(folder):
+    with lock_folder(folder):
         pass
     os.chmod(folder / ".lock", 0o444)  # a run of another user, which can only be read
     assert summarise(folder).state == "stopped"

@@ -27,7 +27,7 @@ from graticule.lab.studies.study import (
 )
 from graticule.lab.studies.study_runs import _at_conditions, run_study
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import build_data, build_model
 from graticule.registry import plugins
 from graticule.registry.checks import known_name
@@ -145,7 +145,7 @@ def test_rows_added_by_another_process_meanwhile_are_not_added_again(done, tmp_p
     monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda *_, **__: write_table(table, first))
     run_study(dataclasses.replace(SMALL, seeds=(0,)), folder, table, progress=False)
     assert read_table(table) == first
-    with locked(folder):
+    with lock_folder(folder):
         monkeypatch.setattr("graticule.lab.studies.study_runs._PATIENCE", 0.01)
         with pytest.raises(OSError, match="copy is in use by another process"):
             run_study(SMALL, folder, table, progress=False)

@@ -101,7 +101,7 @@ def _draw_translation(options: AnalyzeTranslation, models: Mapping[str, Opened])
         options.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
         drawings.tables[label] = options.print_table(*error.summary())
         options.say(f"{error.verdict()}\n")
-        drawings.arrays[_numbered("translation", index, models)] = error.save
+        drawings.arrays[_number("translation", index, models)] = error.save
     options.say("0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token")
     drawings.figures["translation"] = translation_plot(errors, "Distance from translation equivariance")
     return drawings
@@ -143,7 +143,7 @@ def _draw_attention(options: AnalyzeAttention, models: Mapping[str, Opened]) -> 
         name = label.replace("\n", ", ")
         options.say(name)
         drawings.tables[name] = options.print_table(("layer", *[f"head {head}" for head in columns]), *rows)
-        drawings.arrays[_numbered("attention", index, maps)] = partial(save_attention, layers)
+        drawings.arrays[_number("attention", index, maps)] = partial(save_attention, layers)
     options.say("mean attention distance, in patches")
     return drawings
 
@@ -164,8 +164,8 @@ def _draw_mixing(options: AnalyzeMixing, models: Mapping[str, Opened]) -> Drawin
         if parts := mixing_parts(model, size, query, [layer.layer for layer in chosen]):
             title = f"Parts of the weights, {opened.title}"
             sheets["mixing-parts"] = parts_sheet(parts, (options.groups or [0])[0], title)
-        drawings.figures |= {_numbered(name, index, models): sheet for name, sheet in sheets.items()}
-        drawings.arrays[_numbered("mixing", index, models)] = partial(save_mixing, layers, parts=parts)
+        drawings.figures |= {_number(name, index, models): sheet for name, sheet in sheets.items()}
+        drawings.arrays[_number("mixing", index, models)] = partial(save_mixing, layers, parts=parts)
     columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
     for label, layers in maps.items():
         options.say(label)
@@ -206,7 +206,7 @@ def _parse_pair(text: str, name: str, form: str) -> tuple[int, int]:
     return int(numbers[1]), int(numbers[2])
 
 
-def _numbered(name: str, index: int, several: Collection[object]) -> str:
+def _number(name: str, index: int, several: Collection[object]) -> str:
     return name if len(several) == 1 else f"{name}-{index + 1}"
 
 

@@ -12,7 +12,7 @@ from graticule.analysis.correlation import position_correlations
 from graticule.lab.commands.declared import Demo
 from graticule.lab.commands.options import output_folder
 from graticule.lab.figures.position_sheets import center_sheet
-from graticule.lab.pages.explorer import explored, write_explorer
+from graticule.lab.pages.explorer import compute_maps, write_explorer
 from graticule.lab.pages.report import run_page
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.results import Results
@@ -53,7 +53,7 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
     images = [data.test_images(size, [0])[0] for size in SIZES]
     models = {name: members[0].model(data, "last") for name, members in runs.items()}
     about = f"seed {seeds[0]}, last epoch"
-    pages = [explored(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
+    pages = [compute_maps(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
     write_explorer(pages, folder / "explorer.html")
     report = run_page(runs, results)
     report.title = "What does LaPE gain, and is it more than amplitude?"

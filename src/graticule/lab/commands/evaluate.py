@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
         precision = options.precision or task.recipe.precision
         precisions.setdefault(precision, []).append(source.target)
         scores = evaluation.scores(task, in_precision(source.model, precision, device), data, device=device)
-        measured = _measured(source, task, options.checkpoint)
+        measured = _measured_score(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
     options.print_table(table.columns, *table.rows)
@@ -147,7 +147,7 @@ def _choose_task(opened: Opened) -> Any:
     return task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
-def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:
+def _measured_score(opened: Opened, task: Any, checkpoint: str) -> float | None:
     """Return the score of a finished run that was measured in training."""
     if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
         return None

@@ -18,7 +18,7 @@ from graticule.lab.commands.options import print_written
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import LARGEST, decode
 from graticule.lab.data.transforms import evaluation_transform
-from graticule.lab.pages.explorer import explored, write_explorer
+from graticule.lab.pages.explorer import compute_maps, write_explorer
 from graticule.lab.training.opening import source_kind
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_bytes
@@ -42,7 +42,7 @@ def run(options: Explore) -> int:
         sizes = dict.fromkeys(parse_sizes(options.sizes) or [model.size])
         data = model.run.data() if model.run is not None and any(isinstance(image, int) for image in images) else None
         batches = [_read_images(model, images, size, data) for size in sizes]
-        models.append(explored(model.model, batches, model.info.mean, model.info.std, label, model.title))
+        models.append(compute_maps(model.model, batches, model.info.mean, model.info.std, label, model.title))
     page = page or opened[0].folder / "explorer.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -134,7 +134,7 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     changes = _parse_changes(kind, command, arguments, recipe=recipe)
     names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
     if epochs := changes.get(("recipe", "epochs")):
-        recipe = _shortened(recipe, epochs, names)
+        recipe = _shorten_schedule(recipe, epochs, names)
     options: Any = _build(kind, changes, recipe=recipe)
     root = getattr(options.recipe, "data_root", None)
     if root is not None and not root.is_dir():
@@ -144,7 +144,7 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     return options
 
 
-def _shortened(recipe: Any, epochs: int, names: Collection[str]) -> Any:
+def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
     """Return the recipe with a warm-up and decays that fit into `epochs`, but for those in `names`."""
     warmup, decays = getattr(recipe, "warmup_epochs", 0), getattr(recipe, "decay_epochs", ())
     if "warmup_epochs" not in names and 0 < epochs <= warmup:

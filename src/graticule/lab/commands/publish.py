@@ -61,7 +61,7 @@ def _publish_run(run: Run, source: Opened, folder: Path, figure_format: str) -> 
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
     model: Any = source.model
     figures = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
-    card = Card(data, _results(run, recipe), _measured(run), figures)
+    card = Card(data, _results(run, recipe), _describe_training(run), figures)
     known = {"label_names": names} if names else {}  # a model without classes can be adapted
     model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, **known}, card=card)
 
@@ -78,7 +78,7 @@ def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _measured(run: Run) -> str:
+def _describe_training(run: Run) -> str:
     """Describe the machine and the versions that a run was trained with."""
     described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
     versions, machine = described.get("versions", {}), described.get("machine", {})

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
             print(f"recipes (--help-all describes them):\n{names}")
         return 0 if arguments else 2
     resumed = arguments[0].partition("=")[0] == "--resume"
-    return execute(*(_resumed(arguments) if resumed else _started(arguments)))
+    return execute(*(_resume(arguments) if resumed else _start(arguments)))
 
 
 def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
@@ -111,7 +111,7 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
     return 0
 
 
-def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
+def _resume(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     """Return the recipe and the folder of the run to resume, and True."""
     words = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
     if not words or words[0].startswith("-"):
@@ -131,7 +131,7 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     return recipe, run.folder, True
 
 
-def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
+def _start(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     """Return the recipe and the folder of a run to start, and whether an existing one is resumed."""
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
         raise ValueError("`--resume` must come first, without a recipe; call graticule train --resume RUN --option ...")

@@ -24,7 +24,7 @@ _MOST_CROPS = 10
 _PART_SIZES, _PART_SIDES = ((400, 1333), (500, 1333), (600, 1333)), (384, 600)
 
 
-def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
+def fit_size(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
     """Return the largest (height, width) of the aspect ratio of `size` with sides of at most `within`.
 
     >>> fitted((480, 640), (800, 1333)), fitted((640, 480), (800, 1333)), fitted((100, 900), (800, 1333))
@@ -34,27 +34,27 @@ def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
         size: (height, width) in pixels.
         within: the largest shorter and longer side.
     """
-    return _scaled(size, min(within[0] / min(size), within[1] / max(size)))
+    return _scale_size(size, min(within[0] / min(size), within[1] / max(size)))
 
 
-def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
+def _scale_size(size: Sequence[int], factor: float) -> tuple[int, int]:
     height, width = (max(1, math.floor(side * factor + 0.5)) for side in size)
     return height, width
 
 
-def resized(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
+def resize_example(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
     """Resize an image (bilinear) and its target (masks and classes: nearest) to (height, width)."""
     if tuple(image.shape[-2:]) == size:
         return image, target
     return F.resize(image, list(size), antialias=True), _change_each(target, lambda value: F.resize(value, list(size)))
 
 
-def flipped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
+def flip(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     """Flip an image and its target horizontally."""
     return F.horizontal_flip(image), _change_each(target, F.horizontal_flip)
 
 
-def cropped(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tuple[Tensor, Target]:
+def crop_example(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tuple[Tensor, Target]:
     """Crop an image and its target to (top, left, height, width); objects of which nothing is left are dropped.
 
     Boxes are clipped at the border of the crop.
@@ -65,7 +65,7 @@ def cropped(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tu
     return F.crop(image, *box), without_empty(changed)
 
 
-def padded(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
+def pad(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
     """Pad an image with zeros, at the bottom and on the right, to at least (height, width); classes with `IGNORED`."""
     missing = [max(0, wanted - has) for wanted, has in zip(size, image.shape[-2:], strict=True)]
     if not any(missing):
@@ -146,23 +146,23 @@ class TrainingTransform:
         """Return an image, float32, and its target."""
         augmentation = self.augmentation
         if augmentation.part and _uniform() < augmentation.part:
-            image, target = resized(image, target, fitted(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
+            image, target = resize_example(image, target, fit_size(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
             ranges = [[min(limit, side) for limit in _PART_SIDES] for side in _size(image)]
             sides = [low + _below(high - low + 1) for low, high in ranges]
-            image, target = cropped(image, target, self._box(image, sides))
-        size = fitted(_size(image), self.sizes[_below(len(self.sizes))])
+            image, target = crop_example(image, target, self._box(image, sides))
+        size = fit_size(_size(image), self.sizes[_below(len(self.sizes))])
         if augmentation.scale is not None:
-            size = _scaled(size, self._factor(augmentation.scale))
-        image, target = resized(image, target, size)
+            size = _scale_size(size, self._factor(augmentation.scale))
+        image, target = resize_example(image, target, size)
         if augmentation.crop is not None:
             image, target = self._cropped(image, target, augmentation.crop)
         if augmentation.hflip and _uniform() < augmentation.hflip:
-            image, target = flipped(image, target)
+            image, target = flip(image, target)
         if augmentation.photometric:
             image = distorted(image)
         image = normalized(image, self.info)
         if augmentation.crop and "classes" in target:
-            image, target = padded(image, target, augmentation.crop)
+            image, target = pad(image, target, augmentation.crop)
         return image, target
 
     def _factor(self, scale: tuple[float, float]) -> float:
@@ -179,7 +179,7 @@ class TrainingTransform:
                 if (counts > 0).sum() > 1 and counts.max() < self.augmentation.crop_majority * counts.sum():
                     break
                 box = self._box(image, size)
-        return cropped(image, target, box)
+        return crop_example(image, target, box)
 
     def _box(self, image: Tensor, size: Sequence[int]) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of a crop of at most `size`."""
@@ -203,7 +203,7 @@ class EvaluationTransform:
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         """Return an image, float32, and the target."""
-        small, _ = resized(image, {}, fitted(_size(image), self.fit))
+        small, _ = resize_example(image, {}, fit_size(_size(image), self.fit))
         return normalized(small, self.info), {**target, "size": _size(image)}
 
 

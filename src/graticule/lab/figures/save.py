@@ -24,7 +24,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
     gives the same bytes.
     """
-    return write_bytes(path, rendered(figure, figure_format(path)))
+    return write_bytes(path, render(figure, figure_format(path)))
 
 
 def save_figures(figure: Figure, path: str | Path) -> list[Path]:
@@ -32,7 +32,7 @@ def save_figures(figure: Figure, path: str | Path) -> list[Path]:
 
     Returns the paths.
     """
-    return [write_bytes(f"{path}.{kind}", rendered(figure, kind)) for kind in FORMATS]
+    return [write_bytes(f"{path}.{kind}", render(figure, kind)) for kind in FORMATS]
 
 
 def figure_format(path: str | Path) -> str:
@@ -45,10 +45,10 @@ def figure_format(path: str | Path) -> str:
 
 def png(figure: Figure) -> bytes:
     """Render `figure` as a PNG at 150 dots per inch."""
-    return rendered(figure, "png")
+    return render(figure, "png")
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
+def render(figure: Figure, kind: str) -> bytes:
     """Render `figure` in one of `FORMATS`.
 
     Names in it are drawn literally: $ does not start mathematics, and characters that cannot be drawn are escaped.

@@ -17,7 +17,7 @@ from graticule.lab.gym.base import (
     ListedTask,
     Surface,
     Values,
-    balanced,
+    balance,
     displacements,
     equal,
     even,
@@ -42,7 +42,7 @@ class Place(ListedTask):
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
         y, x = self.coordinates()
-        return balanced(torch.arange(self.cells)[:, None], 3 * (3 * y // self.grid[0]) + 3 * x // self.grid[1])
+        return balance(torch.arange(self.cells)[:, None], 3 * (3 * y // self.grid[0]) + 3 * x // self.grid[1])
 
 
 @TASKS.register("border")
@@ -64,7 +64,7 @@ class Border(ListedTask):
         """List the cells of the mark."""
         (y, x), (height, width) = self.coordinates(), self.grid
         label = ((y == 0) | (y == height - 1) | (x == 0) | (x == width - 1)).long()
-        return balanced(torch.arange(self.cells)[:, None], label)
+        return balance(torch.arange(self.cells)[:, None], label)
 
 
 @TASKS.register("symmetry")
@@ -114,7 +114,7 @@ class Order(ListedTask):
     def arrangements(self) -> Arrangements:
         """List the pairs of different cells."""
         pairs, *_ = self.pairs()
-        return balanced(pairs, (pairs[:, 1] < pairs[:, 0]).long())
+        return balance(pairs, (pairs[:, 1] < pairs[:, 0]).long())
 
 
 @TASKS.register("box")

@@ -48,7 +48,7 @@ def displacements(first: Tensor, second: Tensor, grid: tuple[int, int], torus: b
     return ways[0], ways[1]
 
 
-def shifted(cells: Tensor, by: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+def shift_cells(cells: Tensor, by: tuple[int, int], grid: tuple[int, int]) -> Tensor:
     """Return the cells shifted by `by` = (rows, columns), around the torus."""
     y, x = torch.unravel_index(cells, grid)
     return (y + by[0]) % grid[0] * grid[1] + (x + by[1]) % grid[1]
@@ -76,7 +76,7 @@ class Answer(ABC):
     def score(self, answers: Tensor, target: Tensor) -> float:
         """Return the score of the `answers` of a model; 1 is the best."""
 
-    def normalized(self, score: float) -> float:
+    def normalize(self, score: float) -> float:
         """Return a score on a scale where chance is 0 and a perfect answer is 1."""
         return (score - self.chance) / (1 - self.chance)
 
@@ -305,7 +305,7 @@ def equal(cells: Tensor, target: Tensor) -> Arrangements:
     return Arrangements(cells, target, torch.full((len(cells),), 1 / len(cells), dtype=torch.float64))
 
 
-def balanced(cells: Tensor, labels: Tensor, chosen: Tensor | slice = slice(None)) -> Arrangements:
+def balance(cells: Tensor, labels: Tensor, chosen: Tensor | slice = slice(None)) -> Arrangements:
     """Return the `chosen` arrangements, each of whose answers is drawn equally often."""
     return Arrangements(cells[chosen], labels[chosen], even(labels[chosen]))
 

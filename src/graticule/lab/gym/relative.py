@@ -14,7 +14,7 @@ from graticule.lab.gym.base import (
     ListedTask,
     Mask,
     Surface,
-    balanced,
+    balance,
     equal,
 )
 
@@ -95,7 +95,7 @@ class Displacement(ListedTask):
         label = torch.full_like(dy, -1)
         for number, (way, steps) in enumerate((way, steps) for way in _WAYS.values() for steps in (1, 2)):
             label[(dy == steps * way[0]) & (dx == steps * way[1])] = number
-        return balanced(pairs, label, label >= 0)
+        return balance(pairs, label, label >= 0)
 
 
 @TASKS.register("direction")
@@ -122,7 +122,7 @@ class Direction(ListedTask):
         clear = dy.abs() != dx.abs()
         if self.torus:
             clear &= 2 * along != torch.where(down, *self.grid)
-        return balanced(pairs, label, clear)
+        return balance(pairs, label, clear)
 
 
 @TASKS.register("distance")
@@ -142,7 +142,7 @@ class Distance(ListedTask):
     def arrangements(self) -> Arrangements:
         """List the pairs."""
         pairs, dy, dx = self.pairs()
-        return balanced(pairs, torch.maximum(dy.abs(), dx.abs()).clamp(max=3) - 1)
+        return balance(pairs, torch.maximum(dy.abs(), dx.abs()).clamp(max=3) - 1)
 
 
 @TASKS.register("scale")
@@ -168,4 +168,4 @@ class RelativeScale(ListedTask):
             corners = [(y + down) % height * width + (x + right) % width for down in (0, side) for right in (0, side)]
             squares.append(torch.stack(corners, 1)[inside])
             labels += [side - 1] * int(inside.sum())
-        return balanced(torch.cat(squares), torch.tensor(labels))
+        return balance(torch.cat(squares), torch.tensor(labels))

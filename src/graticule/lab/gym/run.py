@@ -31,7 +31,7 @@ from graticule.lab.tasks.parts.models import build_backbone
 from graticule.lab.terminal import Lines
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.run import surroundings
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import lock_folder
 from graticule.position.position import ENCODINGS
 from graticule.registry.plugins import load_plugin, loaded_plugins
 from graticule.system.files import write_json, write_text
@@ -82,7 +82,7 @@ def gym(
     tasks = list(tasks) or standard_tasks(choices)
     check_gym(choices, tasks, seeds, sides)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder) as free:
+    with lock_folder(folder) as free:
         if not free:
             raise ValueError(f"`folder` must not be in use by another process, got {str(folder)!r}, which is.")
         profile = read_profile(folder / "gym.csv")
@@ -199,7 +199,7 @@ def train_cell(cell: GymRun, recipe: GymRecipe, sides: Sequence[int], plugins: S
     rows = []
     for side, score in scores.items():
         answer = tasks[side].answer
-        numbers = (round(value, 6) for value in (score, answer.chance, answer.normalized(score)))
+        numbers = (round(value, 6) for value in (score, answer.chance, answer.normalize(score)))
         values: Any = (cell.choice, cell.task, recipe.surface, cell.seed, recipe.side, side, *numbers, *training)
         rows.append(ProfileRow(*values))
     return rows

@@ -61,7 +61,7 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         _attention(report, audit.attention)
     if audit.maps:
         report.heading("Position maps")
-        shorter, notes = zip(*map(_shortened, audit.maps), strict=True)
+        shorter, notes = zip(*map(_select_layers, audit.maps), strict=True)
         for sheet in position_sheets(shorter, title):
             about = _SHOWN[sheet.kind]
             note = notes[sheet.stage].get(sheet.kind, "")
@@ -202,7 +202,7 @@ def _effect_table(effects: Sequence[Effect]) -> tuple[tuple[str, ...], list[tupl
         if effect.same is not None:
             row.append(f"{100 * effect.same.mean():.1f} %")
         if effect.accuracy is not None and effect.p_value is not None:
-            row += [_signed(effect.accuracy), f"{effect.p_value:.2g}"]
+            row += [_format_signed(effect.accuracy), f"{effect.p_value:.2g}"]
         rows.append(tuple(row + ["-"] * (len(columns) - len(row))))
     return tuple(columns), rows
 
@@ -228,11 +228,11 @@ def _with_error(value: float, error: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3f} ± {error:.3f}"
 
 
-def _signed(pair: tuple[float, float]) -> str:
+def _format_signed(pair: tuple[float, float]) -> str:
     return f"{pair[0]:+.1f} ± {pair[1]:.1f}"
 
 
-def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
+def _select_layers(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
     """Return maps with one rotation, if all layers that rotate have the same, and with the biases of a few layers.
 
     The second result are notes about that, by the kind of sheet.

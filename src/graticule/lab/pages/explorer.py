@@ -60,7 +60,7 @@ class Explored:
     images: list[list[bytes]]
 
 
-def quantized(values: Array) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def quantize(values: Array) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return (..., M) as codes and the smallest and largest value of each row, (..., 2).
 
     A code c from 0 to 100 stands for low + c / 100 (high - low), so a value is off by at most 0.5 % of the range of its
@@ -87,7 +87,7 @@ def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], s
     maps = {(number, at): size.maps for number, model in enumerate(models) for at, size in enumerate(model.sizes)}
     notes: list[str] = []
     while True:
-        about, text = _packed(models, maps)
+        about, text = _pack(models, maps)
         if len(text) <= limit:
             return about, text, notes
         groups: Counter[tuple[int, int, str, int | None]] = Counter()
@@ -110,7 +110,7 @@ def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], s
         )
 
 
-def _packed(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps]]) -> tuple[dict[str, Any], str]:
+def _pack(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps]]) -> tuple[dict[str, Any], str]:
     """Return the description of the models, and all codes and ends of ranges in one compressed text."""
     data = bytearray()
 
@@ -130,7 +130,7 @@ def _packed(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps
                     "pixels": size.img_size,
                     "grids": size.grids,
                     "images": [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs],
-                    "maps": [_described(item, put) for item in maps[number, at]],
+                    "maps": [_describe(item, put) for item in maps[number, at]],
                     "notes": size.notes,
                 }
                 for at, (size, pngs) in enumerate(zip(model.sizes, model.images, strict=True))
@@ -142,9 +142,9 @@ def _packed(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps
     return about, base64.b64encode(zlib.compress(bytes(data), 6)).decode()
 
 
-def _described(item: Maps, append: Callable[[NDArray[Any]], int]) -> dict[str, Any]:
+def _describe(item: Maps, append: Callable[[NDArray[Any]], int]) -> dict[str, Any]:
     """Describe maps; `put` appends their values to the data and returns the offset."""
-    codes, ends = quantized(item.values.reshape(len(item.heads), -1) if item.by_displacement else item.values)
+    codes, ends = quantize(item.values.reshape(len(item.heads), -1) if item.by_displacement else item.values)
     return {
         **{key: getattr(item, key) for key in ("kind", "layer", "image", "queries", "keys", "heads", "prefix")},
         "displacement": item.by_displacement,
@@ -253,7 +253,7 @@ _SIDE = 224
 
 
 @checked
-def explored(
+def compute_maps(
     model: nn.Module, images: Sequence[Tensor], mean: Sequence[float], std: Sequence[float], label: str, title: str = ""
 ) -> Explored:
     """Compute the maps and images of a model for the explorer; `write_explorer` makes a page of one or two models.

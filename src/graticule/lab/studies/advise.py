@@ -54,7 +54,7 @@ _ALIKE = (("separate", "min", "max"), ("corners", "area"))
 
 def size_options(model: Any, size: Size) -> dict[str, str]:
     """Return what a model can do at a size, name -> Python, first what it does; at its own size, all do the same."""
-    options = {OWN: "", **dict(_resampled(model, size)), **dict(_rotated(model))}
+    options = {OWN: "", **dict(_other_resamplers(model, size)), **dict(_other_rotations(model))}
     if hasattr(model, "windows"):
         ratios = [side / home for side, home in zip(size, model.img_size, strict=True)]
         windows = tuple(tuple(max(1, round(n * r)) for n, r in zip(w, ratios, strict=True)) for w in model.windows)
@@ -64,7 +64,7 @@ def size_options(model: Any, size: Size) -> dict[str, str]:
     return options
 
 
-def _resampled(model: nn.Module, size: Size) -> Iterator[tuple[str, str]]:
+def _other_resamplers(model: nn.Module, size: Size) -> Iterator[tuple[str, str]]:
     """Yield other resamplers of tables and biases: each with its defaults, and some with other options."""
     kinds, first = set(map(table_of, with_own_resampler(model.modules()))), ""
     if not isinstance(model, Backbone):  # of another library, that does not convert: its tables are resampled once
@@ -75,7 +75,7 @@ def _resampled(model: nn.Module, size: Size) -> Iterator[tuple[str, str]]:
             yield name, f"graticule.resize(model, {first}resampler={name!r})"
 
 
-def _rotated(model: Any) -> Iterator[tuple[str, str]]:
+def _other_rotations(model: Any) -> Iterator[tuple[str, str]]:
     """Yield other rotations of queries and keys."""
     words = (getattr(model, "created", None) or {}).get("arguments", {})
     specs = list(ENCODINGS.specs(words["encoding"])) if "encoding" in words else []

@@ -68,7 +68,7 @@ class Arm:
         wrong = []
         for name, value in facts.items():
             if not _alike(name, built := getattr(self, name), value, self.values):
-                text = _named(built, value) if name in NAMED else _text(built)
+                text = _name_options(built, value) if name in NAMED else _text(built)
                 wrong.append(f"{name} {_text(value) or 'none'}, got {text or 'none'}")
         return wrong
 
@@ -110,7 +110,7 @@ def _options(text: str) -> dict[Any, Any]:
     return {None: len(specs), **{n: spec.name for n, spec in enumerate(specs)}, **options}
 
 
-def _named(text: str, other: str) -> str:
+def _name_options(text: str, other: str) -> str:
     """Return specs with those options alone that others name; with all if one of these is missing."""
     names = {name for spec in _specs(other) for name in spec.options}
     options = [
@@ -154,8 +154,8 @@ def measure_arm(cell: tuple[str, str], recipe: TrainingRecipe, model: Any, image
     return Arm(
         *cell,
         model=str(Spec(created["name"], plain)),
-        encoding=_resolved("encoding", words["encoding"]),
-        joining=_resolved("joining", words["joining"]),
+        encoding=_resolve("encoding", words["encoding"]),
+        joining=_resolve("joining", words["joining"]),
         grid="" if grid is None else by(grid.shape),
         windows=", ".join(dict.fromkeys(by(at.within.shape) for at in grids if at.windows)),
         depth=sum(getattr(backbone, "depths", ())) or len(getattr(backbone, "blocks", ())),
@@ -184,7 +184,7 @@ def _defaults(kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def _resolved(kind: str, text: str) -> str:
+def _resolve(kind: str, text: str) -> str:
     """Return specs with all their options."""
     return " + ".join(str(Spec(spec.name, {**_defaults(kind, spec.name), **spec.options})) for spec in _specs(text))
 

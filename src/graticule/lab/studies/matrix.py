@@ -44,7 +44,7 @@ def combinations(
     """
     reasons = {}
     models = families() if models is None else models
-    for encoding, joining in product(ordered() if encodings is None else encodings, list_joinings()):
+    for encoding, joining in product(order_encodings() if encodings is None else encodings, list_joinings()):
         alone = _refusal(build_position, Grid(2, 2), dim=24, depth=2, num_heads=2, encoding=encoding, joining=joining)
         for family, model in models.items():
             chosen = take_position({"encoding": encoding, "joining": joining}, defaults=model.encoding_options)
@@ -85,7 +85,7 @@ def group_of(name: str) -> str:
     return next(group for group, base, _ in GROUPS if issubclass(ENCODINGS[name], base))
 
 
-def ordered() -> list[str]:
+def order_encodings() -> list[str]:
     """List the encodings by group, then by name; `none` is the last."""
     groups = [group for group, _, _ in GROUPS]
     return sorted(list_encodings(), key=lambda name: (name == "none", groups.index(group_of(name)), name))

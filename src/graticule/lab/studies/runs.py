@@ -121,11 +121,11 @@ def summarise(folder: Path) -> Summary:
     metrics: Metrics = {}
     metric: Metric | None = None
     damage: list[str] = []
-    with _recorded(damage, run.recipe_file):
+    with _record_damage(damage, run.recipe_file):
         described = read_typed(run.recipe_file, _StudyDescription)
         recipe, metric = described["recipe"], described.get("metric")
     if run.metrics_file.exists():  # it is written at the end of the first epoch
-        with _recorded(damage, run.metrics_file):
+        with _record_damage(damage, run.metrics_file):
             metrics = read_metrics(run.metrics_file)
     if metric is None and metrics:  # of a run that does not record it
         from graticule.lab.training.task import metric_of  # imports PyTorch
@@ -138,8 +138,8 @@ def summarise(folder: Path) -> Summary:
         state = "finished"
     elif _is_locked(folder):
         state = "running"
-    times = [_changed(path) for path in (run.metrics_file, run.log_file)]
-    return Summary(folder, state, recipe, metrics, metric, max(times) or _changed(run.recipe_file), "; ".join(damage))
+    times = [_read_time(path) for path in (run.metrics_file, run.log_file)]
+    return Summary(folder, state, recipe, metrics, metric, max(times) or _read_time(run.recipe_file), "; ".join(damage))
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -223,7 +223,7 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
-def _changed(path: Path) -> float:
+def _read_time(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
@@ -236,7 +236,7 @@ def _short(error: Exception, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _recorded(damage: list[str], path: Path) -> Iterator[None]:
+def _record_damage(damage: list[str], path: Path) -> Iterator[None]:
     """Add the message of an error of reading a file in the block to `damage`."""
     try:
         yield

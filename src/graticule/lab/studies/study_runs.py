@@ -35,7 +35,7 @@ from graticule.lab.tasks.language import evaluate_text
 from graticule.lab.tasks.parts.image_scores import Mode, evaluate
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, surroundings
-from graticule.lab.training.run_folder import locked
+from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import build_data
 from graticule.lab.training.validation import in_precision
 from graticule.system.files import read_json, write_json
@@ -234,7 +234,7 @@ def _writing(folder: Path) -> Iterator[None]:
         OSError: if another process holds the lock of `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, wait=_PATIENCE) as free:
+    with lock_folder(folder, wait=_PATIENCE) as free:
         if not free:
             raise OSError(f"{folder} is in use by another process; end it and start again. Finished runs are kept.")
         yield

@@ -38,7 +38,7 @@ def between(text: str, name: str, new: str) -> str:
     return pattern.sub(lambda match: f"{match[1]}\n{new}\n\n{match[2]}", text)
 
 
-def marked(text: str, kind: str) -> list[str]:
+def list_markers(text: str, kind: str) -> list[str]:
     """List the names of a kind that have markers in a page, such as 'precision' of kind 'measured'."""
     return re.findall(rf"<!-- {kind} (\S+): begin", text)
 

@@ -17,7 +17,7 @@ from graticule.lab.arguments import Usual
 from graticule.lab.data.dense import Target
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, Sides
-from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restored
+from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
 from graticule.lab.training.results import BOX_MAP, Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import batch_results
@@ -141,7 +141,7 @@ class Detection(DenseTask[DetectionRecipe]):
             boxes=torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1),
             labels=[f"{names[n]} {entry['score']:.2f}" for n, entry in zip(numbers, boxes, strict=True)],
             numbers=numbers,
-            masks=restored(detected["masks"], size).bool() if "masks" in detected else None,
+            masks=restore_masks(detected["masks"], size).bool() if "masks" in detected else None,
             entries={"boxes.json": boxes, **({"masks.json": masks} if "masks" in detected else {})},
         )
 

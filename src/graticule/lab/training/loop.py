@@ -33,7 +33,7 @@ from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.opening import label_names, open_backbone
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
-from graticule.lab.training.run_folder import Interrupted, Preempted, locked
+from graticule.lab.training.run_folder import Interrupted, Preempted, lock_folder
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
@@ -139,7 +139,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     with contextlib.ExitStack() as stack:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            if not stack.enter_context(locked(folder)):
+            if not stack.enter_context(lock_folder(folder)):
                 raise BlockingIOError(
                     f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
                 )

@@ -102,7 +102,7 @@ def runs_in(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait: float = 0) -> Iterator[bool]:
+def lock_folder(folder: Path, wait: float = 0) -> Iterator[bool]:
     """Lock `folder` until the block or the process ends, in whatever way; yield whether the lock was acquired.
 
     It is a lock of the operating system on the file .lock. That file is kept: removing it could take the lock from

@@ -12,12 +12,12 @@ from graticule.lab.data.dense import IGNORED, boxes_target
 from graticule.lab.data.dense_transforms import (
     EvaluationTransform,
     TrainingTransform,
-    cropped,
+    crop_example,
     distorted,
-    fitted,
-    flipped,
-    padded,
-    resized,
+    fit_size,
+    flip,
+    pad,
+    resize_example,
 )
 from graticule.lab.data.sampling import GroupSampler
 from graticule.lab.data.sets.scenes import SIZE, scenes
@@ -60,17 +60,17 @@ def tight(masks):
 
 def test_a_flip_flips_image_boxes_masks_and_classes_alike_and_twice_is_nothing():
     image, target = painted()
-    there = flipped(image, target)
+    there = flip(image, target)
     assert_truth_of(*there)
     assert there[1]["boxes"].tolist() == [[40 - b[2], b[1], 40 - b[0], b[3]] for b in BOXES]
-    back = flipped(*there)
+    back = flip(*there)
     assert torch.equal(back[0], image) and torch.equal(back[1]["boxes"], target["boxes"])
 
 
 @pytest.mark.parametrize("box", [(0, 0, 24, 40), (3, 5, 9, 21), (1, 18, 20, 22), (12, 0, 7, 40)])
 def test_a_crop_applies_to_masks_and_boxes_and_drops_objects_outside_of_it(box):
     image, target = painted()
-    small, changed = cropped(image, target, box)
+    small, changed = crop_example(image, target, box)
     assert small.shape[1:] == box[2:]
     assert_truth_of(small, changed)
     top, left, height, width = box
@@ -87,7 +87,7 @@ def test_a_crop_applies_to_masks_and_boxes_and_drops_objects_outside_of_it(box):
 @pytest.mark.parametrize("size", [(48, 80), (72, 40), (24, 120)])
 def test_a_resize_by_whole_numbers_repeats_the_pixels_of_masks_and_multiplies_boxes(size):
     image, target = painted()
-    large, changed = resized(image, target, size)
+    large, changed = resize_example(image, target, size)
     down, right = size[0] // 24, size[1] // 40
     assert large.shape[1:] == size
     for name in ("masks", "classes"):
@@ -99,7 +99,7 @@ def test_a_resize_by_whole_numbers_repeats_the_pixels_of_masks_and_multiplies_bo
 
 def test_padding_is_at_the_bottom_and_on_the_right_and_its_classes_are_ignored():
     image, target = painted()
-    large, changed = padded(image, target, (30, 41))
+    large, changed = pad(image, target, (30, 41))
     assert large.shape == (3, 30, 41) and changed["masks"].shape == (4, 30, 41)
     assert torch.equal(large[:, :24, :40], image) and torch.equal(changed["boxes"], target["boxes"])
     outside = torch.ones(30, 41, dtype=torch.bool)
@@ -110,7 +110,7 @@ def test_padding_is_at_the_bottom_and_on_the_right_and_its_classes_are_ignored()
 @pytest.mark.parametrize("size", [(480, 640), (640, 480), (333, 500), (100, 900), (7, 7)])
 @pytest.mark.parametrize("within", [(800, 1333), (96, 96), (512, 2048)])
 def test_an_image_is_fitted_as_large_as_it_can_be_at_its_aspect_ratio(size, within):
-    height, width = fitted(size, within)
+    height, width = fit_size(size, within)
     assert min(height, width) <= within[0] and max(height, width) <= within[1]
     assert min(height, width) == within[0] or max(height, width) == within[1]
     assert height / size[0] == pytest.approx(width / size[1], abs=1 / min(size))

@@ -48,7 +48,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
 @register_dataset("unlabeled_folder")
 def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
     """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out."""
-    root = existing(root, "of images")
+    root = existing_folder(root, "of images")
     files = files_below(root, is_image)
     if len(files) < 2:
         raise ValueError(f"`data_root` must have two images or more, got {len(files)} in {root}.")
@@ -56,7 +56,7 @@ def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dat
     return FolderImages(chosen, skip_broken=split == "train"), DatasetInfo("unlabeled_folder", ("any",))
 
 
-def existing(root: Path | None, content: str) -> Path:
+def existing_folder(root: Path | None, content: str) -> Path:
     """Return the folder of a data set, which must exist; `what` describes it in the error."""
     if root is None or not root.is_dir():
         missing = "none; a folder that is named as a data set is written ./NAME"
@@ -67,7 +67,7 @@ def existing(root: Path | None, content: str) -> Path:
 
 def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
     """Find the names of the classes, and (file, label) of every image of both splits."""
-    root = existing(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG")
+    root = existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG")
     classes_of = {split: _classes(root, split) for split in SPLITS}
     if differing := sorted({*classes_of["train"]} ^ {*classes_of["test"]}):
         listed = ", ".join(differing[:5]) + ", ..." * (len(differing) > 5)

@@ -11,7 +11,7 @@ import numpy as np
 
 from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.folder import SPLITS, existing, files_below
+from graticule.lab.data.sets.folder import SPLITS, existing_folder, files_below
 from graticule.registry.checks import install
 
 
@@ -52,7 +52,7 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
     The images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set
     runs.
     """
-    root = existing(root, "of DatasetDict.save_to_disk")
+    root = existing_folder(root, "of DatasetDict.save_to_disk")
     files_below(root, lambda name: True)  # checks that all files are regular before one is opened
     try:
         import datasets

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from graticule.lab.data.registry import Corpus, Document, register_text
-from graticule.lab.data.sets.folder import SPLITS, existing, files_below, split_folder
+from graticule.lab.data.sets.folder import SPLITS, existing_folder, files_below, split_folder
 from graticule.system.files import read_utf8
 
 #: Extensions of text files.
@@ -67,7 +67,7 @@ def text_folder(root: Path | None) -> Corpus:
     empty, the file with the nearest hash moves there. Files and folders that begin with a dot and empty files are
     skipped, and of files with the same text the first is used. Line ends are unchanged; a byte order mark is removed.
     """
-    root = existing(root, f"of text files ({', '.join(TEXT_EXTENSIONS)})")
+    root = existing_folder(root, f"of text files ({', '.join(TEXT_EXTENSIONS)})")
     if (root / "train").is_dir():
         places = {split: split_folder(root, split) for split in SPLITS}
         return {split: _documents(place, root) for split, place in places.items()}

@@ -85,7 +85,7 @@ class CocoScores:
                 "iscrowd": int(target["iscrowd"][n]),
             }
             if "masks" in target:
-                entry["segmentation"] = encoded(target["masks"][n])
+                entry["segmentation"] = encode_mask(target["masks"][n])
             self.objects.append(entry)
         boxes, masks = self.results(number, detected, size, (height, width))
         self.boxes += boxes
@@ -109,10 +109,10 @@ class CocoScores:
             {"image_id": number, "category_id": self._category(label), "score": score}
             for label, score in zip(labels, scores, strict=True)
         ]
-        masks: Any = restored(detected["masks"], original) if "masks" in detected else []
+        masks: Any = restore_masks(detected["masks"], original) if "masks" in detected else []
         return (
             [{**entry, "bbox": box} for entry, box in zip(common, boxes, strict=True)],
-            [{**entry, "segmentation": encoded(mask)} for entry, mask in zip(common, masks, strict=False)],
+            [{**entry, "segmentation": encode_mask(mask)} for entry, mask in zip(common, masks, strict=False)],
         )
 
     def _category(self, label: int) -> int:
@@ -184,7 +184,7 @@ def _coco_evaluation(truth: Mapping[str, Any], results: Entries, kind: str) -> A
     return evaluation
 
 
-def encoded(mask: Tensor) -> dict[str, Any]:
+def encode_mask(mask: Tensor) -> dict[str, Any]:
     """Return the run lengths of a mask (height, width), of 0 and 1, in a form that JSON can store."""
     from pycocotools import mask as coco_mask
 
@@ -192,7 +192,7 @@ def encoded(mask: Tensor) -> dict[str, Any]:
     return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode("ascii")}
 
 
-def restored(masks: Tensor, size: tuple[int, int]) -> Tensor:
+def restore_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """Return predicted masks (n, 1, height, width), in [0, 1], at the size of the original, (n, *size), of 0 and 1."""
     if not len(masks):
         return torch.zeros(0, *size, dtype=torch.uint8)
