@@ -26,7 +26,7 @@ from statistics import fmean
 from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
-from graticule.lab.studies.significance import LEVEL, PairedTest, equivalence, format_p, paired_test
+from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test
 from graticule.lab.studies.study import TRAINED, read_table
 from graticule.lab.studies.tables import read_records
 
@@ -103,7 +103,9 @@ class Contrast:
     @property
     def equivalent(self) -> float:
         """The larger p of the two one-sided tests that the mean is above -margin and below +margin."""
-        return equivalence(self.values, self.margin)
+        above = stats.ttest_1samp(self.values, -self.margin, alternative="greater").pvalue
+        below = stats.ttest_1samp(self.values, self.margin, alternative="less").pvalue
+        return float(max(above, below))
 
     @cached_property
     def answer(self) -> str:

@@ -64,16 +64,6 @@ def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most
     return next((seeds for seeds in range(2, most) if power(deviation, difference, seeds, level) >= POWER), most)
 
 
-def equivalence(differences: Sequence[float], margin: float) -> float:
-    """Return the larger p of the two one-sided tests that the mean is above -margin and below +margin.
-
-    Reference: A Comparison of the Two One-Sided Tests Procedure and the Power Approach (Schuirmann, 1987).
-    """
-    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
-    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
-    return float(max(above, below))
-
-
 def holm(values: Sequence[float | None]) -> list[float | None]:
     r"""Adjust the p values of one family of tests, so that at 5 % the chance of any false positive is at most 5 %.
 
