@@ -103,9 +103,8 @@ class Contrast:
     @property
     def equivalent(self) -> float:
         """The larger p of the two one-sided tests that the mean is above -margin and below +margin."""
-        above = stats.ttest_1samp(self.values, -self.margin, alternative="greater").pvalue
-        below = stats.ttest_1samp(self.values, self.margin, alternative="less").pvalue
-        return float(max(above, below))
+        sides = ((-self.margin, "greater"), (self.margin, "less"))
+        return max(float(stats.ttest_1samp(self.values, at, alternative=side).pvalue) for at, side in sides)
 
     @cached_property
     def answer(self) -> str:

@@ -13,7 +13,7 @@ benchmarks: . 1920
 evidence: . 4285
 graticule: . 30, analysis 3310, backbones 4950, checkpoints 1620, dense 2090, encodings 5303, external 6527, hub 750,
   layers 1020, position 3475, registry 1117, surgery 2480, system 494, testing 3203
-graticule/lab: . 750, commands 3130, data 3600, figures 1260, gym 1430, pages 865, recipes 1170, studies 2630, tasks
+graticule/lab: . 750, commands 3130, data 3600, figures 1260, gym 1430, pages 865, recipes 1170, studies 2621, tasks
   2421, training 2626
 tests: . 3263, analysis 2625, backbones 3990, checkpoints 1570, dense 790, encodings 4140, external 3080, gpu 840, hub
   310, layers 850, parity 1660, position 2520, registry 690, surgery 2760, system 175, testing 1600
