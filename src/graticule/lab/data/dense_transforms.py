@@ -27,7 +27,7 @@ _PART_SIZES, _PART_SIDES = ((400, 1333), (500, 1333), (600, 1333)), (384, 600)
 def fit_size(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
     """Return the largest (height, width) of the aspect ratio of `size` with sides of at most `within`.
 
-    >>> fitted((480, 640), (800, 1333)), fitted((640, 480), (800, 1333)), fitted((100, 900), (800, 1333))
+    >>> fit_size((480, 640), (800, 1333)), fit_size((640, 480), (800, 1333)), fit_size((100, 900), (800, 1333))
     ((800, 1067), (1067, 800), (148, 1333))
 
     Args:
