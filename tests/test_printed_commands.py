@@ -29,7 +29,7 @@ MARK = re.compile(r"minute|second|hour|costs?\b|not run|needs?\b|how long|downlo
 #: Commands that no test of this file runs, and why.
 NOT_RUN = {
     r"(pip|git|make|python -m (venv|pip|sigstore|twine|build|pytest)|pytest) ": "installs, publishes, tests",
-    r"python (-m evidence|evidence/upstream|benchmarks|tests|vectors)\b": "a program of the repository, which has its own tests",
+    r"python (-m evidence|evidence/upstream|benchmarks|tests|vectors)\b": "a program, which has its own tests",
     r"(torchrun|srun) ": "several machines",
     r".* imagenet/val ": "data",
     r".* --(data-root (IMAGENET|COCO|ADE|CIFAR10|FASHION_MNIST)|push|devices)\b": "data, the hub, devices",
