@@ -63,9 +63,9 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
         "default: a learnable table, which starts at a standard deviation of 0.02, is added once to the embedded "
         "patches. std 1: the same, but it starts at 1; it is the control of amplitude. lape: each layer normalizes the "
         "table with a norm of its own, which makes its standard deviation 1, and adds it (LaPE, Yu et al., 2023). "
-        f"Larger images are the same digits enlarged. {recipe.epochs} epochs of a small model on digits neither confirm nor "
-        "refute the paper, whose models are larger and train for hundreds of epochs; docs/why_lape.md has the same "
-        "question with more seeds, controls and data."
+        f"Larger images are the same digits enlarged. {recipe.epochs} epochs of a small model on digits neither "
+        "confirm nor refute the paper, whose models are larger and train for hundreds of epochs; docs/why_lape.md has "
+        "the same question with more seeds, controls and data."
     )
     report.heading("Position in each layer")
     sheet = center_sheet({name: position_correlations(models[name]) for name in CHOICES}, "Similarity of the center")
