@@ -59,9 +59,10 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
         ValueError: if there are no choices or seeds, a seed is repeated, two choices have the same folder, or choices
             have different metrics.
     """
-    if not choices or not seeds or len(set(seeds)) < len(seeds):
+    if not (isinstance(choices, Mapping) and choices and seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"`choices` and `seeds` must not be empty, and seeds must differ, got {list(choices)}, {list(seeds)}."
+            "`choices` must be a dictionary, name -> recipe, with entries, and `seeds` must not be empty and differ, "
+            f"got {list(choices)}, {list(seeds)}."
         )
     metric = next(iter(choices.values())).metric
     if other := [name for name, recipe in choices.items() if recipe.metric != metric]:
