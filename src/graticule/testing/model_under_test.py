@@ -36,6 +36,8 @@ SAME = 1e-5
 EXACT = 1e-11
 #: Pixels of all images of a search that changes each patch separately, at most.
 _PIXELS = 1 << 24
+#: Patches of a small grid, at most, without windows and with them: each is changed before each attention.
+_SMALL = 32, 512
 
 
 class NotApplicable(Exception):
@@ -145,12 +147,12 @@ class ModelUnderTest:
 
     def small(self) -> ModelUnderTest:
         """Return the model at a small grid that is not square, or unchanged if it refuses all of them."""
-        if self.grid[0] != self.grid[1] and self.patches <= 512:
+        windows = (logits := self.seen().logits) is not None and logits.shape[1] > 1
+        if self.grid[0] != self.grid[1] and self.patches <= _SMALL[windows]:
             return self
-        try:
+        with suppress(NotApplicable):
             return self.at_first((3, 5))[0]
-        except NotApplicable:
-            return self
+        return self
 
     def at_first(self, *grids: Size, factors: Sequence[int] = (1, 2, 4, 8)) -> list[ModelUnderTest]:
         """Return the model at all of `grids`, multiplied by the first of `factors` for which it takes them."""
@@ -329,10 +331,9 @@ def _attended_patch(model: nn.Module, image: tuple[int, ...], first: tuple[int, 
     """
     weight = next(model.parameters())
     images = torch.zeros(2, image_channels(model), *image, device=weight.device, dtype=weight.dtype)
-    try:
+    logits = None
+    with suppress(Exception):  # any error of another library, which the checks report later
         logits = record(model, images).logits
-    except Exception:  # any error of another library, which the checks report later
-        return None
     if logits is None:
         return None
     height, width = first

@@ -250,8 +250,7 @@ def _axes_of(relation: Relative, subject: ModelUnderTest) -> str:
 
 def _table_axes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
     """Compare the smoothness of position in the tokens over the grid and over the grid with swapped axes."""
-    if original.grid[0] == original.grid[1]:
-        original = original.small()
+    original = original.small() if original.grid[0] == original.grid[1] else original
     if original.grid[0] == original.grid[1]:
         raise NotApplicable("the grid is square")
     tokens = original.tokens()

@@ -13,7 +13,7 @@ import graticule.lab.tasks as tasks
 
 
 @graticule.register_recipe(
-    "adapt", "Replace the position of a trained model, and distill its features on unlabelled images."
+    "adapt", "Replace the position of a trained model, and distill its features on unlabeled images."
 )
 def adapt() -> tasks.AdaptRecipe:
     """Train position, then attention, then all, on crops of images; `graticule adapt` gives model and folder."""
