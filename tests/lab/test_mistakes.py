@@ -1,6 +1,7 @@
 """Common mistakes of a user of Python, each with an error that says what to do, or none where it is unambiguous."""
 
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 import graticule
 import tiny
+from graticule.lab.data.registry import DATASETS
 from graticule.lab.recipes.load import load_recipe
 
 MODEL = tiny.tiny("learnable").eval()
@@ -21,6 +23,7 @@ FUNCTIONS = {
     "audit": graticule.audit,
     "advise": lambda model, images: graticule.advise(model, images, [(48, 48)]),
     "change_position": lambda model, images: graticule.change_position(model, "shaw", "default", images),
+    "audit by size": lambda model, images: graticule.audit(model, {(32, 32): images}),
     "a model": lambda model, images: model(images),
 }
 MISTAKES = {
@@ -30,6 +33,17 @@ MISTAKES = {
     "convert.timm.create_model.'vit_base_patch14_dinov2'": lambda: graticule.create_model("vit_base_patch14_dinov2"),
     "convert.timm.create_model.'vit_tiny_r_s16": lambda: graticule.create_model("timm:vit_tiny_r_s16_p8_224"),
     "load.'hf:facebook/dinov2-small'": lambda: graticule.create_model("facebook/dinov2-small"),
+    "load.'hf:facebook/dinov2-base'": lambda: graticule.create_model("hf:facebook/dinov2-base"),
+    "load.'./weights.safetensors'": lambda: graticule.create_model("./weights.safetensors"),
+    "if its class converts": lambda: graticule.create_model("resnet50"),
+    "unlabeled_folder": lambda: DATASETS["pictures"],
+    "12 of .height, width. .32, 32., got .12, 3, 48, 48.": lambda: graticule.audit(
+        MODEL, {(32, 32): torch.rand(12, 3, 48, 48)}
+    ),
+    "12 of .height, width. .48, 48., got .5": lambda: graticule.audit(
+        MODEL, {(32, 32): torch.rand(12, 3, 32, 32), (48, 48): torch.rand(5, 3, 48, 48)}
+    ),
+    "`labels` must be 8 classes": lambda: graticule.audit(MODEL, torch.rand(8, 3, 32, 32), labels=torch.arange(3)),
     "B at least 9, got torch.float32 .8, 3": lambda: graticule.debias(MODEL, torch.rand(8, 3, 32, 32)),
     "must differ": lambda: graticule.position_share(MODEL, torch.zeros(4, 3, 32, 32)),
     "must be finite": lambda: graticule.position_share(MODEL, torch.full((2, 3, 32, 32), torch.nan)),
@@ -59,6 +73,9 @@ def test_a_mistake_names_its_cure(text):
 def test_what_is_unambiguous_is_accepted():
     assert graticule.Recipe(img_size=64).img_size == (64, 64)
     images = torch.rand(8, 3, 32, 32)
+    assert graticule.position_share(MODEL, images, [[48, 48]]).others.keys() == {(48, 48)}
+    half = graticule.debias(copy.deepcopy(MODEL).half(), torch.rand(12, 3, 32, 32).half())
+    assert half.certificate.images == 4
     named, bare = (graticule.audit(MODEL, given, timed=False) for given in ({(32, 32): images}, images))
     np.testing.assert_array_equal(named.share.total.value, bare.share.total.value)
     words = graticule.create_model("deit_tiny_patch16_224", depth=1, joining="default(layers=None)")

@@ -68,6 +68,8 @@ def test_an_error_names_the_choices_or_the_kind_of_values():
         check("mode", "c", Literal["a", "b"] | None)
     with pytest.raises(TypeError, match="`sizes` must be a sequence of values, got 3"):
         check("sizes", 3, Sequence[int | None])
+    with pytest.raises(TypeError, match="a sequence of sequences of whole numbers, got"):
+        check("sizes", [48], Sequence[tuple[int, ...]])
 
 
 def test_a_long_value_is_shown_in_a_line():

@@ -28,7 +28,7 @@ from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, nearest_of_axis
 from graticule.position.grid import Grid
 from graticule.position.places import axis_names, by
-from graticule.registry.checks import checked
+from graticule.registry.checks import check, checked
 from graticule.system.tables import PrintedTable, plain
 
 T = TypeVar("T")
@@ -248,11 +248,19 @@ def audit(
         check_images(images, videos=True)
         img_size = img_size or tuple(images.shape[2:])
         images = {tuple(images.shape[2:]): images}
-    view = view_of(model, img_size)
+    view = view_of(model, None if img_size is None else tuple(img_size))
     size = view.img_size
     if size not in images:
         raise ValueError(f"`images` must have those of the model's size, {by(size)}, got others only.")
     sized = images[size]
+    for at, batch in images.items():
+        check("images", batch, Tensor)
+        if batch.shape[2:] != at or len(batch) != len(sized):
+            raise ValueError(f"`images` must have {len(sized)} of (height, width) {at}, got {tuple(batch.shape)}.")
+    if labels is not None and (labels.shape != sized.shape[:1] or labels.is_floating_point()):
+        raise ValueError(
+            f"`labels` must be {len(sized)} classes, whole numbers, got {labels.dtype} {tuple(labels.shape)}."
+        )
     if len(sized) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(sized)}.")
     check_images(sized, videos=True)

@@ -359,7 +359,7 @@ def _copies(images: Tensor, grid: Grid) -> list[tuple[Tensor, Tensor]]:
         part = images[..., top : top + inner[0], left : left + inner[1]]
         start = torch.tensor([top / height, left / width], dtype=torch.float64) * sides
         place = start + (places + 0.5) * shares - 0.5
-        copies.append((F.interpolate(part, (height, width), mode="bilinear", antialias=True), place))
+        copies.append((resize_images(part, (height, width)), place))
     return copies
 
 

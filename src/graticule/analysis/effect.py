@@ -150,7 +150,8 @@ def resize_images(images: Tensor, size: Size) -> Tensor:
     """Resize images (B, C, height, width), bilinear with antialias, or videos, trilinear."""
     if images.ndim > 4:
         return F.interpolate(images, size, mode="trilinear")
-    return F.interpolate(images, size, mode="bilinear", antialias=True)
+    precise = images.to(torch.promote_types(images.dtype, torch.float32))  # half precision has no antialias on a CPU
+    return F.interpolate(precise, size, mode="bilinear", antialias=True).to(images.dtype)
 
 
 def standard_error(values: Array) -> Array:

@@ -311,7 +311,7 @@ def position_share(
     check_images(images, videos=True)
     size = tuple(images.shape[2:])
     base = view_of(model, size)
-    others = [other for other in dict.fromkeys(sizes or ()) if other != size]
+    others = [other for other in dict.fromkeys(map(tuple, sizes or ())) if other != size]
     views = [base, *(base.resized_to(other) for other in others)]
     bar = None if progress is None else progress(total=len(views) * len(images), unit="img")
     shares = []

@@ -43,7 +43,7 @@ from graticule.hub.kinds import ModelWords, register_kind
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
-from graticule.registry.checks import check, checked, is_integer, known_name
+from graticule.registry.checks import check, checked, is_integer, is_path, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import Definition, check_class
 from graticule.registry.registry import NameTable
@@ -366,10 +366,15 @@ def create_model(
         6
     """
     kwargs |= given_choices(encoding, joining)
-    of_timm = name.removeprefix("timm:")
-    cure = f"graticule.load('hf:{name}') opens a model of the hub" if "/" in name else ""
-    if timm.is_model(of_timm):
-        cure = f"timm has it: graticule.convert(timm.create_model({of_timm!r}, pretrained=True)) makes one of ours"
+    if is_path(name):
+        is_local = name.startswith((".", "/")) or Path(name).exists()
+        source = name if is_local else f"hf:{name.rpartition(':')[2]}"
+        cure = f"graticule.load({source!r}) opens a trained model {'there' if is_local else 'of the hub'}"
+    elif timm.is_model(of_timm := name.removeprefix("timm:")):
+        built = f"graticule.convert(timm.create_model({of_timm!r}, pretrained=True))"
+        cure = f"timm has it: {built} makes one of ours, if its class converts"
+    else:
+        cure = ""
     name = known_name("name", name.removeprefix(PREFIX), MODELS, cure)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")

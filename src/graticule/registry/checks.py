@@ -30,6 +30,7 @@ REMOVED = {
     "MultiscaleVisionTransformer": "it was the class of mvitv2 models, which timm has",
     "cait_": "timm has the model; graticule.audit and graticule.check_model take it as it is",
     "Cait": "it was the class of cait models, which timm has",
+    "pictures": "unlabeled_folder has the same images",
     "pape": "its bias of pairs of tokens had no other use",
     **dict.fromkeys(("per_frame", "moving_digits", "solids", "film_"), _VIDEOS),
     "report": "compare, study and train write their page themselves",
@@ -265,8 +266,12 @@ def _rule(kind: Any) -> tuple[str, Callable[[Any], bool]]:
 
 def _plural(kind: Any) -> str:
     first, *others = _alternatives(kind)
-    words = "a value" if others else _PLAIN.get(first, ("a value",))[0]
-    return f"{words.removeprefix('a ')}s" if words.startswith("a ") else "booleans"
+    words = "a value" if others else _rule(first)[0]
+    article, _, noun = words.partition(" ")
+    if article != "a":
+        return "booleans" if first is bool else "values"
+    head, of, inner = noun.partition(" of ")
+    return f"{head}s{of}{inner}"
 
 
 #: Type -> its values, in words and as a condition; numbers are also those of NumPy, and booleans are none.

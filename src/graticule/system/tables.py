@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import math
@@ -12,10 +13,13 @@ from typing import Any, ClassVar
 
 #: The size of a printed result.
 LINES, COLUMNS = 20, 110
+#: The letters of a name that are kept as long as numbers fit beside it.
+_NAME = 16
 
 
 def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Return rows, of which the first is the header, with all columns but the first `left` right-aligned."""
+    rows = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     header, *body = rows
     lines = []
@@ -27,10 +31,12 @@ def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 def plain(value: Any) -> Any:
     """Return numbers, arrays and the fields of results as plain values; NaN and infinities become None."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     fields = value._asdict() if hasattr(value, "_asdict") else getattr(value, "__dict__", value)
+    if dataclasses.is_dataclass(value):  # its `__dict__` also has the properties that are cached
+        fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
     if isinstance(fields, Mapping):
         return {str(name): plain(part) for name, part in fields.items()}
-    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -39,6 +45,20 @@ def plain(value: Any) -> Any:
 def report_json(report: object) -> str:
     """Return the fields of a report as JSON."""
     return json.dumps(plain(report), indent=1, default=str)
+
+
+def _narrow(rows: list[tuple[str, ...]], left: int) -> list[tuple[str, ...]]:
+    """Cut names in the first `left` columns, then the widest cells, until a line has at most `COLUMNS` letters."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > COLUMNS:
+        names = [at for at in range(left) if widths[at] > _NAME]
+        widths[max(names or range(len(widths)), key=widths.__getitem__)] -= 1
+    return [tuple(map(shorten, row, widths)) for row in rows]
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most `most` letters, cut at its end if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class PrintedTable(ABC):
@@ -72,7 +92,7 @@ class PrintedTable(ABC):
         above, below = ([part for line in lines for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ")]
                         for lines in (self.heading.splitlines(), self.footer))  # fmt: skip
         header, *rows = self.summary()
-        below = below[: LINES // 2]
+        below = [*below[: LINES // 2 - 1], "..."] if len(below) > LINES // 2 else below
         if (more := len(rows) - (LINES - 2 - len(above) - len(below))) > 0:
             start = (len(rows) - more) // 2
             rows[start : start + more + 1] = [(f"... {more + 1}", *[""] * (len(header) - 1))]
@@ -80,8 +100,7 @@ class PrintedTable(ABC):
 
     def __str__(self) -> str:
         above, rows, below = self._parts()
-        lines = [*above, *format_table(rows, self.left).splitlines(), *below]
-        return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in lines)
+        return "\n".join([*above, format_table(_narrow(rows, self.left), self.left), *below])
 
     __repr__ = __str__
 

@@ -1,5 +1,6 @@
 """Results print themselves as a table of at most 20 lines and 110 columns, and as one of HTML in a notebook."""
 
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,7 +14,7 @@ from graticule.analysis import certify_resize
 from graticule.analysis.share import Estimate, PositionShare
 from graticule.lab.gym.profile import Profile, ProfileRow
 from graticule.lab.studies.advise import OWN, Advice, Scores, SizeAdvice
-from graticule.system.tables import format_table
+from graticule.system.tables import format_table, plain
 from graticule.testing.identify import Identity
 
 
@@ -35,14 +36,14 @@ def debiased():
 
 
 def profile():
-    choices = [f"encoding=learnable(std={n}),joining=lape" for n in range(9)]
+    choices = [f"encoding=rope(base=100, axes={n}),joining=lape" for n in range(9)]
     cells = [(choice, f"task{task}", "plane", seed) for choice in choices for task in range(30) for seed in (0, 1)]
     return Profile(tuple(ProfileRow(*cell, 9, 9, 0.5, 0.1, 0.4, 10, 1.0, 12345, "recipe") for cell in cells))
 
 
 def advice():
-    scores = {name: Scores(np.random.rand(12).tolist(), 0.3) for name in (OWN, "ntk", "yarn", "bicubic")}
-    return Advice((224, 224), {(side, side): SizeAdvice(scores, {"ntk": "line\n" * 3}) for side in range(32, 320, 32)})
+    scores = {name: Scores(np.random.rand(12).tolist(), 0.3) for name in (OWN, "ntk", "yarn", "bicubic" * 20)}
+    return Advice((224, 224), {(side, side): SizeAdvice(scores, {"ntk": "line\n" * 30}) for side in range(32, 320, 32)})
 
 
 RESULTS = {
@@ -54,6 +55,9 @@ RESULTS = {
     "one run": lambda: results({"a": [70.0]}),
     "profile": profile,
     "advice": advice,
+    "long names": lambda: results({f"rope(base={n})" * 9: [1e4 * n, 7.0, 8.5] for n in range(3)}),
+    "a diverged run": lambda: results({"a": [70.0, float("nan")], "b": [71.0, 72.0]}),
+    "no profile": lambda: Profile(()),
     "identity": lambda: Identity(None, "Grid(H, W)", 0.1, ((6, 6), (5, 12)), "rope(base=100)", notes=("words " * 40,)),
 }
 
@@ -66,7 +70,7 @@ def test_results_print_a_small_table(name):
     assert not any(word in str(result) for word in ("array(", "tensor(", "nan", "None"))
     page = ElementTree.fromstring(f"<div>{result._repr_html_().replace('<br>', '<br/>')}</div>")
     rows = page.findall("table/tr")
-    assert 1 < len(rows) <= 20 and {len(row) for row in rows} == {len(result.summary()[0])}
+    assert 0 < len(rows) <= 20 and {len(row) for row in rows} == {len(result.summary()[0])}
 
 
 def test_the_middle_of_a_long_table_is_left_out_and_the_last_row_is_kept():
@@ -81,3 +85,19 @@ def test_a_certificate_has_the_words_of_the_field_and_a_study_its_differences():
     header, first, second = results({"a": [70.0, 71.0, 72.0], "b": [75.0, 77.0, 76.0]}).summary()
     assert header[2:4] == ("endpoint", "from") and first[:4] == ("1 a", "3", "71.00 ± 1.00", "")
     assert second[3:] == ("1", "+5.00 [+2.52, +7.48]", "0.013", "beyond chance")
+
+
+def test_names_are_cut_and_numbers_are_not():
+    text = str(RESULTS["long names"]())
+    assert "\n2 rope(base=1..." in text and re.search(r"\+6\d{3}\.\d\d \[-\d+\.\d\d, \+\d+\.\d\d\]  ", text)
+    assert "not finite" in str(RESULTS["a diverged run"]())
+    assert len(set(profile().summary()[0])) == 6 and "not tested" in str(results({"a": [7.0], "b": [8.0]}))
+    assert str(advice()).endswith("\n...") and "..." in str(advice()).splitlines()[4]
+    scores = {"a": [70.0, 71.0, 72.0, 73.0], "b": [71.0, 73.0, 73.0, 76.0], "c": [70.0, 71.5, 71.9, 73.2]}
+    assert [row[6] for row in results(scores).summary()[1:]] == ["", "not after correction", "no difference found"]
+
+
+def test_json_has_the_fields_alone_and_the_values_of_tensors():
+    scores = SizeAdvice({OWN: Scores([0.1, 0.2], 0.3), "ntk": Scores([0.2, 0.4], 0.3)}, {})
+    before = plain(scores)
+    assert scores.tests and plain(scores) == before and plain(torch.ones(2)) == [1.0, 1.0]

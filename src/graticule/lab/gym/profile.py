@@ -22,7 +22,7 @@ from graticule.lab.studies.significance import LEVEL, holm, paired_test
 from graticule.lab.studies.tables import Rows, csv_of_records, markdown, read_records
 from graticule.registry.checks import printable
 from graticule.system.files import write_text
-from graticule.system.tables import PrintedTable
+from graticule.system.tables import PrintedTable, shorten
 
 #: The most choices of a printed profile, and letters of their names.
 _PRINTED, _NAME = 5, 16
@@ -145,12 +145,15 @@ class Profile(PrintedTable):
     def heading(self) -> str:
         """The size, what the scores are, and the number of choices that are printed."""
         more = f"; {_PRINTED} of {len(self.choices)} choices" * (len(self.choices) > _PRINTED)
-        return f"{self.title(self.trained)}{more}"
+        return f"{self.title(self.trained)}{more}" if self.rows else "no scores"
 
     def summary(self) -> Rows:
         """Return the first columns of the table as in training, transposed: a row per task."""
-        header, *rows = ([*row[: _PRINTED + 1]] for row in zip(*self.table(self.trained), strict=True))
-        return [tuple(name[:_NAME] for name in header), *map(tuple, rows)]
+        if not self.rows:
+            return [("choice",)]
+        (first, *names), *rows = ([*row[: _PRINTED + 1]] for row in zip(*self.table(self.trained), strict=True))
+        short = [shorten(f"{number} {name}", _NAME) for number, name in enumerate(names, 1)]  # may be cut alike
+        return [(first, *short), *map(tuple, rows)]
 
     def _parameters(self, choice: str) -> str:
         return f"{max(row.parameters for row in self.rows if row.choice == choice):,}"  # heads differ

@@ -214,6 +214,7 @@ class Advice(PrintedTable):
 
     img_size: Size
     sizes: dict[Size, SizeAdvice]
+    left = 2
 
     @property
     def heading(self) -> str:

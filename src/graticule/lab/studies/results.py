@@ -34,7 +34,7 @@ from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
-from graticule.system.tables import PrintedTable
+from graticule.system.tables import PrintedTable, shorten
 
 #: The most letters of a choice in a printed table.
 _NAME = 22
@@ -141,11 +141,13 @@ class Results(PrintedTable):
             if (tested := tests.get(cell)) is not None and (paired := tested.test) is not None:
                 reference = (tested.reference, tested.variant)
                 limits = f"[{paired.low:+.{places}f}, {paired.high:+.{places}f}]"
-                finding = "beyond chance" if tested.supported else "no difference found"
+                finding = "no difference found" if paired.p >= LEVEL else "not after correction"
+                finding = "beyond chance" if tested.supported else finding
                 order = str(cells.index(reference) + 1 if reference in cells else "-")
                 test = (order, f"{paired.difference:+.{places}f} {limits}", format_p(tested.adjusted), finding)
-            name = ", ".join(filter(None, cell))
-            name = name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
+            elif tested is not None:
+                test = ("", "", "", tested.conclusion)
+            name = shorten(", ".join(filter(None, cell)), _NAME)
             rows.append((f"{number} {name}", str(len(scores)), spread(scores, places), *test))
         return rows
 

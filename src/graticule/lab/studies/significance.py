@@ -134,6 +134,8 @@ def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
 
 def spread(values: Sequence[float], decimals: int) -> str:
     """Write the mean of values, and their standard deviation if there are several; empty for no values."""
+    if not all(map(math.isfinite, values)):
+        return "not finite"
     if not values:
         return ""
     return f"{fmean(values):.{decimals}f}" + (f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else "")

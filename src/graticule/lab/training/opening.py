@@ -68,7 +68,7 @@ def load(
     if not path.exists():
         raise FileNotFoundError(
             f"`source` must be a run or a file of its weights, got {str(path)!r}, which does not exist; the name of a "
-            "published model begins with timm: or hf:, and graticule.create_model builds one without weights."
+            "published model begins with timm: or hf:, and graticule.create_model builds those of list_models()."
         )
     if run is None:
         why = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
