@@ -253,10 +253,10 @@ def audit(
     if size not in images:
         raise ValueError(f"`images` must have those of the model's size, {by(size)}, got others only.")
     sized = images[size]
-    for at, batch in images.items():
-        check("images", batch, Tensor)
-        if batch.shape[2:] != at or len(batch) != len(sized):
-            raise ValueError(f"`images` must have {len(sized)} of (height, width) {at}, got {tuple(batch.shape)}.")
+    for at, others_at in images.items():
+        check("images", others_at, Tensor)
+        if others_at.shape[2:] != at or len(others_at) != len(sized):
+            raise ValueError(f"`images` must have {len(sized)} of (height, width) {at}, got {tuple(others_at.shape)}.")
     if labels is not None and (labels.shape != sized.shape[:1] or labels.is_floating_point()):
         raise ValueError(
             f"`labels` must be {len(sized)} classes, whole numbers, got {labels.dtype} {tuple(labels.shape)}."

@@ -53,12 +53,8 @@ def _narrow(rows: list[tuple[str, ...]], left: int) -> list[tuple[str, ...]]:
     while sum(widths) + 2 * (len(widths) - 1) > COLUMNS:
         names = [at for at in range(left) if widths[at] > _NAME]
         widths[max(names or range(len(widths)), key=widths.__getitem__)] -= 1
-    return [tuple(map(shorten, row, widths)) for row in rows]
-
-
-def shorten(text: str, most: int) -> str:
-    """Return a text of at most `most` letters, cut at its end if it is longer."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    cells = (zip(row, widths, strict=True) for row in rows)
+    return [tuple(cell if len(cell) <= most else f"{cell[: most - 3]}..." for cell, most in row) for row in cells]
 
 
 class PrintedTable(ABC):

@@ -55,7 +55,7 @@ RESULTS = {
     "one run": lambda: results({"a": [70.0]}),
     "profile": profile,
     "advice": advice,
-    "long names": lambda: results({f"rope(base={n})" * 9: [1e4 * n, 7.0, 8.5] for n in range(3)}),
+    "long names": lambda: results({f"rope(base={n})" * 9: [1e3 * n, 7.0, 8.5] for n in range(3)}),
     "a diverged run": lambda: results({"a": [70.0, float("nan")], "b": [71.0, 72.0]}),
     "no profile": lambda: Profile(()),
     "identity": lambda: Identity(None, "Grid(H, W)", 0.1, ((6, 6), (5, 12)), "rope(base=100)", notes=("words " * 40,)),
@@ -89,10 +89,10 @@ def test_a_certificate_has_the_words_of_the_field_and_a_study_its_differences():
 
 def test_names_are_cut_and_numbers_are_not():
     text = str(RESULTS["long names"]())
-    assert "\n2 rope(base=1..." in text and re.search(r"\+6\d{3}\.\d\d \[-\d+\.\d\d, \+\d+\.\d\d\]  ", text)
+    assert re.search(r"\n2 rope\(base=1\S*\.\.\.  ", text) and "+666.67 [-2201.77, +3535.10]" in text
     assert "not finite" in str(RESULTS["a diverged run"]())
     assert len(set(profile().summary()[0])) == 6 and "not tested" in str(results({"a": [7.0], "b": [8.0]}))
-    assert str(advice()).endswith("\n...") and "..." in str(advice()).splitlines()[4]
+    assert str(advice()).endswith("\n...")
     scores = {"a": [70.0, 71.0, 72.0, 73.0], "b": [71.0, 73.0, 73.0, 76.0], "c": [70.0, 71.5, 71.9, 73.2]}
     assert [row[6] for row in results(scores).summary()[1:]] == ["", "not after correction", "no difference found"]
 

@@ -22,10 +22,10 @@ from graticule.lab.studies.significance import LEVEL, holm, paired_test
 from graticule.lab.studies.tables import Rows, csv_of_records, markdown, read_records
 from graticule.registry.checks import printable
 from graticule.system.files import write_text
-from graticule.system.tables import PrintedTable, shorten
+from graticule.system.tables import PrintedTable
 
-#: The most choices of a printed profile, and letters of their names.
-_PRINTED, _NAME = 5, 16
+#: The most choices of a printed profile.
+_PRINTED = 5
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class Profile(PrintedTable):
         if not self.rows:
             return [("choice",)]
         (first, *names), *rows = ([*row[: _PRINTED + 1]] for row in zip(*self.table(self.trained), strict=True))
-        short = [shorten(f"{number} {name}", _NAME) for number, name in enumerate(names, 1)]  # may be cut alike
-        return [(first, *short), *map(tuple, rows)]
+        numbered = (f"{number} {name}" for number, name in enumerate(names, 1))  # as names may be cut alike
+        return [(first, *numbered), *map(tuple, rows)]
 
     def _parameters(self, choice: str) -> str:
         return f"{max(row.parameters for row in self.rows if row.choice == choice):,}"  # heads differ

@@ -34,10 +34,8 @@ from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
-from graticule.system.tables import PrintedTable, shorten
+from graticule.system.tables import PrintedTable
 
-#: The most letters of a choice in a printed table.
-_NAME = 22
 #: A choice in a variant -> seed -> value.
 Values = dict[tuple[str, str], dict[int, float]]
 
@@ -147,8 +145,7 @@ class Results(PrintedTable):
                 test = (order, f"{paired.difference:+.{places}f} {limits}", format_p(tested.adjusted), finding)
             elif tested is not None:
                 test = ("", "", "", tested.conclusion)
-            name = shorten(", ".join(filter(None, cell)), _NAME)
-            rows.append((f"{number} {name}", str(len(scores)), spread(scores, places), *test))
+            rows.append((f"{number} {', '.join(filter(None, cell))}", str(len(scores)), spread(scores, places), *test))
         return rows
 
     def scores(self, at: str | None = None) -> dict[str, list[float]]:
