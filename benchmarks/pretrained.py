@@ -467,7 +467,7 @@ def share_figure(shares: dict[str, Any]) -> Figure:
 
 def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each table of the page."""
-    rows = [("layer", *(f"{name} {part}" for name in SIZES for part in ("position (%)", "linear (%)")))]
+    rows = [("layer", *(f"{name} {part}" for name in ("COCO", "CamVid") for part in ("position (%)", "linear (%)")))]
     first = data["share"][next(iter(SIZES))]["layers"]
     for index in sorted({0, min(4, len(first) - 1), min(8, len(first) - 1), len(first) - 1}):
         parts = [data["share"][name][part] for name in SIZES for part in ("total", "linear")]
@@ -507,8 +507,8 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "adapt", markdown(rows)
     runs = {name: list(data["runs"][name].values()) for name in PARTS if name in data["runs"]}
     text = "; ".join(f"{name}: {values[0]} images, {values[1]} s, {values[2]}" for name, values in runs.items())
-    machine = ", ".join(map(str, next(iter(runs.values()))[3:]))
-    yield "runs", f"{text}; {machine}."
+    machine, version = next(iter(runs.values()))[3:]
+    yield "runs", f"{text}; {machine.replace('1 threads', '1 thread')}, torch {version}."
 
 
 def report(docs: Path) -> None:

@@ -11,8 +11,14 @@ from sphinx.application import Sphinx
 SIGNATURE = re.compile(r"<dl>\s*((?:<dd>(?:(?!</?dl>).)*?</dd>\s*)+)</dl>", re.DOTALL)
 
 #: A figure outside of a table, and a link that is all that a cell of a table has.
-FIGURE = re.compile(r'(?<!<td>)<p>(<img [^>]*src="(?:\.\./)*_images/\w+\.png"[^>]*>)</p>')
+FIGURE = re.compile(r'(?<!<td>)<p>(<img [^>]*src="(?:\.\./)*_images/\w+\.(?:png|svg)"[^>]*>)</p>')
 ALONE = re.compile(r'<td>(<p>)?<a class="([^"]*)"([^>]*)>(<span class="std std-doc">)?([^<]*)(?=</)')
+
+#: Code with a slash, which may break after it, as the name of a file.
+PATH = re.compile(r'(?<=<span class="pre">)[^<]*/[^<]*')
+
+#: A cell of numbers, which breaks only before an interval, a parenthesis or a slash.
+NUMBERS = re.compile(r"(?<=<td><p>)[-+±\d.,%?=†/()\[\] ]+(?=</p></td>)")
 
 
 def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
@@ -25,8 +31,10 @@ def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctr
         body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
         body = body.replace('display="block"', 'display="block" tabindex="0"')
         body = body.replace('<span class="pre">-', '<span class="pre option-name">-')
+        body = PATH.sub(lambda path: path[0].replace("/", "/<wbr>"), body)
         body = FIGURE.sub(r'<p class="figure-line" tabindex="0">\1</p>', body)
         body = ALONE.sub(_alone, body)
+        body = NUMBERS.sub(lambda cell: re.sub(r" (?![\[(/])", "\N{NO-BREAK SPACE}", cell[0]), body)
         context["body"] = SIGNATURE.sub(_lines, body)
 
 

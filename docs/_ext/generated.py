@@ -22,17 +22,9 @@ def write_pages(app: Sphinx) -> None:
                 path.write_text(text, encoding="utf-8")
 
 
-def leave_out_absent(app: Sphinx, name: str, source: list[str]) -> None:
-    """Remove entries of the contents that end with * and match no page: their commands have not been run."""
-    if name == "index":
-        present = lambda line: not line.endswith("*") or any(Path(app.srcdir).glob(f"{line}.md"))  # noqa: E731
-        source[0] = "\n".join(line for line in source[0].splitlines() if present(line))
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Write the pages when the build starts, and convert docstrings to reStructuredText when they are read."""
     app.connect("builder-inited", write_pages)
-    app.connect("source-read", leave_out_absent)
     app.connect("autodoc-process-docstring", api.process_docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", api.keep_attribute, priority=900)  # after it
     return {"parallel_read_safe": True, "parallel_write_safe": True}

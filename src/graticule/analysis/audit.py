@@ -165,7 +165,7 @@ class Audit(PrintedTable):
     @property
     def heading(self) -> str:
         """The number and the size of the images."""
-        return f"{self.images} images of {by(self.img_size)}; [95 %], ± standard errors; features in their spread"
+        return f"{self.images} images of {by(self.img_size)}; [95 %], ± standard errors; change in spreads of features"
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return a header, then the main results, a row each."""
@@ -186,9 +186,9 @@ class Audit(PrintedTable):
         named = [(effect.name, effect) for effect in self.effects if effect.name in _CHANGED]
         named += [(f"at {effect.name}", effect) for effect in self.causes]
         for name, effect in [*named, *((f"at {by(size)}", effect) for size, effect in self.sizes.items())]:
-            parts = [f"features change by {effect.mean_change[-1]:.2f}"]
+            parts = [f"change {effect.mean_change[-1]:.2f}"]
             if effect.same is not None:
-                parts += [f"{100 * effect.same.mean():.0f} % keep their top-1"]
+                parts += [f"{100 * effect.same.mean():.0f} % keep top-1"]
             if effect.accuracy is not None:
                 parts += [f"accuracy {effect.accuracy[0]:+.1f} ± {effect.accuracy[1]:.1f}"]
             rows += [(name, ", ".join(parts))]
@@ -196,7 +196,7 @@ class Audit(PrintedTable):
             median, low, high = (100 * share for share in turns.share("computed", "without"))
             cost = f"{median:.1f} %" if low > 0 else "not measurable here"
             quartiles = f"{cost}, quartiles {low:.1f} to {high:.1f} %"
-            rows += [(f"time of position in a pass of {turns.batch} images", quartiles)]
+            rows += [(f"time of position, {turns.batch} images", quartiles)]
         return rows + [("not measured", ", ".join(self.unavailable))] * bool(self.unavailable)
 
     def record(self) -> dict[str, Any]:

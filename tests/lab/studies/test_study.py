@@ -202,8 +202,8 @@ def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
 def test_findings_distinguish_differences_within_error_and_beyond_chance():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0], "c": [90.0, 91.1, 91.0]}
     report = Results("x", study(), rows(values))
-    assert [row[-1] for row in report.findings()[1:]] == ["no difference within error", "a difference beyond chance"]
-    assert report.markdown().count("no difference within error") == 1
+    assert [row[-1] for row in report.findings()[1:]] == ["no difference found", "a difference beyond chance"]
+    assert report.markdown().count("no difference found") == 1
 
 
 def test_a_difference_that_is_significant_only_before_the_correction_is_inconclusive():

@@ -118,7 +118,7 @@ class Outcome:
         if self.supported:
             return "a difference beyond chance"
         return (
-            "no difference within error"
+            "no difference found"
             if self.test.p >= LEVEL
             else f"not significant after correction for {self.tests} tests"
         )
