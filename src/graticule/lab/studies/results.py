@@ -263,7 +263,7 @@ class Results(PrintedTable):
         """Return sentences on the tests, on missing runs, and on scores that are not alike."""
         tests = self.tests()
         count = tests[0].tests if tests else 0
-        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for all tests: {count}."]
+        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {count} tests."]
         if not count:
             notes = ["Differences are not tested: too few seeds, or the same difference in all."] if tests else []
         if any(test.test is not None and test.test.p < LEVEL and not test.supported for test in tests):
