@@ -94,7 +94,7 @@ def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
 def test_choices_and_seeds_are_refused_before_any_work(tmp_path):
     cases = [
         ({"good": small(), "bad": small(encoding="sinusoidal_1d", joining="unshared")}, [0], "unshared"),
-        ({"default": small()}, [1, 1], "seeds must differ"),
+        ({"default": small()}, [1, 1], "`seeds` must not be empty and differ"),
         ({"a(b)": small(), "a[b]": small()}, [0], "must have different letters and digits"),
     ]
     for choices, seeds, message in cases:

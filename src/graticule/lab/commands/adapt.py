@@ -15,7 +15,7 @@ from graticule.lab.recipes.load import load_recipe
 
 @dataclass(kw_only=True)
 class Adapt(train.Train):
-    """Replace the position of a trained model, and recover its features by distillation.
+    """Replace a model's position, and recover its features by distillation.
 
         graticule adapt timm:NAME --encoding rope --images FOLDER
         graticule adapt FOLDER --joining lape --images FOLDER --output RUN
