@@ -199,7 +199,7 @@ def test_the_command_splits_a_size_into_causes_or_says_why_not(capsys, image_fol
     settings = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 3)}
     Path("pyramid.py").write_text(code.replace("{}", repr(settings)))
     for model, size, line in (
-        (NANO, 16, "At 16 x 16, tokens, the features of the last layer change by"),
+        (NANO, 16, "at 16 x 16, tokens                   change "),
         (["pyramid.py:swin"], 64, "no causes at 64 x 64: its layers have several grids"),
     ):
         options = ["--images", image_folder, "--count", 6, "--sizes", size, "--causes", "--output", str(size)]
