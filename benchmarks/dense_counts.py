@@ -2,7 +2,7 @@
 
     python benchmarks/dense_counts.py
 
-Prints the table of docs/recipe_sources.md, whose parameters the papers print, too.
+Prints the table of docs/papers.md, whose parameters the papers print, too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from statistics import fmean
 from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
-from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test
+from graticule.lab.studies.significance import LEVEL, PairedTest, paired_test
 from graticule.lab.studies.study import TRAINED, read_table
 from graticule.lab.studies.tables import read_records
 
@@ -122,25 +122,17 @@ class Contrast:
         """Return the contrast with the other sign."""
         return replace(self, values=tuple(-value for value in self.values))
 
-    def cells(self, decimals: int = 2) -> tuple[str, ...]:
-        """Return its difference with interval, number of seeds, adjusted p and answer, for a table."""
-        if self.test is None:
-            mean = f"{fmean(self.values):+.{decimals}f}" if self.values else ""
-            return (mean, str(len(self.values)), "-", self.answer)
-        mean, low, high = (
-            f"{round(x, decimals) + 0.0:+.{decimals}f}" for x in (self.test.difference, self.test.low, self.test.high)
-        )
-        return (f"{mean} [{low}, {high}]", str(len(self.values)), format_p(self.adjusted), self.answer)
-
     def short(self, decimals: int = 1) -> str:
         """Return difference, interval and the sign of the answer, for a cell of a table."""
         marks = {"larger": "+", "smaller": "-", "within": "=", "no difference": "?", "not run": "not run"}
         mark = "".join(sign for answer, sign in marks.items() if answer in self.answer)
-        return f"{self.cells(decimals)[0]} {mark}".strip()
-
-
-#: Names of the columns of `Contrast.cells`.
-COLUMNS = ("difference [95 %]", "seeds", "adjusted p", "answer")
+        if self.test is None:
+            mean = f"{fmean(self.values):+.{decimals}f}" if self.values else ""
+            return f"{mean} {mark}".strip()
+        mean, low, high = (
+            f"{round(x, decimals) + 0.0:+.{decimals}f}" for x in (self.test.difference, self.test.low, self.test.high)
+        )
+        return f"{mean} [{low}, {high}] {mark}".strip()
 
 
 def adjust(contrasts: Sequence[Contrast], factors: Sequence[float] = ()) -> list[Contrast]:
@@ -161,13 +153,13 @@ class Asked:
 
     family: whose rows are adjusted together: a paper, or 'which'.
     where: the table or section of the paper.
-    question: of docs/claims.md; empty for a row that is not printed there.
+    question: of docs/papers.md; empty for a row that is not printed there.
     label: the data set or condition there.
     task: of docs/which.md; empty for a row that is not printed there.
     data: study, or 'extrapolation', or a gym: the file in docs/data.
     variant: of the study, or task of the gym.
     at: condition of the scores that name none.
-    contrast: as text; on docs/claims.md it is positive if the paper is right.
+    contrast: as text; on docs/papers.md it is positive if the paper is right.
     margin: the largest difference that would not matter.
     control: what makes the two sides equal in the other respects.
     declared: the commit that fixed it before the last of its scores was read; empty if it was chosen later.

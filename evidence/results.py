@@ -1,7 +1,7 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `claims`, `which` and `why_lape` with that of a part, and others of `PARTS`. The models of the
+with the name of a file, `papers`, `which` and `why_lape` with that of a part, and others of `PARTS`. The models of the
 studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
 """
 
@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import fmean
 
 from evidence.built import built_text, write_built
-from evidence.claims import claims_part, which_part, why_part
+from evidence.choices import which_part, why_part
 from evidence.contrasts import Registry
+from evidence.papers import papers_part
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.study import TRAINED, Endpoint, load_study
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
@@ -182,7 +183,7 @@ PARTS: dict[str, Callable[[str, Registry], str]] = {
     "grid": grid_text,
     "beyond": beyond_text,
     "means": means_text,
-    "claims": claims_part,
+    "papers": papers_part,
     "which": which_part,
     "why_lape": why_part,
 }

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence.claims import ranked
+from evidence.choices import ranked
 from evidence.contrasts import Registry, differences, parse
 from graticule.lab.studies.arms import Arm
 from graticule.lab.studies.significance import LEVEL
@@ -38,7 +38,7 @@ from graticule.lab.studies.tables import read_records
 #: The pages; of README.md captions and conditions, of the page of costs what is before its first heading of a table.
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("which", "why_lape", "claims", "results", "extrapolation")),
+    *(f"docs/{name}.md" for name in ("which", "why_lape", "results", "extrapolation")),
     *(f"docs/results/{name}.md" for name in ("lape_place", "peg", "mixing", "camvid", "gym", "costs")),
 )
 #: Words of a direction: above zero, below zero, and others.
@@ -173,18 +173,19 @@ def statistics(data: str, text: str, variant: str, at: str, registry: Registry) 
 
 
 def sentences(page: str, text: str) -> Iterator[Sentence]:
-    """Yield the sentences of a page, outside generated parts, code, tables and headings."""
+    """Yield the sentences of a page, and its table cells that have a condition; generated parts and code have none."""
     if page.endswith("costs.md"):
         text = text[: text.index("\n## ")]
     text = re.sub(r"<!-- ([^>]+?): begin.*?<!-- \1: end -->", "\n\n", text, flags=re.DOTALL)
     text = re.sub(r"^(```|:::).*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    cells = re.findall(r"(?<=\| )[^|\n]*<!-- holds[^|\n]*", text)
     text = re.sub(r"^(?:\||#| {4}).*$", "", text, flags=re.MULTILINE)
     blocks = re.split(r"\n\s*\n|\n(?=- )", text)
     if page == "README.md":
         captions = [number for number, block in enumerate(blocks) if "![" in block]
         captions = {number + more for number in captions for more in (0, 1)}
         blocks = [block for number, block in enumerate(blocks) if number in captions or "<!-- holds" in block]
-    for block in blocks:
+    for block in (*blocks, *cells):
         flat = _MARKS.sub(lambda mark: mark[1] or (mark[2] and "`") or "", " ".join(block.split()))
         for part in re.sub(r"([.?])((?:<!--.*?-->)*) (?=[A-Z`†])", "\\1\\2\n", flat).split("\n"):
             if shown := re.sub(r"<!--.*?-->", "", part).strip():

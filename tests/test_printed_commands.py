@@ -32,7 +32,8 @@ NOT_RUN = {
     r"python (-m evidence|evidence/upstream|benchmarks|tests|vectors)\b": "a program, which has its own tests",
     r"(torchrun|srun) ": "several machines",
     r".* imagenet/val ": "data",
-    r".* --(data-root (IMAGENET|COCO|ADE|CIFAR10|FASHION_MNIST)|push|devices)\b": "data, the hub, devices",
+    r".* (--data-root |data_root=)(IMAGENET|COCO|ADE|CIFAR100?|FASHION_MNIST)\b": "data",
+    r".* --(real|push|devices)\b": "labels of ImageNet, the hub, devices",
 }
 #: Commands that train.
 TRAINS = re.compile(r"graticule (train|compare|gym|study|adapt|demo)\b")

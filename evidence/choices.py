@@ -1,52 +1,15 @@
-"""Parts of docs/claims.md, answers to the papers, docs/which.md, answers by task, and docs/why_lape.md."""
+"""Parts of docs/which.md, answers by task, and docs/why_lape.md."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from functools import cache
-from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 
-from evidence.contrasts import COLUMNS, Asked, Contrast, Registry
+from evidence.contrasts import Asked, Contrast, Registry
+from evidence.papers import link
 from graticule.lab.studies.significance import spread
 from graticule.lab.studies.study import TRAINED
 from graticule.lab.studies.tables import Rows, markdown
-
-#: Data that is no study -> its page.
-PAGES = {"gym": "results/gym.md"}
-
-
-@cache
-def link(data: str, docs: Path) -> str:
-    """Link the page of a file of docs/data; that of a study has its markers."""
-    for page in (*docs.glob("*.md"), *docs.glob("results/*.md")):
-        if re.search(rf"<!-- (study|origin|contrasts) {data}: begin", page.read_text(encoding="utf-8")):
-            return f"[{data}]({page.relative_to(docs)})"
-    return f"[{data}]({PAGES[data]})"
-
-
-def claims_part(name: str, registry: Registry) -> str:
-    """Return the table of a paper, or 'counts' of all answers."""
-    if name == "counts":
-        answers = [answer_of(contrast) for row, contrast in registry.of() if row.question and row.where]
-        counts = Counter(re.split("[:,(]", answer)[0].strip() for answer in answers).most_common()
-        return f"{len(answers)} rows: " + "; ".join(f"{number} {answer}" for answer, number in counts) + "."
-    rows: Rows = [("question", "row", *COLUMNS, "control", "data")]
-    asked = [pair for pair in registry.of(family=name) if pair[0].question]
-    for question, pairs in groupby(asked, lambda pair: pair[0].question):
-        for number, (row, contrast) in enumerate(pairs):
-            title = (question + f" ({row.where})" * bool(row.where)) * (number == 0)
-            cells = (*contrast.cells()[:-1], answer_of(contrast))
-            rows.append((title, row.label + row.mark, *cells, row.control, link(row.data, registry.folder.parent)))
-    return markdown(rows)
-
-
-def answer_of(contrast: Contrast) -> str:
-    """Return the answer in the words of a page whose contrasts are positive if the paper is right."""
-    return contrast.answer.replace("smaller", "opposite")
-
 
 #: Columns of the first table of docs/which.md: title -> data, variant, condition.
 SETS = {
@@ -62,6 +25,7 @@ SETS = {
 #: Its rows: title -> names of the choice in the data.
 CHOICES = {
     "`learnable`, std 0.02": ("learnable", "once, std 0.02"),
+    "`learnable(std=0.2)`; so starts LaPE on CIFAR-10": ("once, std 0.2",),
     "`learnable(std=1.37)`; digits: `std=1`": ("learnable(std=1)", "once, std 1"),
     "`learnable(std=1.37)`, joining `lape(decomposition='w')`": ("beside, std 1",),
     "`learnable`, joining `lape`": ("learnable, lape", "learnable, LaPE", "beside, LN chain"),
@@ -125,9 +89,10 @@ WHERE = {
     "digits, 24 layers": ("lape_place_deep", TRAINED),
     "digits, 24 layers, zoomed": ("lape_place_deep", "zoom 40"),
 }
-#: Its columns: title -> contrast.
+#: Its columns: title -> contrast. LaPE's table starts at 0.02, but on CIFAR-10 at 0.2, as in ViT-Lite.
 EFFECTS = {
-    "LaPE less 0.02, once": "beside, LN chain - once, std 0.02",
+    "LaPE less the same table, once": "beside, LN chain - once, std 0.02",
+    "LaPE less a table of 1, once": "beside, LN chain - once, std 1",
     "amplitude, once: 1 less 0.02": "once, std 1 - once, std 0.02",
     "place of a table of 1": "beside, std 1 - once, std 1",
     "place of a table of 0.2": "beside, std 0.2 - once, std 0.2",
@@ -136,12 +101,16 @@ EFFECTS = {
     "learning rate": "beside, LN chain - beside, LN chain, std 1",
 }
 
+#: Study -> the columns whose table starts otherwise there.
+OTHER_STARTS = {"lape_place_cifar10": {"LaPE less the same table, once": "beside, LN chain - once, std 0.2"}}
+
 
 def why_part(_: str, registry: Registry) -> str:
     """Return the table of answers by data set."""
     rows = {(row.data, row.at, row.contrast): (row, contrast) for row, contrast in registry.of(variant="")}
     table = [("where", *EFFECTS)]
     for title, (data, at) in WHERE.items():
-        found = [rows.get((data, at, contrast)) for contrast in EFFECTS.values()]
+        effects = {**EFFECTS, **OTHER_STARTS.get(data, {})}
+        found = [rows.get((data, at, contrast)) for contrast in effects.values()]
         table.append((title, *(pair[1].short() + pair[0].mark if pair else "" for pair in found)))
     return markdown(table)

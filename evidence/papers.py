@@ -1,0 +1,145 @@
+"""The tables of docs/papers.md: every table and figure of each paper, with its command, its values and ours.
+
+The items are rows of papers.csv. Our figures follow them: the contrasts of contrasts.csv whose `where` begins with the
+name of the item, and what braces name in the column `here`, computed from docs/data/gpu.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from evidence.contrasts import Registry
+from graticule.lab.studies.tables import Rows, markdown, read_records
+
+ITEMS = Path(__file__).with_name("papers.csv")
+#: Images of ImageNet-1K.
+IMAGES = 1_281_167
+#: Family -> (model whose training was timed, whether compiled, its multiply-adds in G).
+TIMED = {
+    "deit": ("deit_tiny_patch16_224", True, 1.25),
+    "swin": ("swin_tiny_patch4_window7_224", True, 4.5),
+    "posmlp": ("posmlp_tiny_224", None, 5.2),
+}
+#: Data without a study -> its page.
+PAGES = {"gym": "results/gym.md"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of a paper.
+
+    paper: the family of its contrasts.
+    item: its name in the paper, or 'our control'.
+    shows: what it is about.
+    command: how to make it with this library.
+    printed: the paper's values.
+    here: ours, other than contrasts.
+    """
+
+    paper: str
+    item: str
+    shows: str
+    command: str
+    printed: str
+    here: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return its names: 'Figures 1-3' has three."""
+        match = re.fullmatch(r"(Table|Figure)s (\d+)-(\d+)", self.item)
+        if not match:
+            return tuple(self.item.split(", "))
+        return tuple(f"{match[1]} {number}" for number in range(int(match[2]), int(match[3]) + 1))
+
+
+def first_name(where: str) -> str:
+    """Return the first table or figure that the column `where` of a contrast names.
+
+    >>> [first_name(where) for where in ("Tables 1, 2, 7", "Figure 1 (f)", "section 3.3")]
+    ['Table 1', 'Figure 1', 'section 3.3']
+    """
+    match = re.match(r"(Table|Figure)s? (\d+)", where)
+    return f"{match[1]} {match[2]}" if match else where
+
+
+@cache
+def link(data: str, docs: Path) -> str:
+    """Link the page of a file of docs/data; that of a study has its markers."""
+    for page in (*docs.glob("*.md"), *docs.glob("results/*.md")):
+        if re.search(rf"<!-- (study|origin|contrasts) {data}: begin", page.read_text(encoding="utf-8")):
+            return f"[rows]({page.relative_to(docs)})"
+    return f"[rows]({PAGES.get(data, f'data/study_{data}.csv')})"
+
+
+def hours(family: str, gmacs: float, epochs: float, share: float, timed: Mapping[str, Any]) -> str:
+    """Return the estimated hours of a run on ImageNet-1K on the measured GPU, to two digits.
+
+    The time per image of the timed model of the family is scaled by multiply-adds.
+    """
+    name, compiled, reference = TIMED[family]
+    part = next(rows for title, rows in timed["parts"].items() if any(row.get("name") == name for row in rows))
+    speed = next(
+        row["images_per_second"]
+        for row in part
+        if row.get("name") == name and row["phase"] == "training" and row.get("compiled") == compiled
+    )
+    return f"{float(f'{IMAGES * epochs * share * gmacs / reference / speed / 3600:.2g}'):.0f}"
+
+
+def filled(text: str, timed: Mapping[str, Any]) -> str:
+    """Return the text of a cell with the figures that its braces name."""
+
+    def figure(match: re.Match[str]) -> str:
+        kind, *words = match[1].split()
+        if kind == "hours":
+            gmacs, epochs, share = (
+                (*map(float, words[1:]), 300.0, 1.0)[:3] if len(words) == 2 else map(float, words[1:])
+            )
+            return hours(words[0], gmacs, epochs, share, timed)
+        phase = words.pop() if words[-1] == "inference" else "training"
+        name, compiled = " ".join(words[:-1]), words[-1] == "True"
+        rows = [row for row in timed["parts"]["position"] if (row["name"], row["phase"]) == (name, phase)]
+        return f"{next(row['ratio'] for row in rows if row['compiled'] == compiled):.2f}"
+
+    return re.sub(r"\{(.+?)\}", figure, text)
+
+
+def answers(item: Item, registry: Registry) -> str:
+    """Return the contrasts of an item, a line for each question."""
+    asked = [
+        (row, contrast)
+        for row, contrast in registry.of(family=item.paper)
+        if row.question and first_name(row.where) in item.names
+    ]
+    lines = []
+    for question, pairs in groupby(asked, lambda pair: pair[0].question):
+        several = [*pairs]
+        controls = dict.fromkeys(row.control for row, _ in several)
+        cells = "; ".join(
+            f"{row.label} {contrast.short()}{row.mark} ({len(contrast.values)}"
+            + f", {row.control}" * (len(controls) > 1)
+            + ")"
+            for row, contrast in several
+        )
+        control = f" Control: {next(iter(controls))}." * (len(controls) == 1)
+        links = ", ".join(dict.fromkeys(link(row.data, registry.folder.parent) for row, _ in several))
+        lines.append(f"*{question}* {cells}.{control} {links}")
+    return "<br>".join(lines)
+
+
+def papers_part(name: str, registry: Registry) -> str:
+    """Return the table of a paper."""
+    timed = json.loads((registry.folder / "gpu.json").read_text(encoding="utf-8"))
+    rows: Rows = [("item", "what it shows", "command", "in the paper", "here")]
+    for item in read_records(ITEMS, Item):
+        if item.paper == name:
+            here = " ".join(filter(None, (filled(item.here, timed), answers(item, registry))))
+            rows.append((item.item, item.shows, item.command, item.printed, here))
+    return markdown(rows)
