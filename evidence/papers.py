@@ -15,7 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evidence.contrasts import Registry
+from evidence.contrasts import Asked, Contrast, Registry
+from graticule.lab.studies.study import read_table
 from graticule.lab.studies.tables import Rows, markdown, read_records
 
 ITEMS = Path(__file__).with_name("papers.csv")
@@ -27,7 +28,7 @@ TIMED = {
     "swin": ("swin_tiny_patch4_window7_224", True, 4.5),
     "posmlp": ("posmlp_tiny_224", None, 5.2),
 }
-#: Data without a study -> its page.
+#: Data without markers in a page -> its page.
 PAGES = {"gym": "results/gym.md"}
 
 
@@ -65,8 +66,26 @@ def first_name(where: str) -> str:
     >>> [first_name(where) for where in ("Tables 1, 2, 7", "Figure 1 (f)", "section 3.3")]
     ['Table 1', 'Figure 1', 'section 3.3']
     """
-    match = re.match(r"(Table|Figure)s? (\d+)", where)
+    match = re.match(r"(Table|Figure|Eq\.)s? (\d+)", where)
     return f"{match[1]} {match[2]}" if match else where
+
+
+@dataclass(frozen=True)
+class OlderStudy:
+    """A study whose rows are in docs/data, and whose file is in the history alone.
+
+    measured: what was measured, and of which models.
+    commit: the commit that added the last of its rows, and has its file.
+    caveat: what limits it.
+    """
+
+    data: str
+    measured: str
+    commit: str
+    caveat: str
+
+
+OLDER = read_records(Path(__file__).with_name("older_studies.csv"), OlderStudy)
 
 
 @cache
@@ -75,7 +94,7 @@ def link(data: str, docs: Path) -> str:
     for page in (*docs.glob("*.md"), *docs.glob("results/*.md")):
         if re.search(rf"<!-- (study|origin|contrasts) {data}: begin", page.read_text(encoding="utf-8")):
             return f"[rows]({page.relative_to(docs)})"
-    return f"[rows]({PAGES.get(data, f'data/study_{data}.csv')})"
+    return f"[rows]({PAGES.get(data, '#older-studies')})"
 
 
 def hours(family: str, gmacs: float, epochs: float, share: float, timed: Mapping[str, Any]) -> str:
@@ -111,6 +130,11 @@ def filled(text: str, timed: Mapping[str, Any]) -> str:
     return re.sub(r"\{(.+?)\}", figure, text)
 
 
+def text_of(row: Asked, contrast: Contrast) -> str:
+    """Return a contrast for a cell, with a digit more for a measure whose unit is not points."""
+    return contrast.short(1 if row.margin >= 1 else 2) + row.mark
+
+
 def answers(item: Item, registry: Registry) -> str:
     """Return the contrasts of an item, a line for each question."""
     asked = [
@@ -123,7 +147,7 @@ def answers(item: Item, registry: Registry) -> str:
         several = [*pairs]
         controls = dict.fromkeys(row.control for row, _ in several)
         cells = "; ".join(
-            f"{row.label} {contrast.short()}{row.mark} ({len(contrast.values)}"
+            f"{row.label} {text_of(row, contrast)} ({len(contrast.values)}"
             + f", {row.control}" * (len(controls) > 1)
             + ")"
             for row, contrast in several
@@ -132,6 +156,16 @@ def answers(item: Item, registry: Registry) -> str:
         links = ", ".join(dict.fromkeys(link(row.data, registry.folder.parent) for row, _ in several))
         lines.append(f"*{question}* {cells}.{control} {links}")
     return "<br>".join(lines)
+
+
+def older_text(_: str, registry: Registry) -> str:
+    """Return what the older studies measured, and what limits them; 'all' is the only part."""
+    table: Rows = [("data", "measured", "seeds", "date", "commit", "caveat")]
+    for study in OLDER:
+        rows = read_table(registry.folder / f"study_{study.data}.csv")
+        seeds, date = len({row.seed for row in rows}), max(row.date for row in rows)
+        table.append((f"`{study.data}`", study.measured, str(seeds), date, study.commit, study.caveat))
+    return markdown(table)
 
 
 def papers_part(name: str, registry: Registry) -> str:

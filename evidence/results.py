@@ -18,7 +18,7 @@ from statistics import fmean
 from evidence.built import built_text, write_built
 from evidence.choices import which_part, why_part
 from evidence.contrasts import Registry
-from evidence.papers import papers_part
+from evidence.papers import older_text, papers_part
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.study import TRAINED, Endpoint, load_study
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
@@ -177,6 +177,7 @@ def measured_text(name: str, registry: Registry) -> str:
 #: Kind of a generated part -> its text by name.
 PARTS: dict[str, Callable[[str, Registry], str]] = {
     "measured": measured_text,
+    "older": older_text,
     "origin": origin_text,
     "study": study_text,
     "contrasts": contrasts_text,
@@ -205,7 +206,7 @@ def write_pages(docs: Path, studies: Path = STUDIES) -> list[Path]:
     """Rebuild the tables of all pages of `docs`; returns the paths of those that changed.
 
     Raises:
-        ValueError: if a file of `docs`/data/measured is in no page.
+        ValueError: if a file of `docs`/data/measured or a study is in no page.
     """
     registry, written, names = Registry(docs / "data"), [], set()
     for page in sorted(docs.rglob("*.md")):

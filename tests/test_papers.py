@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from evidence.contrasts import Registry
-from evidence.papers import ITEMS, Item, filled, first_name, hours, papers_part
+from evidence.papers import ITEMS, Item, filled, first_name, hours, papers_part, text_of
 from graticule.lab.recipes.load import list_recipes
 from graticule.lab.studies.tables import read_records
 
@@ -82,7 +82,7 @@ def test_every_contrast_with_a_question_is_printed_once():
         for row, contrast in asked:
             assert row.control and row.question.endswith("?"), row
             names = [item.item for item in ALL if item.paper == paper and first_name(row.where) in item.names]
-            assert len(names) == 1 and f"{row.label} {contrast.short()}{row.mark} (" in part, row
+            assert len(names) == 1 and f"{row.label} {text_of(row, contrast)} (" in part, row
 
 
 @pytest.mark.parametrize("paper", KEYS)

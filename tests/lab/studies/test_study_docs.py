@@ -9,6 +9,7 @@ import pytest
 from test_study import rows
 
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
+from evidence.papers import OLDER, link, older_text
 from graticule.lab.gym.profile import Profile, ProfileRow, write_profile
 from graticule.lab.studies.study import Study, load_study, write_table
 
@@ -67,6 +68,15 @@ def test_declared_looks_multiply_p():
     contrasts = [contrast for _, contrast in REGISTRY.of(data="more_seeds")]
     plain, looked = adjust(contrasts), adjust(contrasts, [1.13, 1.13])
     assert looked[0].adjusted == pytest.approx(1.13 * plain[0].adjusted)
+
+
+def test_every_table_of_scores_is_of_a_study_or_says_which_commit_and_models_made_it():
+    tables = {file.stem.removeprefix("study_") for file in (DOCS / "data").glob("study_*.csv")}
+    declared, older = {file.stem for file in STUDIES.glob("[!_]*.py")}, {study.data for study in OLDER}
+    assert tables - {f"{name}_arms" for name in tables} == declared | older and not declared & older
+    assert all(re.fullmatch(r"[0-9a-f]{8}", study.commit) and study.measured and study.caveat for study in OLDER)
+    assert "| 5 | 2026-11-22 | 2b074f1e |" in older_text("all", REGISTRY)
+    assert link("lape_eta", DOCS) == "[rows](#older-studies)"
 
 
 def test_a_contrast_of_images_of_another_size_has_the_margin_of_other_sizes():

@@ -1,0 +1,42 @@
+"""PosMLP's Tables 6 and 7 on digits: forms of the Gaussian, the bias, and a learnable table."""
+
+from graticule.lab.studies.study import Study
+
+
+def study() -> Study:
+    """Compare GGQPE with forms of it that each differ in one respect."""
+    return Study(
+        question="Which parts of PosMLP's gating unit help: the form of the Gaussians, or the bias?",
+        recipe="digits_posmlp",
+        choices={
+            "GGQPE": {"encoding": "ggqpe"},
+            "alpha I": {"encoding": "ggqpe(form='alpha_released')"},
+            "Gamma": {"encoding": "ggqpe(form='gamma_released')"},
+            "no bias": {"encoding": "ggqpe(bias=False)"},
+            "table": {"encoding": "ggqpe + learnable"},
+            "no bias, table": {"encoding": "ggqpe(bias=False) + learnable"},
+        },
+        base={"epochs": 8},
+        seeds=tuple(range(700, 705)),
+        tests=(
+            ("GGQPE", "alpha I"),
+            ("GGQPE", "Gamma"),
+            ("GGQPE", "no bias"),
+            ("no bias, table", "no bias"),
+            ("table", "GGQPE"),
+        ),
+        interactions=(("no bias, table", "no bias", "table", "GGQPE"),),
+        controls="All start as in the authors' code, with Gaussians one patch wide, and a bias of zero if there is "
+        "one. The Gaussians of 'alpha I' are one patch wide throughout, as in that code. A table is a learnable one, "
+        "added before the first stage; the last test compares its gain without the bias with its gain beside the "
+        "bias. 'GGQPE' is the run of `posmlp_units`.",
+        follows="PosMLP (Wang et al., 2022), Tables 6 and 7",
+        limits="After 8 epochs this measures the speed of learning as much as the final accuracy. Convolutions of the "
+        "stem and between the stages give position to all.",
+        expects={
+            **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "epochs": 8, "images": 4000},
+            "GGQPE": {"encoding": "ggqpe(form='gamma_gamma_t', shift=True, start='released', bias=True)"},
+            "no bias": {"encoding": "ggqpe(bias=False)"},
+        },
+        seconds=25,
+    )
