@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.analysis.correlation import position_correlations
+from graticule.analysis.correlation import norm_coefficients, position_correlations
 from graticule.analysis.similarity import Correlations, cosine_similarity, reach, two_dimensionality
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
@@ -255,3 +255,69 @@ def test_layers_without_position_have_no_correlation():
     nothing = position_correlations(nano(encoding="none"))
     assert nothing.sources == (None,) * 6 and nothing.initial is None
     assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)
+
+
+# The coefficients of LaPE's Eq. 6 and 7
+
+
+def small(encoding="learnable", joining="default", name="vit_nano_patch4_28", **kwargs):
+    """Return a model of two layers in float64, for images of 8 x 12 pixels, with large random weights."""
+    sizes = {"img_size": (8, 12), "embed_dim": 8, "num_heads": 2, "depth": 2, "in_chans": 1, "num_classes": 3}
+    torch.manual_seed(0)
+    model = graticule.create_model(name, encoding=encoding, joining=joining, **{**sizes, **kwargs}).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+@torch.no_grad()
+def test_the_coefficients_of_two_channels_by_hand():
+    # over two channels the standard deviation is half the distance: 1 for (0, 2), 2 for (1, 5), 3 for their sum (1, 7);
+    # for (2, 0) + (1, 5) = (3, 5) it is 1 and 2 and 1
+    model = small(img_size=(4, 8), embed_dim=2, num_heads=1, depth=1, global_pool="avg", class_token=False)
+    model.patch_embed.proj.weight.zero_()[:, 0, 0, 0] = torch.tensor([-1.0, 1.0])
+    model.patch_embed.proj.bias.fill_(1.0)
+    model.position.encodings[0].pos_embed[:] = torch.tensor([1.0, 5.0])
+    images = torch.zeros(1, 1, 4, 8, dtype=torch.float64)
+    images[0, 0, 0, ::4] = torch.tensor([1.0, -1.0])
+    result = norm_coefficients(model, images)
+    expected = [[1 / 3, 1.0]], [[2 / 3, 2.0]], [[0.0, -2.0]]
+    for value, numbers in zip(result, expected, strict=True):
+        torch.testing.assert_close(value, torch.tensor([numbers], dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
+    model, images, seen = small("learnable(std=1)"), torch.randn(3, 1, 8, 12, dtype=torch.float64), []
+    norms = [model.block(0, index).norm1 for index in range(2)]
+    hooks = [norm.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out))) for norm in norms]
+    for norm in norms:
+        norm.eps = 0.0
+    result = norm_coefficients(model.train(), images)
+    assert model.training and result.tokens.shape == (2, 3, 7)  # 2 x 3 patches and a class token
+    for hook in hooks:
+        hook.remove()
+    w = model.position(model.grid)[0].added_to_stream
+    for norm, (inputs, out), *parts in zip(norms, seen, *result, strict=True):
+        tokens, position, bias = (part[..., None] for part in parts)
+        whole = tokens * norm(inputs - w) + position * norm(w) + bias * norm.bias
+        torch.testing.assert_close(whole, out, rtol=1e-9, atol=1e-9)
+
+
+@in_turn(
+    ("model", "message"),
+    [
+        (lambda: torch.nn.Linear(2, 2), "`model` must be a backbone of one stage, got Linear"),
+        (lambda: graticule.create_model("pvt_tiny", img_size=32), "`model` must be a backbone of one stage"),
+        (lambda: small("learnable", "lape"), "one table to the embedded tokens.*got after_norm in the first layer"),
+        (lambda: small("learnable", "shared"), "`model` must add one table to the embedded tokens"),
+        (lambda: small("rope"), "`model` must add one table to the embedded tokens"),
+        (lambda: small("none"), "got none in the first layer"),
+        (lambda: small(pre_norm=True), "`model` must have blocks x \\+ f\\(LN\\(x\\)\\) and no norm before the first"),
+        (lambda: small(block_layer="post_norm"), "`model` must have blocks"),
+        (lambda: small(name="vit_lite_7_4_32"), "`model` must have blocks"),
+    ],
+)
+def test_coefficients_need_one_table_on_the_residual_stream(model, message):
+    with pytest.raises(ValueError, match=message):
+        norm_coefficients(model(), torch.randn(1, 1, 8, 12, dtype=torch.float64))

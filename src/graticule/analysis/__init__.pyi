@@ -5,6 +5,8 @@ from .certificate import DebiasCertificate as DebiasCertificate
 from .certificate import ResizeCertificate as ResizeCertificate
 from .certificate import certify as certify
 from .certificate import certify_resize as certify_resize
+from .correlation import NormCoefficients as NormCoefficients
+from .correlation import norm_coefficients as norm_coefficients
 from .correlation import position_correlations as position_correlations
 from .debias import debias as debias
 from .effect import Effect as Effect

@@ -1,4 +1,4 @@
-"""Position as each layer of a model sees it: the similarity of any two positions."""
+"""Position as each layer of a model sees it: the similarity of any two positions, and its share in a layer's norm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import TableScale
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import checked
+from graticule.surgery.fits.contributions import is_pre_norm
 
 #: Maximum number of positions that the reach of an untrained model is averaged over.
 _PLACES = 256
@@ -43,9 +44,9 @@ def position_correlations(
     - 'stream': LN_l(w), where w is the sum of the tables that entered the residual stream up to and including
       this layer, and LN_l the block's own `norm1`. By Eq. 6 attention sees
       :math:`\lambda_2 LN_l(w)`, :math:`\lambda_2 = \sigma_w / \sigma_{\tilde x + w}` (Eq. 7), which depends on
-      the image. But it is one positive number per token, and a cosine does not depend on the length of its vectors:
-      it drops out. LN_l includes its weight and bias, as in the paper's released code; the paper splits the excess of
-      beta off as a third term;
+      the image (`norm_coefficients`). But it is one positive number per token, and a cosine does not depend on the
+      length of its vectors: it drops out. LN_l includes its weight and bias, as in the paper's
+      released code; the paper splits the excess of beta off as a third term;
     - 'queries_keys': what a joining adds to the inputs of queries and keys alone;
     - 'stream + after_norm' and so on, for a layer with several of them: their sum, with lambda_2 = 1, which would not
       drop out here.
@@ -238,3 +239,55 @@ def _patches(table: Tensor, grid: Grid) -> Tensor:
 
 def _total(parts: Iterable[Tensor], grid: Grid) -> Tensor:
     return sum(parts, torch.zeros(grid.patches, 1, dtype=torch.float64))
+
+
+class NormCoefficients(NamedTuple):
+    """The weights of tokens, position information and bias in a norm, which `norm_coefficients` measures."""
+
+    tokens: Tensor
+    position: Tensor
+    bias: Tensor
+
+
+@checked
+def norm_coefficients(model: nn.Module, images: Tensor) -> NormCoefficients:
+    r"""Measure how each layer's norm weighs tokens and position information, for each image and token.
+
+    .. math:: LN(\tilde x + w) = \lambda_1 LN(\tilde x) + \lambda_2 LN(w) + \lambda_3 \beta, \quad
+        \lambda_1 = \frac{\sigma_{\tilde x}}{\sigma_{\tilde x + w}}, \quad
+        \lambda_2 = \frac{\sigma_w}{\sigma_{\tilde x + w}}, \quad
+        \lambda_3 = \frac{\sigma_{\tilde x + w} - \sigma_{\tilde x} - \sigma_w}{\sigma_{\tilde x + w}}
+
+    :math:`\tilde x` is the residual stream without w, :math:`\sigma` the standard deviation over the channels of a
+    token, without the norm's epsilon, and :math:`\beta` the bias of the norm.
+
+    Reference: LaPE (Yu et al., 2023), Eq. 6 and 7.
+
+    Args:
+        model: one of our backbones, with one stage and the joining 'default' of an absolute encoding.
+        images: (B, C, height, width).
+
+    Returns:
+        :math:`\lambda_1`, :math:`\lambda_2` and :math:`\lambda_3` of each layer, (L, B, N) each.
+
+    Raises:
+        ValueError: if the model does not add one table w to the embedded tokens and nothing else, or a norm changes
+            the residual stream itself (ViT-Lite, CVT, CCT, CLIP).
+    """
+    if not isinstance(model, Backbone) or len(model.depths) != 1:
+        raise ValueError(f"`model` must be a backbone of one stage, got {type(model).__name__}.")
+    with evaluating(model):
+        first, *others = model.position(model.grid_of(images))
+        w = first.added_to_stream
+        fields = [name for name, value in zip(first._fields, first, strict=True) if value is not None]
+        if w is None or fields[1:] or any(value is not None for layer in others for value in layer):
+            raise ValueError(
+                "`model` must add one table to the embedded tokens and have no other position information (joining "
+                f"'default' of an absolute encoding), got {', '.join(fields) or 'none'} in the first layer."
+            )
+        if not is_pre_norm(model.block(0, 0)) or not isinstance(getattr(model, "norm_pre", nn.Identity()), nn.Identity):
+            raise ValueError("`model` must have blocks x + f(LN(x)) and no norm before the first, got another kind.")
+        inputs = [model.embed(images) + w, *(tokens for tokens, _ in model.each_layer(images))][:-1]
+        both = torch.stack(inputs)  # (L, B, N, D)
+        total, tokens, position = (x.std(-1, unbiased=False) for x in (both, both - w, w.expand_as(both)))
+        return NormCoefficients(tokens / total, position / total, (total - tokens - position) / total)
