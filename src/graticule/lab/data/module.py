@@ -202,6 +202,11 @@ class DataModule(Loading):
         """Return the labels of the test images, (n,)."""
         return np.asarray(self._images["test"].labels)
 
+    def test_files(self) -> list[Path]:
+        """Return the files of the test images; none for images that are not in files."""
+        sources = [_source(self._images["test"], index) for index in range(self.num_test)]
+        return [images.place(index) for images, index in sources if isinstance(images, EncodedImages)]
+
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,)."""
         for index in indices:

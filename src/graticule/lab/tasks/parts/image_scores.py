@@ -6,20 +6,24 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from timm.data import RealLabelsImagenet
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.traced_model import view_of
+from graticule.lab.arguments import Rare
 from graticule.lab.data.module import DataModule
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
 from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
 from graticule.lab.training.validation import batch_results
 from graticule.position.grid import Crop
-from graticule.registry.checks import parse_sizes
+from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.fields import Whole, read_typed
 from graticule.surgery.fold import fold, unfold
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ class Score:
     multiply_adds: of one image (`count_multiply_adds`).
     images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
         None if not measured.
+    real: percent of the images with ImageNet-ReaL labels whose top-1 is one of them; None without these labels.
     placed: for a crop, whether it had the position of its part of the whole image; otherwise None.
     """
 
@@ -51,6 +56,7 @@ class Score:
     batch: int | None = None
     images_per_second: float | None = None
     memory: float | None = None
+    real: float | None = None
     placed: bool | None = None
     multiply_adds: int | None = None
 
@@ -109,6 +115,7 @@ def evaluate(
     progress: bool = True,
     mode: Mode = "zoom",
     measure_cost: bool = True,
+    real: Path | None = None,
 ) -> list[Score]:
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
@@ -118,7 +125,8 @@ def evaluate(
 
     Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
     unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
-    a full batch, without reading; measuring them takes half a second per size.
+    a full batch, without reading; measuring them takes half a second per size. `real` is the path of the labels of
+    `Score.real` (`read_real`).
 
     Raises:
         ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
@@ -146,6 +154,7 @@ def evaluate(
             cropped = mode == "crop" and size != data.size
             sized = (OnMiddle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
             top1, top5, loss, count, first = 0, 0, 0.0, 0, None
+            real_labels = None if real is None else read_real(real, data)
             compute, label = lambda batch, sized=sized: sized(batch[0]), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
                 labels, first = labels.to(device), images if first is None else first
@@ -153,6 +162,8 @@ def evaluate(
                 count += len(labels)
                 top1 += int((logits.argmax(-1) == labels).sum())
                 top5 += int((logits.topk(min(5, classes)).indices == labels[:, None]).sum())
+                if real_labels is not None:
+                    real_labels.add_result(logits)
             assert first is not None  # `data` raises if there are no test images
             score = Score(
                 size=size,
@@ -160,6 +171,7 @@ def evaluate(
                 top5=100 * top5 / count if classes > 5 else None,
                 loss=loss / count,
                 images=count,
+                real=None if real_labels is None else real_labels.get_accuracy(1),
                 placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
                 multiply_adds=counts.get(size),
             )
@@ -168,6 +180,35 @@ def evaluate(
     finally:
         unfold(model).train(was_training)
     return scores
+
+
+def read_real(path: Path, data: DataModule) -> Any:
+    """Read the ImageNet-ReaL labels of ImageNet's validation set; returns timm's score of outputs in the images' order.
+
+    The file has a list of labels for each of ILSVRC2012_val_00000001.JPEG, ...; images without labels do not count. The
+    path `timm` stands for the copy in timm.
+
+    Reference: Are we done with ImageNet? (Beyer et al., 2020).
+    """
+    own, names = None if path == Path("timm") else path, [file.name for file in data.test_files()]
+    try:
+        count = 50_000 if own is None else len(read_typed(own, list[list[Whole]]))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`real` must be timm, or the file real.json of ImageNet-ReaL: {error}") from None
+    if len(names) != count or set(names) != {f"ILSVRC2012_val_{number + 1:08}.JPEG" for number in range(count)}:
+        raise ValueError(
+            f"`real` must have labels for exactly the test images, ILSVRC2012_val_00000001.JPEG to {count:08}, got "
+            f"{len(names):,} images in files{printable(f' such as {names[0]}') if names else ''}."
+        )
+    real = RealLabelsImagenet(names, own, topk=(1,))
+    pairs = [(label, real.real_labels[name]) for label, name in zip(data.test_labels(), names, strict=True)]
+    contained = [label in labels for label, labels in pairs if labels]
+    if sum(contained) * 2 <= len(contained):
+        raise ValueError(
+            f"`real` must have labels in the order of the model's classes, got {path}, which has the class of "
+            f"{sum(contained):,} of {len(contained):,} images among their labels."
+        )
+    return real
 
 
 def _at(model: nn.Module, size: Size) -> nn.Module:
@@ -185,16 +226,22 @@ class ImageEvaluation(Evaluation["Score"]):
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
     """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
     uses the middle"""
+    real: Rare[Path | None] = None
+    """for images of ImageNet's validation set: real.json of ImageNet-ReaL, or timm for the copy in timm; adds the
+    percentage of images whose top-1 is one of their labels there"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check the sizes."""
+        """Check the sizes, and the file of labels."""
         check_sizes(model, self._sizes(task))
         for size in self._sizes(task) if self.mode == "crop" else ():
             check_crop(size, data.size)
+        if self.real is not None:
+            read_real(self.real, data)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
         """Score a model at every size."""
-        return evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
+        sizes = self._sizes(task)
+        return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=self.real)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> ScoreTable:
         """Return a row for each run and size, with the difference from the training size."""
@@ -210,6 +257,7 @@ class ImageEvaluation(Evaluation["Score"]):
                         f"{score.top1:.2f}",
                         show(None if reference is None else score.top1 - reference, "+.2f"),
                         show(score.top5),
+                        *([] if score.real is None else [f"{score.real:.2f}"]),
                         f"{score.loss:.3f}",
                         f"{score.images:,}",
                         show_multiply_adds(score.multiply_adds),
@@ -229,7 +277,7 @@ class ImageEvaluation(Evaluation["Score"]):
             if unplaced := [run.label for run in evaluated if any(score.placed is False for score in run.scores)]:
                 reason = "with the position of a whole image, since they cannot encode a crop"
                 notes.append(f"{reason}: {', '.join(unplaced)}")
-        scored = ("top-1 (%)", "change", "top-5 (%)", "loss", "images")
+        scored = ("top-1 (%)", "change", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         end = None if has_memory else -1
         return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
