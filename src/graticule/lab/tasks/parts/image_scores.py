@@ -190,9 +190,9 @@ def read_real(path: Path, data: DataModule) -> Any:
 
     Reference: Are we done with ImageNet? (Beyer et al., 2020).
     """
-    own, names = None if path == Path("timm") else path, [file.name for file in data.test_files()]
+    source, names = None if path == Path("timm") else path, [file.name for file in data.test_files()]
     try:
-        count = 50_000 if own is None else len(read_typed(own, list[list[Whole]]))
+        count = 50_000 if source is None else len(read_typed(source, list[list[Whole]]))
     except (OSError, ValueError) as error:
         raise ValueError(f"`real` must be timm, or the file real.json of ImageNet-ReaL: {error}") from None
     if len(names) != count or set(names) != {f"ILSVRC2012_val_{number + 1:08}.JPEG" for number in range(count)}:
@@ -200,7 +200,7 @@ def read_real(path: Path, data: DataModule) -> Any:
             f"`real` must have labels for exactly the test images, ILSVRC2012_val_00000001.JPEG to {count:08}, got "
             f"{len(names):,} images in files{printable(f' such as {names[0]}') if names else ''}."
         )
-    real = RealLabelsImagenet(names, own, topk=(1,))
+    real = RealLabelsImagenet(names, source, topk=(1,))
     pairs = [(label, real.real_labels[name]) for label, name in zip(data.test_labels(), names, strict=True)]
     contained = [label in labels for label, labels in pairs if labels]
     if sum(contained) * 2 <= len(contained):
