@@ -185,24 +185,41 @@ def test_a_distilled_recipe_is_the_plain_one_with_a_teacher(family):
     assert tokens == ([2, 1] if family == "deit_tiny" else [1, 1])
 
 
-def test_the_recipe_of_gmlp_has_the_values_of_posmlps_section_5_2():
-    recipe, row = load_recipe("gmlp_small_imagenet"), POSMLP["recipe"]
+#: The recipes with the values that PosMLP's section 5.2 prints -> the model of each.
+PRINTED = {
+    "gmlp_small_imagenet": "gmlp_s16_224",
+    **{f"posmlp_{size}_printed_imagenet": f"posmlp_{size}_224" for size in ("tiny", "small", "base")},
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_recipe_has_the_values_that_posmlps_section_5_2_prints(name):
+    recipe, row = load_recipe(name), POSMLP["recipe"]
     assert (recipe.epochs, recipe.optimizer) == (row["epochs"], row["optimizer"])
     assert (recipe.lr, recipe.min_lr) == (float(row["lr"]), float(row["min_lr"]))
     assert recipe.weight_decay == row["weight_decay"]
     assert recipe.batch_size in (4 * row["batch_per_gpu"], 8 * row["batch_per_gpu"])  # four or eight GPUs
     assert (recipe.ema_decay is not None) is row["ema"]
     assert recipe.cooldown_epochs == 0 and row["schedule"] == "cosine"
-    assert recipe.img_size == (224, 224) and recipe.model.startswith("gmlp_s16")
+    assert recipe.img_size == (224, 224) and recipe.model == PRINTED[name]
+    accuracy = POSMLP["models_table2"].get(name.removesuffix("_printed_imagenet"), {"acc": 72.14})["acc"]
+    assert str(accuracy) in list_recipes()[name]
+    deit, augmentation = load_recipe("deit_tiny_imagenet"), recipe.augmentation
+    other = {name: getattr(augmentation, name) for name in ("crop_pct", "random_interpolation")}
+    assert row["augmentation"] == "deit" and augmentation == dataclasses.replace(deit.augmentation, **other)
+    assert (recipe.mixing, recipe.label_smoothing) == (deit.mixing, deit.label_smoothing)
+    assert recipe.aug_repeats == deit.aug_repeats and recipe.drop_path_rate == (0.05 if "gmlp" in name else 0.1)
 
 
-def test_values_that_section_5_2_leaves_out_are_those_of_deit():
+def test_values_that_section_5_2_leaves_out_are_those_of_deit_for_gmlp_and_of_the_released_files_for_posmlp():
     recipe, deit = load_recipe("gmlp_small_imagenet"), load_recipe("deit_tiny_imagenet")
-    assert POSMLP["recipe"]["augmentation"] == "deit"
-    assert recipe.augmentation == dataclasses.replace(deit.augmentation, crop_pct=recipe.augmentation.crop_pct)
-    assert recipe.mixing == deit.mixing and recipe.label_smoothing == deit.label_smoothing
     assert (recipe.warmup_epochs, recipe.warmup_lr) == (deit.warmup_epochs, deit.warmup_lr)
-    assert recipe.aug_repeats == deit.aug_repeats
+    for size in ("tiny", "small", "base"):
+        recipe, released = (load_recipe(f"posmlp_{size}{printed}_imagenet") for printed in ("_printed", ""))
+        stated = ("augmentation", "aug_repeats", "mixing", "batch_size", "lr", "min_lr", "cooldown_epochs")
+        assert dataclasses.replace(recipe, **{name: getattr(released, name) for name in stated}) == released
+        for name in ("crop_pct", "random_interpolation"):
+            assert getattr(recipe.augmentation, name) == getattr(released.augmentation, name)
 
 
 #: Columns of the released configuration whose value a recipe has under another name.
@@ -252,8 +269,8 @@ def test_the_recipes_of_posmlp_have_the_settings_of_its_released_configurations(
 
 
 def test_tables_of_half_of_imagenet_are_trained_on_half_and_table_2_on_all():
-    shares = {name: load_recipe(name).train_share for name in GATED}
-    assert shares == {name: 0.5 if name.startswith("gmlp") else None for name in GATED}
+    shares = {name: load_recipe(name).train_share for name in {**GATED, **PRINTED}}
+    assert shares == {name: 0.5 if name.startswith("gmlp") else None for name in shares}
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])

@@ -17,7 +17,7 @@ Result: not measured.
 The published batch of detectors is two images on each of eight GPUs. Steps are rounded to epochs: 160,000 steps of 16
 images are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-docs/recipe_sources.md has what differs from these files. In addition, all sixteen images of a step are wide or all are
+docs/papers.md has what differs from these files. In addition, all sixteen images of a step are wide or all are
 tall (there the two of a GPU). BatchNorm is synchronized over GPUs there: pass --sync-batchnorm with several GPUs.
 
 "1x" and "3x" are mmdetection's schedules: 12 epochs, a tenth of the rate after 8 and 11 of them (PosMLP prints the 12),
@@ -249,7 +249,7 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
     momentum that of timm, which it uses as this library does; tables are resampled bilinearly, as there. Its backbones
     of these sizes are ViTs of ImageNet-21k; LaPE starts from DeiT. Its loss is the mean over the pixels of a batch that
     are not ignored, here over all of them. LaPE runs Segmenter in mmsegmentation, with "the same settings introduced in
-    the original papers"; the configurations of mmsegmentation have other values (docs/recipe_sources.md).
+    the original papers"; the configurations of mmsegmentation have other values (docs/papers.md).
     """
     return _ade20k(
         model=model,

@@ -54,7 +54,7 @@ def deit(model: str, distilled: bool = False) -> graticule.Recipe:
 
     The learning rate of LaPE's table, 5e-4 at a batch of 1024, is read as DeiT's option before scaling: the code of
     DeiT and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore also has repeated
-    augmentation. LaPE's released code is DeiT's, too; docs/recipe_sources.md has what differs.
+    augmentation. LaPE's released code is DeiT's, too; docs/papers.md has what differs.
 
     The distilled model is that of DeiT's Table 3, row class+distillation, repeated in CPVT's Table 4. The teacher's
     weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth (82.9 as reported there). LaPE
@@ -121,7 +121,7 @@ def swin(model: str, batch_size: int, drop_path_rate: float = 0.2) -> graticule.
     there is no PEG.
 
     Swin's code, and so CPVT's recipe, has a batch of 1024, with which all three learning rates are scaled; LaPE's has
-    512. The cosine spans all epochs, as in that code before October 2022 (docs/recipe_sources.md).
+    512. The cosine spans all epochs, as in that code before October 2022 (docs/papers.md).
     """
     return imagenet(
         model,
