@@ -298,6 +298,13 @@ def test_the_model_of_gmlps_recipe_is_that_of_table_3_with_and_without_ggqpe():
         assert {type(mixing) for mixing in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
 
 
+def test_recipes_whose_results_are_means_of_lapes_seeds_have_the_first_and_others_0():
+    # the paper names 121 to 125 for CIFAR and COCO, five runs for ADE20K, and nothing for ImageNet
+    names = [name for name in NAMES if "cifar" in name or name.startswith(("vit_adapter_", "seg_"))]
+    assert len(names) == 12 and {load_recipe(name).seed for name in names} == {121}
+    assert {load_recipe(name).seed for name in NAMES if name not in names} == {0}
+
+
 def test_every_recipe_can_be_written_and_read():
     for name in NAMES:
         recipe = load_recipe(name)

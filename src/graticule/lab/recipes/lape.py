@@ -1,7 +1,8 @@
 """The backbones of LaPE's Tables 1 and 2, on ImageNet-1K and CIFAR, as LaPE trains them; and DeiT-Ti with a teacher.
 
 Reproduces: LaPE (Yu et al., 2023), Tables 1 and 2, with the settings of Table 7 of its first version (2022); the mean
-    of seeds 121 to 125 on CIFAR. What that table leaves out is from the code or the tables that each function names.
+    of seeds 121 to 125 on CIFAR; the paper names no seed for ImageNet. What that table leaves out is from the code or
+    the tables that each function names.
     The chain of norms, `lape`, is that of 2023; in the first version all layers share w, `lape_sharing`.
 Command: graticule train deit_tiny_imagenet --data-root IMAGENET [--joining lape]; also ceit_tiny_imagenet
     [--model ceit_small_patch16_224]
@@ -12,7 +13,7 @@ Command: graticule train deit_tiny_imagenet --data-root IMAGENET [--joining lape
     --joining lape] [--encoding learnable+relative_bias --joining lape]; also swin_small_imagenet
     graticule train swin_tiny_peg_imagenet --data-root IMAGENET [--encoding peg]
     [--model swin_tiny_patch4_window7_224]
-    graticule train cct_cifar10 --data-root FOLDER --seed 121
+    graticule train cct_cifar10 --data-root FOLDER
     Table 7 of LaPE: graticule train deit_tiny_imagenet --data-root IMAGENET [--encoding "relative_bias(std=0)"]
     [--encoding sinusoidal_2d] [--joining shared] [--joining unshared] [--joining lape]; its Table 8 with --joining
     "lape(decomposition='w')" ... (graticule models lists the eight).
