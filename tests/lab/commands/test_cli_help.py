@@ -8,6 +8,7 @@ from graticule.lab.arguments import help_page, options_of
 from graticule.lab.cli import COMMANDS
 from graticule.lab.commands.declared import KINDS
 from graticule.lab.commands.options import parse
+from graticule.lab.recipes.load import RECIPES, list_recipes
 from in_turn import in_turn
 
 HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
@@ -37,6 +38,17 @@ def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
     assert code == 0 and "None" not in text and "(default: )" not in text and "False" not in text
     for option in re.split(r" (?=--[a-z])", text.partition("[options]")[2])[1:]:
         assert len(re.findall(r"\(default: |\(required\)", option)) <= 1, option
+
+
+def test_the_help_of_every_recipe_begins_with_what_it_reproduces(capsys):
+    for name, about in list_recipes().items():
+        if RECIPES[name].function.__module__.startswith("graticule.lab.recipes."):
+            code, out, _ = run_command(capsys, "train", name, "--help")
+            text = " ".join(out.splitlines())
+            assert code == 0 and text.startswith(f"usage: graticule train {name} [options]  {about}"), name
+            of_a_paper = RECIPES[name].function.__module__.rpartition(".")[2] not in ("small", "adapt")
+            assert ("  Reproduces: " in text.partition("--output")[0]) is of_a_paper, name
+    assert "Reproduces: LaPE (Yu et al., 2023), Tables 1 and 2" in run_command(capsys, "train", "cvt_cifar10", "-h")[1]
 
 
 @in_turn("name", [name for name in COMMANDS if name != "train"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.commands.options import command_line, output_folder, parse_recipe
-from graticule.lab.recipes.load import list_recipes, load_recipe
+from graticule.lab.recipes.load import describe_recipe, list_recipes, load_recipe
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, RunFolder, requeue_code
 from graticule.registry.checks import printable
 
@@ -140,7 +140,8 @@ def _start(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     loaded = load_recipe(arguments[0])
     if "--quick" in arguments:  # before the overrides, which take precedence
         loaded = loaded.quick()
-    options = parse_recipe(Train, loaded, arguments[1:], f"train {arguments[0]}")
+    kind = type("Train", (Train,), {"__doc__": describe_recipe(arguments[0]) or Train.__doc__})  # for the help
+    options = parse_recipe(kind, loaded, arguments[1:], f"train {arguments[0]}")
     if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
         from graticule.lab.training.run import Run
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +74,15 @@ def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Ca
 def list_recipes() -> dict[str, str]:
     """List the recipes of the package and of plugins: name -> one line of description."""
     return {name: recipe.about for name, recipe in sorted(RECIPES.items())}
+
+
+def describe_recipe(name: str) -> str | None:
+    """Return the line about a recipe, and what its file says that it reproduces; None for a path."""
+    if name not in RECIPES:
+        return None
+    document = sys.modules[RECIPES[name].function.__module__].__doc__ or ""
+    reproduces = re.search(r"^Reproduces: (?!nothing)(.|\n )*?\.(?=\s+[A-Z])", document, re.MULTILINE)
+    return f"{RECIPES[name].about}\n\n{reproduces[0] if reproduces else ''}".strip()
 
 
 def load_recipe(name: str) -> TrainingRecipe:
