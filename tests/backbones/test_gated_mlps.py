@@ -1,10 +1,14 @@
 """gMLP and PosMLP: the papers' counts, any size, any mixing encoding."""
 
+import re
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
+from graticule.backbones.registry import list_small_models
+from graticule.hub.config import take_position
 from in_turn import in_turn
 from tiny import count
 
@@ -100,10 +104,37 @@ def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
         ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe(form='sigma')"}, "`form` of encoding ggqpe must be"),
         ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe(from_='gamma')"}, "did you mean 'form'"),
         ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe+lrpe"}, "`mixing` must be given by one encoding at most"),
-        ("vit_tiny_patch16_224", {"encoding": "ggqpe", "class_token": False, "global_pool": "avg"}, "`mixing`"),
+        (
+            "vit_tiny_patch16_224",
+            {"encoding": "ggqpe", "class_token": False, "global_pool": "avg"},
+            "ggqpe, which mixes tokens",
+        ),
         ("deit_tiny_patch16_224", {"encoding": "learnable(bias=False)"}, "must not have the option 'bias'"),
     ],
 )
 def test_invalid_arguments_are_refused_before_any_work(name, kwargs, message):
     with pytest.raises((ValueError, TypeError), match=message):
         graticule.create_model(name, **kwargs)
+
+
+def test_attention_refuses_an_encoding_that_mixes_tokens_and_names_the_models_that_take_it():
+    takes = {name.partition("_")[0] for name, sizes in list_small_models().values() if accepts(name, sizes)}
+    assert takes == {"gfnet", "gmlp", "mixer", "posmlp", "resmlp"}
+    message = f"ggqpe, which mixes tokens and is only for {', '.join(f'{family}_*' for family in sorted(takes))}."
+    for build in (
+        lambda: graticule.create_model("vit_nano_patch4_28", encoding="ggqpe(bias=False)"),
+        lambda: graticule.create_model("swin_tiny_patch4_window7_224", encoding="learnable + ggqpe"),
+        lambda: graticule.change_position(graticule.create_model("vit_nano_patch4_28"), "ggqpe"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            build()
+
+
+def accepts(name, sizes):
+    """Return whether the layers of a model can use an encoding that mixes tokens."""
+    model = graticule.create_model(name, **sizes)
+    try:
+        model.replace_position(take_position({"encoding": "sgu"}))
+    except ValueError:
+        return False
+    return True

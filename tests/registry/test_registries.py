@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 
+import graticule
 from graticule.registry.fields import as_kind
 from graticule.registry.registry import NameTable, Option, Registry, options_of
 from graticule.registry.specs import Spec
@@ -67,6 +68,18 @@ def test_specs_are_checked_and_converted(methods):
 def test_unknown_names_and_options_and_other_types_are_refused(methods, text, why):
     with pytest.raises(ValueError, match=why):
         methods.specs(text)
+
+
+def test_a_name_of_another_kind_is_answered_with_its_kind():
+    for kind, name, answer in (
+        ("encoding", "lape", "lape is a joining: use joining='lape', or --joining lape."),
+        ("joining", "peg", "peg is an encoding: use encoding='peg', or --encoding peg."),
+        ("encoding", "fpn", "fpn is a neck: use neck='fpn', or --neck fpn."),
+    ):
+        with pytest.raises(ValueError, match=f"`{kind}` must be one of .*; got '{name}'; {answer}"):
+            graticule.create_model("vit_nano_patch4_28", **{kind: name})
+    with pytest.raises(ValueError, match="got 'laqe'; did you mean"):
+        graticule.create_model("vit_nano_patch4_28", encoding="laqe")
 
 
 def test_a_name_has_one_class(methods):

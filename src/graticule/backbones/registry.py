@@ -20,6 +20,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.load import load_checkpoint, own_state
 from graticule.checkpoints.read import read_state
+from graticule.encodings.forms.mixing import TokenMixing
 from graticule.hub.config import (
     CHOICES,
     OF_TIMM,
@@ -47,6 +48,7 @@ from graticule.registry.checks import check, checked, is_integer, is_path, known
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import Definition, check_class
 from graticule.registry.registry import NameTable
+from graticule.registry.specs import Spec
 from graticule.system.memory import build_within_memory
 
 Class = TypeVar("Class", bound=type[Backbone])
@@ -236,6 +238,8 @@ def _build(
         kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
     created = {argument: value for argument, value in kwargs.items() if argument not in (*CHOICES, *OF_TIMM)}
     position = take_position(kwargs, size.encoding or size.kind.default_encoding, options)
+    words = written_words(position)
+    check_mixing(size.kind, "none" if words is None else words["encoding"])
     described = replace(size, arguments={**size.arguments, **kwargs})
     depths = described.depths
     features = tuple(range(len(depths))) if len(depths) > 1 else min(3, *depths) if depths else 3
@@ -253,12 +257,22 @@ def _build(
         position=position,
         **kwargs,
     )
-    words = written_words(position)
     if isinstance(model, Backbone) and words is not None:
         model.created = {"name": name, "arguments": {**created, **words}}
     if isinstance(model, Backbone):
         record_input(model, model.in_chans, model.img_size)
     return model
+
+
+def check_mixing(kind: type[Backbone], encoding: str | Spec | tuple[Spec, ...]) -> None:
+    """Refuse an encoding that mixes tokens in a family that mixes them by attention, naming the models that take it."""
+    mixing = [spec.name for spec in ENCODINGS.specs(encoding) if issubclass(ENCODINGS[spec.name], TokenMixing)]
+    if mixing and "mixing" not in kind.takes:
+        families = {f"{name.partition('_')[0]}_*" for name, size in MODELS.items() if "mixing" in size.kind.takes}
+        raise ValueError(
+            f"`encoding` must be one for attention in {kind.__name__}, got {mixing[0]}, which mixes tokens and is only "
+            f"for {', '.join(sorted(families))}."
+        )
 
 
 def _has_weights(pretrained_cfg: Any) -> bool:

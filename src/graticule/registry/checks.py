@@ -12,7 +12,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -55,6 +55,15 @@ def known_name(argument: str, name: str, known: Collection[str], cure: str = "")
         raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{hint}")
     quoted = repr if any("," in word or not word for word in known) else str  # a comma would make it look like two
     raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{hint}")
+
+
+def search_names(word: str, names: Mapping[str, str]) -> list[str]:
+    """Return the names that contain a word in themselves or in their description, in any case.
+
+    >>> search_names("lape", {"lape_sharing": "", "cvt_cifar10": "CVT with LaPE", "adapt": "Replace the position"})
+    ['lape_sharing', 'cvt_cifar10']
+    """
+    return [name for name, about in names.items() if word.lower() in f"{name} {about}".lower()]
 
 
 def is_path(text: str) -> bool:

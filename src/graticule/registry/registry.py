@@ -76,7 +76,7 @@ class NameTable(UserDict[K, V]):
             TypeError: if a class does not define its abstract methods.
         """
         if not (isinstance(name, str) and name.isidentifier()):
-            new = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+            new = _with_article(self.kind)
             usage = f"; write @graticule.register_{self.kind}('my_{self.kind}') above it"
             raise ValueError(
                 f"`name` of {new} must be an identifier, such as my_{self.kind}, got {name!r}"
@@ -120,6 +120,20 @@ class NameTable(UserDict[K, V]):
         return len(self.data)
 
 
+#: All registries, to find the kind of a name that was given for another one.
+_REGISTRIES: list[Registry[Any]] = []
+
+
+def _other_kind(kind: str, name: str) -> str:
+    """Return what a name that is not of this kind is, and how it is given; empty if it is of no other kind."""
+    kinds = [registry.kind for registry in _REGISTRIES if registry.kind != kind and name in registry]
+    return f"{name} is {_with_article(kinds[0])}: use {kinds[0]}={name!r}, or --{kinds[0]} {name}" if kinds else ""
+
+
+def _with_article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
 class Registry(NameTable[str, T]):
     """Classes by name, to which users can add: `register` adds one.
 
@@ -136,6 +150,7 @@ class Registry(NameTable[str, T]):
         super().__init__(argument, *rooms)
         self.base = base
         self._options = options
+        _REGISTRIES.append(self)
 
     def register(self, name: str, make: Callable[[Any], Any] = lambda cls: cls) -> Callable[[D], D]:
         """Return a decorator that registers a class as `name`, as `NameTable.register` does.
@@ -151,7 +166,8 @@ class Registry(NameTable[str, T]):
         return super().register(name, check)
 
     def __getitem__(self, name: str) -> T:
-        return super().__getitem__(known_name(self.kind, name, self))
+        cure = "" if name in self else _other_kind(self.kind, name)
+        return super().__getitem__(known_name(self.kind, name, self, cure))
 
     def name_of(self, cls: type) -> str | None:
         """Return the first name of a class; None if it is not registered."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from graticule.backbones.base import Backbone
+from graticule.backbones.registry import check_mixing
 from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.transfer import transfer
 from graticule.hub.config import take_position
@@ -237,6 +238,7 @@ def change_position(
             model is then unchanged.
     """
     images = _check(model, images)
+    check_mixing(type(model), encoding)
     blank = torch.zeros(1, model.in_chans, *model.img_size).to(next(model.parameters()))
     old, modes = model.position, [(part, part.training) for part in model.modules()]
     attributes = {name: getattr(model, name) for name in ("position", "created", "converted_from")}

@@ -232,6 +232,25 @@ def test_models_lists_language_models_with_their_sizes_on_bytes(capsys):
     assert [[cell.strip() for cell in row if cell] for row in rows] == expected
 
 
+def test_models_finds_a_word_in_every_kind_of_name_and_in_the_lines_on_recipes(capsys):
+    code, out, _ = run_command(capsys, "models", "LaPE", "--json")
+    matches = json.loads(out)
+    assert code == 0 and matches["joinings"] == ["lape_sharing", "lape"] and "encodings" not in matches
+    assert {"cvt_cifar10", "seg_tiny_mask_ade20k"} <= matches["recipes"].keys()
+    code, out, _ = run_command(capsys, "models", "posmlp_n", "glrpe", "digits_posmlp")
+    assert code == 0 and out.startswith("model ") and "\nposmlp_nano_32 " in out and "\n  glrpe\n" in out
+    assert "\n  digits_posmlp  A small PosMLP" in out
+    code, out, _ = run_command(capsys, "models", "vit_nano_patch4_28")  # a model alone, not all that contain its name
+    assert code == 0 and len(out.splitlines()) == 3
+    assert "`patterns` must match a name, got 'detr_tiny'; did you mean" in refused(capsys, "models", "detr_tiny")
+
+
+def test_a_recipe_that_is_none_is_answered_with_those_whose_line_has_the_word(capsys):
+    said = refused(capsys, "train", "lape")
+    assert "got 'lape'; recipes with it: cct_cifar10, cct_cifar100, ceit_tiny_imagenet" in said
+    assert "got 'digits_quik'; did you mean 'digits_quick'" in refused(capsys, "train", "digits_quik")
+
+
 def test_unknown_names_are_answered_with_the_nearest(capsys):
     for pattern, hint in (("deit_tny*", "mean deit_tiny*"), ("zzz*", "models lists all.")):
         err = refused(capsys, "models", pattern)

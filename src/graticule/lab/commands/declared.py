@@ -250,6 +250,7 @@ class Models(JsonOutput):
 
         graticule models
         graticule models "deit_*"
+        graticule models lape
         graticule models --matrix
         graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
 
@@ -260,8 +261,8 @@ class Models(JsonOutput):
     """
 
     patterns: Positional[list[str]] = field(default_factory=list)
-    """names or patterns of names, as in a shell, whose sizes are printed: "deit_*" or "lm_*" (default: only the names
-    of all; for a matrix, one of each family)"""
+    """words or patterns, as in a shell, such as lape or "deit_*": names that match, with the sizes of models (default:
+    the names of all; for a matrix, one of each family)"""
     matrix: bool = False
     """print the supported combinations of models, encodings and joinings"""
     encodings: list[str] = field(default_factory=list)

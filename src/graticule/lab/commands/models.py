@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from graticule.backbones.language import create_language_model, list_language_models
-from graticule.backbones.registry import create_model, list_models
+from graticule.backbones.registry import MODELS, create_model, list_models
 from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
 from graticule.dense.segmentation import DECODERS
@@ -27,6 +27,7 @@ from graticule.lab.training.cost import count_multiply_adds
 from graticule.lab.training.task import list_tasks
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
+from graticule.registry.checks import search_names
 
 
 def run(options: Models) -> int:
@@ -36,15 +37,19 @@ def run(options: Models) -> int:
     if options.encodings or options.reasons:
         raise ValueError("`encodings` and `reasons` must be left out without --matrix, got one of them.")
     if options.patterns:
-        return _print_sizes(options)
+        return _print_matches(options)
     names = list_names()
     options.finish(names)
+    _print_names(options, names)
+    return 0
+
+
+def _print_names(options: Models, names: Mapping[str, Any]) -> None:
     for title, group in names.items():
         lines = [f"  {name}  {about}" for name, about in group.items()] if isinstance(group, Mapping) else []
         options.say(
             f"{title}:", *(lines or textwrap.wrap(", ".join(group), 78, initial_indent="  ", subsequent_indent="  "))
         )
-    return 0
 
 
 def list_names() -> dict[str, Any]:
@@ -67,18 +72,39 @@ def list_names() -> dict[str, Any]:
     }
 
 
-def _print_sizes(options: Models) -> int:
-    """Print the sizes of the models of these names, which are built without memory for their weights."""
-    backbones, language_models = list_models(), list_language_models()
-    names = match_names(options.patterns, [*backbones, *language_models])
+def _print_matches(options: Models) -> int:
+    """Print the sizes of matching models, which are built without memory for their weights, and all other matches."""
+    groups = {
+        title: group if isinstance(group, Mapping) else dict.fromkeys(group, "")
+        for title, group in list_names().items()
+    }
+    for pattern in options.patterns:
+        if not any(_find(pattern, group) for group in groups.values()):
+            match_names([pattern], [*list_models(), *list_language_models()])  # it raises an error with a hint
+    matches = {title: _find_all(options.patterns, group) for title, group in groups.items()}
+    backbones, language_models = (matches.pop(title) for title in ("models", "language models"))
     records: dict[str, Any] = {}
     for measure, kind in ((measure_backbone, backbones), (measure_language_model, language_models)):
-        if sizes := {name: measure(name) for name in names if name in kind}:
+        if sizes := {name: measure(name) for name in kind}:
             rows = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
             columns = [key.replace("_", "-") for key in next(iter(sizes.values()))]
             options.print_table(["model", *columns], *rows)
             records |= sizes
-    return options.finish(records)
+    matches = {title: names for title, names in matches.items() if names}
+    _print_names(options, matches)
+    return options.finish(records | matches)
+
+
+def _find_all(patterns: Sequence[str], names: Mapping[str, str]) -> Mapping[str, str] | list[str]:
+    """Return the names that match one of the patterns, with their descriptions if they have some."""
+    matching = {name: names[name] for pattern in patterns for name in _find(pattern, names)}
+    return matching if any(matching.values()) else list(matching)
+
+
+def _find(pattern: str, names: Mapping[str, str]) -> list[str]:
+    """Return the names that match a pattern, or the name of a model; for a word, those that have it, as in a search."""
+    is_word = not any(wildcard in pattern for wildcard in "*?[") and pattern not in MODELS
+    return search_names(pattern, names) if is_word else fnmatch.filter(names, pattern)
 
 
 def _format_size(key: str, value: Any) -> str:
@@ -100,7 +126,7 @@ def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
             begins = {name[: len(text) + 1]: f"{name[: len(text) + 1]}*" for name in names}  # names end in sizes
             near = [begins[begin] for begin in difflib.get_close_matches(text, begins, n=3)]
             hint = f"did you mean {' or '.join(near)}?" if near else "graticule models lists all."
-            raise ValueError(f"`patterns` must match a model, got {pattern!r}; {hint}")
+            raise ValueError(f"`patterns` must match a name, got {pattern!r}; {hint}")
         matches += matching
     return list(dict.fromkeys(matches))
 

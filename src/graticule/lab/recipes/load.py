@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graticule.registry.checks import is_path, known_name
+from graticule.registry.checks import is_path, known_name, search_names
 from graticule.registry.plugins import call_file
 from graticule.registry.registry import NameTable
 
@@ -103,7 +103,9 @@ def load_recipe(name: str) -> TrainingRecipe:
     if not name.endswith(".py"):
         if name not in RECIPES and path.is_dir():
             raise ValueError(f"`recipe` must be a name or a path, got {name!r}; for the run in that folder, ./{name}.")
-        registered = RECIPES[known_name("recipe", name, sorted(RECIPES))]
+        recipes = list_recipes()
+        mentioned = ", ".join([] if name in recipes else search_names(name, recipes))
+        registered = RECIPES[known_name("recipe", name, recipes, mentioned and f"recipes with it: {mentioned}")]
         recipe = registered.function(**registered.arguments)
     elif path.is_file():
         recipe = call_file(path, "recipe")
