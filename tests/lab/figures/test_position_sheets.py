@@ -1,11 +1,14 @@
 """Figures show everything once and on one scale."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from graticule.analysis.position_maps import BiasMaps
 from graticule.analysis.similarity import Correlations
-from graticule.lab.figures.position_sheets import center_sheet, correlation_sheet
-from graticule.lab.figures.save import save_figure
+from graticule.lab.figures.position_sheets import bias_map_sheet, center_sheet, correlation_sheet
+from graticule.lab.figures.save import DPI, save_figure
 from graticule.lab.figures.scores import curves
 from graticule.position.grid import Grid
 from tiny import render
@@ -126,3 +129,25 @@ def test_names_are_drawn_as_they_are_and_ticks_as_matplotlib_writes_them(tmp_pat
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == ["$$", "$x^$", "\\x1b[31mred", "\\udcff", "a\nb"]
     assert figure.axes[0].get_yticklabels(which="both")[0].get_parse_math()
+
+
+@pytest.mark.parametrize("untrained", [None, 40.0])  # of two lengths of the verdict
+@pytest.mark.parametrize(("layers", "grid"), [(1, Grid(3, 5)), (2, Grid(15, 1)), (7, Grid(1, 15))])
+def test_titles_and_notes_are_within_the_figure(tmp_path, layers, grid, untrained):
+    maps = correlations(layers, grid)
+    if untrained is not None:
+        maps = dataclasses.replace(maps, untrained=np.full(39, untrained / 100))
+    figures = [correlation_sheet(maps, title) for title in ("a model", 12 * "a long name ")]
+    bias = np.random.default_rng(0).normal(size=(layers, 1, 15, 15))
+    figures.append(
+        bias_map_sheet(BiasMaps(grid, tuple((layer,) for layer in range(layers)), bias), 12 * "a long name ")
+    )
+    for figure in figures:
+        save_figure(figure, tmp_path / "sheet.png")
+        figure.set_dpi(DPI)  # at fewer dots, letters are rounded to wider ones
+        figure.draw_without_rendering()
+        bottom = min(ax.get_tightbbox().y0 for ax in figure.axes)
+        for text in figure.texts:
+            box, (width, height) = text.get_window_extent(), figure.bbox.size
+            assert 0 <= box.x0 <= box.x1 <= width and 0 <= box.y0 <= box.y1 <= height, text.get_text()
+            assert box.y1 < bottom or box.y0 > height / 2, "a note covers a panel"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from graticule.analysis.position_maps import BiasMaps, StageMaps
 from graticule.analysis.similarity import Array, Correlations, reach
-from graticule.lab.figures.style import PALETTE, SIMILARITY, add_title, axes_at, mark
+from graticule.lab.figures.style import PALETTE, SIMILARITY, add_notes, add_title, axes_at, mark, wrap_notes
 from graticule.registry.checks import printable
 
 COLUMNS = 4  # of a sheet of correlations: its text is as large as that of a page
@@ -77,12 +77,15 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
     columns = math.ceil(len(panels) / bands)
     shape, (height, width) = correlations.grid.shape, in_slices(correlations.grid.shape)
     # every length is in inches and every panel is placed by hand: no layout engine makes them all alike
-    side, gap, left, right, top, bottom = 1.4, 0.12, 0.6, 1.0, 0.45, 0.55
+    side, gap, left, right, top = 1.4, 0.12, 0.6, 1.0, 0.45
     across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
     down = across * height / width if height > 1 else 0.7
     band_height = 0.3 + side + 0.1 + down + 0.35  # name, pairs, gap, map, number
     needed = left + columns * (side + gap) + right
-    inches = np.array([max(needed, 6.8), top + bands * band_height + bottom])
+    wide = max(needed, 6.8)
+    note = f"reach: mean distance in {correlations.unit} under the map"
+    notes = wrap_notes([f"{note}; {correlations.uniform_distance:.2f} for a uniform map", correlations.verdict], wide)
+    inches = np.array([wide, top + bands * band_height + 0.15 + 0.2 * len(notes)])
     left += (inches[0] - needed) / 2
     figure = Figure(figsize=(inches[0], inches[1]))
 
@@ -123,10 +126,7 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
     bar.tick_params(labelsize=8)
     middle = (left + columns * (side + gap) / 2) / inches[0]
     add_title(figure, title, middle)
-    note = f"reach: mean distance in {correlations.unit} under the map"
-    note += f"; {correlations.uniform_distance:.2f} for a uniform map"
-    for line, text in enumerate((note, correlations.verdict)):
-        figure.text(middle, (0.38 - 0.2 * line) / inches[1], text, ha="center", va="center", fontsize=9)
+    add_notes(figure, notes)
     return figure
 
 
@@ -208,14 +208,17 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
         title: above the sheet.
     """
     shape, (height, width) = maps.grid.shape, in_slices(maps.grid.shape)
-    side, gap, left, right, top, bottom = 1.5, 0.15, 0.75, 0.8, 0.75, 0.4
+    side, gap, left, right, top = 1.5, 0.15, 0.75, 0.8, 0.75
     planar = height > 1
     across = side * min(1.0, width / height)
     down = across * height / width if planar else 0.0
     band = side + (down + 0.08) * planar + 0.4
     heads = maps.bias.shape[1]
     needed = left + heads * (side + gap) + right
-    inches = np.array([max(needed, 5.5), top + len(maps.layers) * band + bottom])
+    wide = max(needed, 5.5)
+    note = f"reach: mean distance in {maps.unit} that the bias alone attends over"
+    notes = wrap_notes([f"{note}; {maps.uniform_distance:.2f} without a bias"], wide)
+    inches = np.array([wide, top + len(maps.layers) * band + 0.2 + 0.2 * len(notes)])
     left += (inches[0] - needed) / 2
     small = 8.5 * max(1.0, min(inches[0] / 9.2, 1.8))  # a wide sheet is shown smaller
     figure = Figure(figsize=(inches[0], inches[1]))
@@ -248,7 +251,5 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
         if row == 0:
             bar.set_title("bias", fontsize=small, pad=4)
     add_title(figure, title)
-    note = f"reach: mean distance in {maps.unit} that the bias alone attends over"
-    note += f"; {maps.uniform_distance:.2f} without a bias"
-    figure.text(0.5, 0.18 / inches[1], note, ha="center", va="center", fontsize=8.5)
+    add_notes(figure, notes)
     return figure

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 
 from graticule.registry.checks import printable
 from graticule.system.files import write_bytes
@@ -51,16 +52,29 @@ def png(figure: Figure) -> bytes:
 def render(figure: Figure, kind: str) -> bytes:
     """Render `figure` in one of `FORMATS`.
 
-    Names in it are drawn literally: $ does not start mathematics, and characters that cannot be drawn are escaped.
+    Titles and notes that are wider than the figure, such as long names of runs, become smaller. Names in it are drawn
+    literally: $ does not start mathematics, and characters that cannot be drawn are escaped.
     """
     for text in _texts(figure):
         text.set_parse_math(False)
         text.set_text("\n".join(printable(line) for line in text.get_text().split("\n")))
+    for text in figure.texts:
+        _fit_width(text, 72 * figure.get_figwidth())
     buffer = io.BytesIO()
     # fonts that publishers accept (TrueType instead of Type 3), and names of elements that are not random
     with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "graticule"}):
         figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", metadata=_UNDATED[kind])
     return buffer.getvalue()
+
+
+def _fit_width(text: Text, width: float) -> None:
+    """Make a centered text smaller if it is wider than its figure, whose `width` is in points."""
+    font, middle = text.get_fontproperties(), text.get_position()[0]
+    lines = text.get_text().split("\n")
+    longest = max(text_to_path.get_text_width_height_descent(line, font, ismath=False)[0] for line in lines)
+    space = 0.95 * 2 * min(middle, 1 - middle) * width
+    if text.get_horizontalalignment() == "center" and longest > space:
+        text.set_fontsize(text.get_fontsize() * space / longest)
 
 
 def _texts(figure: Figure) -> list[Text]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,19 @@ def add_title(figure: Figure, title: str, middle: float = 0.5) -> None:
     """Write the title of a figure whose panels are placed by hand; `middle` is a share of the width."""
     high = figure.get_size_inches()[1]
     figure.text(middle, 1 - 0.25 / high, title, ha="center", va="center", fontsize=12)
+
+
+def wrap_notes(notes: Sequence[str], width: float) -> list[str]:
+    """Break the notes below a figure into lines for its width in inches."""
+    unbroken = [note.replace(" = ", "\0=\0") for note in notes]
+    return [line.replace("\0", " ") for note in unbroken for line in textwrap.wrap(note, int(14.5 * width))]
+
+
+def add_notes(figure: Figure, lines: Sequence[str]) -> None:
+    """Write lines at the bottom of a figure whose panels are placed by hand, 0.2 inches each."""
+    for index, line in enumerate(lines, start=1):
+        height = (0.18 + 0.2 * (len(lines) - index)) / figure.get_size_inches()[1]
+        figure.text(0.5, height, line, ha="center", va="center", fontsize=9)
 
 
 def mark(ax: Axes, x: float, y: float, size: float = 5, shape: str = "o", color: str = "black") -> None:
