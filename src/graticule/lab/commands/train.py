@@ -140,7 +140,9 @@ def _start(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     loaded = load_recipe(arguments[0])
     if "--quick" in arguments:  # before the overrides, which take precedence
         loaded = loaded.quick()
-    kind = type("Train", (Train,), {"__doc__": describe_recipe(arguments[0]) or Train.__doc__})  # for the help
+    kind: type[Train] = type(
+        "Train", (Train,), {"__doc__": describe_recipe(arguments[0]) or Train.__doc__}
+    )  # for the help
     options = parse_recipe(kind, loaded, arguments[1:], f"train {arguments[0]}")
     if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
         from graticule.lab.training.run import Run

@@ -65,7 +65,7 @@ def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") 
         left.text(0.5, 0.5, "no quadratic encoding", ha="center", va="center", transform=left.transAxes)
     for ax, name in ((left, "non-locality g"), (right, "distance of the weights")):
         ax.set_title(name)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # above the highest marker
     figure.suptitle(title, fontsize=12)
     return add_legend(figure, right)
 

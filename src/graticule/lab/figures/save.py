@@ -74,7 +74,7 @@ def _fit_width(text: Text, width: float) -> None:
     longest = max(text_to_path.get_text_width_height_descent(line, font, ismath=False)[0] for line in lines)
     space = 0.95 * 2 * min(middle, 1 - middle) * width
     if text.get_horizontalalignment() == "center" and longest > space:
-        text.set_fontsize(text.get_fontsize() * space / longest)
+        text.set_fontsize(font.get_size_in_points() * space / longest)
 
 
 def _texts(figure: Figure) -> list[Text]:
