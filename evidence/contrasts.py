@@ -97,8 +97,8 @@ class Contrast:
 
     @cached_property
     def test(self) -> PairedTest | None:
-        """The test of its mean; None with fewer than two seeds, or if all values are equal."""
-        return paired_test(self.values, [0.0] * len(self.values))
+        """The test of its mean; None with fewer than three seeds, or if all values are equal."""
+        return paired_test(self.values, [0.0] * len(self.values), largest=100.0)  # of scores in percent
 
     @property
     def equivalent(self) -> float:
@@ -112,7 +112,8 @@ class Contrast:
         if not self.values:
             return "not run"
         if self.test is None or self.adjusted is None:
-            return "not tested: the same in all seeds" if len(self.values) > 1 else "not tested: one seed"
+            few = {1: "not tested: one seed", 2: "not tested: two seeds"}
+            return few.get(len(self.values), "not tested: the same in all seeds")
         same = "within the margin" * (self.equivalent < LEVEL)
         if self.adjusted < LEVEL:
             return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))

@@ -10,7 +10,14 @@ from torch import nn
 
 import graticule
 import tiny
-from graticule.analysis.share import ShareSums, additive_basis, linear_basis, spatial_decay
+from graticule.analysis.share import (
+    ShareSums,
+    additive_basis,
+    linear_basis,
+    mean_estimate,
+    proportion_estimate,
+    spatial_decay,
+)
 from graticule.position.grid import Grid
 from graticule.system.tables import plain
 
@@ -142,3 +149,14 @@ def test_other_sizes_are_those_of_resized_images():
     record = plain(result)
     assert record["others"]["(48, 40)"]["img_size"] == [48, 40] and len(result.summary()) == 5
     assert record["total"]["low"] == result.total.low.tolist()
+
+
+def test_the_interval_of_an_accuracy_stays_within_0_and_100():
+    # Wilson's limits of 35 of 36, with z = 1.959964: (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+    right = np.arange(36) > 0
+    z, n, p = 1.959964, 36, 35 / 36
+    center, reach = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+    expected = (p, (center - reach) / (1 + z * z / n), (center + reach) / (1 + z * z / n))
+    assert proportion_estimate(right) == pytest.approx(expected, abs=1e-6) and expected[2] < 1
+    shares = proportion_estimate(np.array([1.0, 1.0, 0.5]))  # shares of patches have Student's interval, cut at 1
+    assert shares.high == 1 and shares.low == pytest.approx(mean_estimate(np.array([1.0, 1.0, 0.5])).low)

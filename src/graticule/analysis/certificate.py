@@ -18,7 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from graticule.analysis.effect import resize_images
 from graticule.analysis.probe import labels_of
-from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
+from graticule.analysis.share import (
+    Estimate,
+    ShareSums,
+    additive_basis,
+    check_images,
+    mean_estimate,
+    proportion_estimate,
+)
 from graticule.analysis.similarity import Array
 from graticule.checkpoints.obstacles import check_intact
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
@@ -277,8 +284,10 @@ def certify(
         with torch.no_grad():
             return patches, removal(patches.to(device), grid).float().cpu()
 
-    def estimate_both(measure: Callable[..., Array], *arguments: Any) -> tuple[Estimate, Estimate]:
-        first, second = (mean_estimate(measure(patches, *arguments)) for patches in (before, after))
+    def estimate_both(
+        estimate: Callable[[Array], Estimate], measure: Any, *arguments: Any
+    ) -> tuple[Estimate, Estimate]:
+        first, second = (estimate(measure(patches, *arguments)) for patches in (before, after))
         return first, second
 
     before, after = read_both(images)
@@ -301,13 +310,13 @@ def certify(
         components=components,
         images=len(images),
         share=(ShareSums(grid).add(before).shares()["total"], ShareSums(grid).add(after).shares()["total"]),
-        place=estimate_both(_located, grid),
+        place=estimate_both(mean_estimate, _located, grid),
         place_chance=-1 / _count((len(images) - 1) * grid.patches),
-        match=(mean_estimate(first), mean_estimate(second)),
+        match=(proportion_estimate(first), proportion_estimate(second)),
         match_change=mean_estimate(second - first),
         match_chance=float(np.mean(chances)),
         content=_ratio(_content(before), _content(after)) if isinstance(removal, Eraser) else None,
-        labels=None if labels is None else estimate_both(_by_neighbors, labels),
+        labels=None if labels is None else estimate_both(proportion_estimate, _by_neighbors, labels),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import binomtest
 from scipy.stats import t as student
 from torch import Tensor, nn
 
@@ -59,6 +60,20 @@ def mean_estimate(values: Array) -> Estimate:
     mean, count = values.mean(-1), values.shape[-1]
     margin = student.ppf(0.975, count - 1) * values.std(-1, ddof=1) / np.sqrt(count) if count > 1 else np.nan
     return Estimate(mean, mean - margin, mean + margin)
+
+
+def proportion_estimate(right: Array) -> Estimate:
+    """Return the mean of values of images that are right or wrong, or of shares, (n,), with limits within 0 and 1.
+
+    The interval is Wilson's, or for shares Student's t, cut at 0 and 1.
+
+    Reference: Probable Inference, the Law of Succession, and Statistical Inference (Wilson, 1927).
+    """
+    if np.isin(right, (0, 1)).all():
+        low, high = binomtest(int(right.sum()), len(right)).proportion_ci(0.95, method="wilson")
+        return Estimate(right.mean(), low, high)
+    mean, *limits = mean_estimate(right)
+    return Estimate(mean, *np.clip(limits, 0, 1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -44,7 +44,7 @@ def test_the_mean_over_tasks_counts_scores_below_chance_as_chance_and_needs_all_
 def test_the_interval_of_a_rank_has_the_choices_that_a_test_cannot_tell_apart():
     near = [0.50, 0.52, 0.51, 0.53, 0.49]
     noise = [0.51, 0.50, 0.53, 0.51, 0.49]
-    low, high = [score - 0.3 for score in near], [score + 0.4 for score in noise]
+    low, high = [0.9 * score - 0.3 for score in near], [0.9 * score + 0.4 for score in noise]
     assert rank_intervals([low, near, noise, high]) == [(4, 4, 4), (2, 2, 3), (3, 2, 3), (1, 1, 1)]
 
 
@@ -56,8 +56,12 @@ def test_equal_choices_share_a_rank():
     assert rank_intervals([[0.1, 0.2], [0.1, 0.2], [0.05, 0.1]]) == [(1, 1, 3), (1, 1, 3), (3, 1, 3)]
 
 
+def test_choices_whose_scores_differ_by_the_same_in_all_seeds_are_not_told_apart():
+    assert rank_intervals([[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]]) == [(2, 1, 2), (1, 1, 2)]
+
+
 def test_the_table_of_ranks_has_a_row_per_choice_with_intervals_at_every_size():
-    header, first, second = table({"a": [0.1, 0.2, 0.3], "b": [0.8, 0.9, 1.0]}).ranks()
+    header, first, second = table({"a": [0.1, 0.21, 0.3], "b": [0.8, 0.9, 1.0]}).ranks()
     assert header == ("choice", "parameters", "6 x 6 cells", "rank", "9 x 9 cells", "rank")
     assert first == ("`b`", "100", "90.0 [65.2, 114.8]", "1 [1, 1]", "90.0 [65.2, 114.8]", "1 [1, 1]")
     assert second[0] == "`a`"

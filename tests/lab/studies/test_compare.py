@@ -40,6 +40,18 @@ def test_the_paired_test_is_that_of_the_textbook():
     assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
 
 
+def test_two_seeds_and_equal_differences_are_never_a_finding():
+    """Both seeds differ by one image of 36, in scores that are rounded to float32."""
+    two = results({"table": [63.88889, 72.22222], "lape": [66.666664, 75.0]})
+    four = results({"table": [63.88889, 72.22222] * 2, "lape": [66.666664, 75.0] * 2})
+    for report, reason in ((two, "fewer than 3 seeds"), (four, "the same difference in all seeds")):
+        assert report.findings()[1][3:] == ("+2.78", "-", "-", "-", f"not tested: {reason}")
+        assert report.summary()[2][-1] == f"not tested: {reason}"
+        assert "beyond chance" not in report.markdown() and "not tested" in report.markdown()
+    near = results({"table": [63.88889, 72.22222] * 2, "lape": [66.666664, 75.0, 66.666664, 75.01]})
+    assert near.findings()[1][-1] == "a difference beyond chance"
+
+
 def results(scores):
     """Return the results of choices with these scores by seed, at one condition or at several."""
     by_condition = scores if "trained" in scores else {"trained": scores}
@@ -78,7 +90,13 @@ def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chanc
     rows = results(many).findings()
     assert rows[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
     assert rows[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
-    assert results({"a": [70.0], "b": [75.0]}).findings()[1][3:] == ("+5.00", "-", "-", "-", "not tested")
+    assert results({"a": [70.0], "b": [75.0]}).findings()[1][3:] == (
+        "+5.00",
+        "-",
+        "-",
+        "-",
+        "not tested: fewer than 3 seeds",
+    )
 
 
 def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():

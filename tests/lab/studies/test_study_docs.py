@@ -100,8 +100,10 @@ def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):
 
 
 def test_a_difference_that_is_the_same_in_all_seeds_is_not_tested():
-    (alike, alone) = adjust([Contrast((75.0, 75.0, 75.0), 1.0), Contrast((75.0,), 1.0)])
-    assert (alike.answer, alone.answer) == ("not tested: the same in all seeds", "not tested: one seed")
+    values = ((75.0, 75.0, 75.0), (75.0,), (75.0, 76.0), (2.777774, 2.77778, 2.777774))
+    answers = [contrast.answer for contrast in adjust([Contrast(seeds, 1.0) for seeds in values])]
+    alike = "not tested: the same in all seeds"
+    assert answers == [alike, "not tested: one seed", "not tested: two seeds", alike]
 
 
 def test_the_study_of_the_guide_can_be_planned():

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from graticule.analysis.probe import pooled_features, probe_classes
-from graticule.analysis.share import mean_estimate
+from graticule.analysis.share import proportion_estimate
 from graticule.external.traced_model import convert_stock
 from graticule.lab.arguments import Positional, Rare, default_of
 from graticule.lab.commands.opening import (
@@ -120,8 +120,8 @@ def _probe(options: Any, opened: Sequence[Opened]) -> int:
         for size in parse_sizes(options.sizes) or [source.size]:
             batches = ((images.to(device), targets) for images, targets in data.eval_dataloader(size))
             features, _ = pooled_features(model, batches)
-            mean = mean_estimate(100 * probe_classes(features, labels, options.probe).double().numpy())
-            value, low, high = (float(part) for part in (mean.value, mean.low, mean.high))
+            right = proportion_estimate(probe_classes(features, labels, options.probe).numpy())
+            value, low, high = (100 * float(part) for part in right)
             cells = f"{value:.1f}", f"{low:.1f} to {high:.1f}", f"{len(labels):,}", str(len(labels.unique()))
             rows.append((label, f"{size[0]}x{size[1]}", *cells))
             about = {"run": source.target, "size": list(size), "probe": options.probe}

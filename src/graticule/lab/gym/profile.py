@@ -17,8 +17,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from scipy import stats
 
+from graticule.analysis.share import mean_estimate
 from graticule.lab.figures.style import SIMILARITY
-from graticule.lab.studies.significance import LEVEL, holm, paired_test
+from graticule.lab.studies.significance import LEAST, LEVEL, holm, rounding
 from graticule.lab.studies.tables import Rows, csv_of_records, markdown, read_records
 from graticule.registry.checks import printable
 from graticule.system.files import write_text
@@ -222,10 +223,8 @@ def write_profile(path: Path, profile: Profile) -> Path:
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval by Student's t, whose ends are NaN for a single value."""
-    if (test := paired_test(values, [0.0] * len(values))) is not None:
-        return test.difference, test.low, test.high
-    mean = fmean(values)  # equal values, or a single one
-    return (mean, mean, mean) if len(values) > 1 else (mean, math.nan, math.nan)
+    mean, low, high = map(float, mean_estimate(np.array(values)))
+    return mean, low, high
 
 
 def interval_text(values: Sequence[float]) -> str:
@@ -242,16 +241,18 @@ def rank_intervals(seeded: Sequence[Sequence[float]]) -> list[tuple[int, int, in
     """Return the rank, the best and the worst possible rank of each choice, from its scores of the same seeds.
 
     The interval is from 1 + the number of better choices to the number of choices that are not worse. Better and worse
-    are decided by paired t-tests, adjusted by Holm's method for all pairs with the choice.
+    are decided by paired t-tests, adjusted by Holm's method for all pairs with the choice; fewer than three seeds, or
+    differences that are all equal, are not tested.
 
     Reference: Inference for Ranks (Mogstad, Romano, Shaikh and Wilhelm, 2024), section 3, for a single rank.
     """
     scores = np.array(seeded)
     mean = (difference := scores[:, None] - scores).mean(2)
     p = np.full(mean.shape, math.nan)
-    if (seeds := scores.shape[1]) > 1:
-        with np.errstate(divide="ignore", invalid="ignore"):  # equal differences
-            p = 2 * stats.t.sf(abs(mean / difference.std(2, ddof=1)) * seeds**0.5, seeds - 1)
+    if (seeds := scores.shape[1]) >= LEAST:
+        deviation = difference.std(2, ddof=1)
+        deviation[np.ptp(difference, 2) <= rounding(abs(scores).max())] = math.nan
+        p = 2 * stats.t.sf(abs(mean / deviation) * seeds**0.5, seeds - 1)
     ranks = []
     for index in range(len(scores)):
         adjusted = holm([None if math.isnan(value) else float(value) for value in p[index]])

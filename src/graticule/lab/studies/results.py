@@ -18,6 +18,7 @@ from graticule.lab.figures.scores import MOST_LINES, length_plot, resolution_plo
 from graticule.lab.studies.arms import Arm, arms_table, read_arms
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import (
+    LEAST,
     LEVEL,
     POWER,
     Outcome,
@@ -51,6 +52,14 @@ class Tested(Outcome):
     reference: str
     variant: str
     differences: tuple[float, ...]
+
+    @property
+    def conclusion(self) -> str:
+        """The conclusion, or why there is no test."""
+        if self.test is not None or not all(map(math.isfinite, self.differences)):
+            return super().conclusion
+        few = f"fewer than {LEAST} seeds"
+        return f"not tested: {few if len(self.differences) < LEAST else 'the same difference in all seeds'}"
 
     @property
     def label(self) -> str:
@@ -265,7 +274,11 @@ class Results(PrintedTable):
         count = tests[0].tests if tests else 0
         notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {count} tests."]
         if not count:
-            notes = ["Differences are not tested: too few seeds, or the same difference in all."] if tests else []
+            notes = (
+                [f"Differences are not tested: fewer than {LEAST} seeds, or the same difference in all."]
+                if tests
+                else []
+            )
         if any(test.test is not None and test.test.p < LEVEL and not test.supported for test in tests):
             notes.append(
                 "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "

@@ -12,6 +12,8 @@ from scipy import stats
 
 #: A difference is beyond chance if its p, adjusted for all tests of a family, is below this.
 LEVEL = 0.05
+#: The fewest seeds of a test.
+LEAST = 3
 #: The probability with which a planned test should find a difference.
 POWER = 0.8
 
@@ -31,18 +33,28 @@ class PairedTest:
     p: float
 
 
-def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTest | None:
+def paired_test(scores: Sequence[float], reference: Sequence[float], largest: float | None = None) -> PairedTest | None:
     """Test whether the scores differ from those of the same seeds in `reference`.
 
-    Returns None with fewer than two seeds, if all differences are equal, or if a score is not finite.
+    `largest` is the largest score that was rounded, if `scores` are differences themselves.
+
+    Returns None with fewer than three seeds, if all differences are equal up to the rounding of the scores to float32,
+    or if a score is not finite. Two seeds have one degree of freedom: p is below 5 % whenever both differ by nearly the
+    same, as by one image of a small test set.
     """
     differences = [a - b for a, b in zip(scores, reference, strict=True)]
-    count = len(differences)
-    if count < 2 or not all(map(math.isfinite, differences)) or max(differences) - min(differences) < 1e-12:
+    if len(differences) < LEAST or not all(map(math.isfinite, differences)):
+        return None
+    if np.ptp(differences) <= rounding(max(map(abs, (*scores, *reference))) if largest is None else largest):
         return None
     result = stats.ttest_rel(scores, reference)
     low, high = result.confidence_interval(0.95)
     return PairedTest(fmean(differences), float(low), float(high), float(result.pvalue))
+
+
+def rounding(largest: float) -> float:
+    """Return the most by which equal differences of scores differ that were rounded to float32."""
+    return 4 * float(np.finfo(np.float32).eps) * largest
 
 
 def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
@@ -61,7 +73,7 @@ def power(deviation: float, difference: float, seeds: int, level: float = LEVEL)
 
 def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most: int = 1000) -> int:
     """Return the smallest number of seeds, up to `most`, with which the power is at least `POWER`."""
-    return next((seeds for seeds in range(2, most) if power(deviation, difference, seeds, level) >= POWER), most)
+    return next((seeds for seeds in range(LEAST, most) if power(deviation, difference, seeds, level) >= POWER), most)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
