@@ -80,7 +80,7 @@ class Broken(BiasEncoding):
         n, fault = grid.patches, self.fault
         if fault == "graph":
             torch._dynamo.graph_break()
-        steps = torch.linspace(0, self.scale, n * n, dtype=self.weight.dtype).view(n, n)
+        steps = torch.linspace(0, self.scale, n * n, dtype=self.weight.dtype, device=self.weight.device).view(n, n)
         if fault == "cache":
             steps = self.steps.setdefault(grid.shape, steps).to(self.weight.dtype)
         bias = self.weight[:, None, None] * steps + self.plain

@@ -16,8 +16,8 @@ from types import FrameType
 from graticule.lab.commands.declared import DECLARED, parse_declared
 from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
-from graticule.registry.checks import install, known_name, printable
-from graticule.registry.plugins import load_named_plugins
+from graticule.registry.checks import BrokenContract, install, known_name, printable
+from graticule.registry.plugins import describe_error, load_named_plugins, plugin_line
 
 #: Group -> command -> its purpose; each command is a module of graticule.lab.commands, imported when it is called.
 _GROUPS = {
@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of the buffer
             return NO_READER
         message = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
+        if isinstance(error, BrokenContract) or (plugin_line(error) and "`" not in (message or "")):
+            message = f"{describe_error(error)}; GRATICULE_DEBUG=1 shows the traceback."
         if os.environ.get("GRATICULE_DEBUG") or message is None:
             raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in message:

@@ -19,7 +19,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Joining, Layers, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
 from graticule.position.places import Places, Points
-from graticule.registry.checks import Checked, format_value
+from graticule.registry.checks import BrokenContract, Checked, format_value
 from graticule.registry.registry import Option, Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -332,6 +332,18 @@ class Encoding(GridModule, ABC):
         }
         parameters = _parameters(cls.__init__)
         return cls(**{name: value for name, value in known.items() if name in parameters}, **options)
+
+    def check_returned(self, method: str, value: Tensor, letters: str, shape: tuple[int, ...]) -> Tensor:
+        """Return what a method returned if it has this shape, which is not compared while a model is compiled.
+
+        Raises:
+            BrokenContract: naming the encoding, the method, the expected shape, and the shape of the value.
+        """
+        if not torch.compiler.is_compiling() and getattr(value, "shape", None) != shape:
+            name, kind = ENCODINGS.name_of(type(self)) or type(self).__name__, type(value).__name__
+            actual = tuple(value.shape) if isinstance(value, Tensor) else kind
+            raise BrokenContract(f"`{method}` of encoding {name!r} must return ({letters}) = {shape}, got {actual}")
+        return value
 
     def extra_repr(self) -> str:
         """Return the arguments of the constructor that differ from their defaults, as far as they are attributes."""

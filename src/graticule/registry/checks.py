@@ -87,6 +87,10 @@ def install(extra: str) -> str:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class BrokenContract(TypeError):
+    """A method of a user's class returns something else than its documentation says."""
+
+
 @dataclass(frozen=True)
 class Range:
     """Range of numbers from `least` to `most`; `open` excludes `least`, and `share` is [0, 1).

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from graticule.registry.checks import BrokenContract
+
 GROUP = "graticule.plugins"
 #: The commands whose target can be a Python file.
 _TAKE_FILES = ("train", "compare", "study", "check")
@@ -103,6 +105,19 @@ def _explain_errors(noun: str, path: Path, passed: type[BaseException] = Keyboar
             text = f"{type(error).__name__}: {str(error).rstrip('.')}"
             line = f", in line {lines[-1]}." if lines else "."
         raise ValueError(f"{noun}: {text}{line}") from error
+
+
+def plugin_line(error: BaseException) -> str:
+    """Return the last line of a file with registered classes that an error passed through; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(frame.lineno, Path(frame.filename)) for frame in frames if Path(frame.filename).resolve() in _registered]
+    return f"in line {lines[-1][0]} of {lines[-1][1].name}" if lines else ""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type and the first line of an error, and the line of the user's file that raised it."""
+    text = ": ".join(filter(None, (type(error).__name__, str(error).strip().partition("\n")[0].rstrip("."))))
+    return ", ".join(filter(None, (str(error) if isinstance(error, BrokenContract) else text, plugin_line(error))))
 
 
 def load_plugins(names: str | Path | Sequence[str | Path] | None) -> None:

@@ -6,7 +6,7 @@ import copy
 import operator
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, product
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -22,12 +22,15 @@ from graticule.position.joining import JOININGS
 from graticule.position.layer import FIELD_KINDS
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
+from graticule.registry.checks import BrokenContract
+from graticule.registry.plugins import describe_error, plugin_line
 from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
 from graticule.surgery.fold import fold, unfold
-from graticule.testing.model_under_test import check_same, run
+from graticule.testing.model_under_test import NotApplicable, check_same, refusal, run
 from graticule.testing.models import Finding, inspect_model
-from graticule.testing.places import check_places, mixes
+from graticule.testing.places import LAWS as PLACE_LAWS
+from graticule.testing.places import check_law, mixes
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
@@ -57,7 +60,7 @@ _Build = Callable[..., Any]
 
 def check_encoding(
     encoding: str, joining: str = "default", *, compiled: bool = True, without_effect: Collection[str] = ()
-) -> None:
+) -> list[Finding]:
     """Check the contract of encodings, in a small ViT, or a gMLP if it mixes tokens.
 
     Args:
@@ -67,32 +70,32 @@ def check_encoding(
         without_effect: options that change nothing in such a small model (15 patches, 3 layers), or change only how the
             same result is computed. All other options must have an effect.
 
+    Returns:
+        The result of each law: passed, or not applicable with the reason.
+
     Raises:
-        AssertionError: naming every law that does not hold.
+        BrokenLaws: an AssertionError that names every law that does not hold.
     """
     options = partial(_check_options, ENCODINGS, encoding, lambda specs: _builder(specs, joining)(), without_effect)
-    _check_method(encoding, joining, compiled, options)
+    return _check_method(encoding, joining, compiled, options)
 
 
 def check_joining(
     joining: str, encoding: str = "learnable", *, compiled: bool = True, without_effect: Collection[str] = ()
-) -> None:
+) -> list[Finding]:
     """Check a joining in the same way, with an absolute encoding."""
     options = partial(_check_options, JOININGS, joining, lambda specs: _builder(encoding, *specs)(), without_effect)
-    _check_method(encoding, joining, compiled, options)
+    return _check_method(encoding, joining, compiled, options)
 
 
-def _check_method(encoding: str, joining: str, compiled: bool, options: Callable[[], None]) -> None:
+def _check_method(encoding: str, joining: str, compiled: bool, options: Callable[[], None]) -> list[Finding]:
     """Check an encoding with a joining; `options` is the law of the options of one of them."""
-    others = {
-        "layers": _layers,
-        "places": lambda case: check_places(encoding, joining),
-        "options": lambda case: options(),
-    }
-    _check_laws(_builder(encoding, joining), compiled, others)
+    places = {name: lambda case, name=name: check_law(name, encoding, joining) for name in PLACE_LAWS}
+    laws = {"layers": _layers, **LAWS, "device": _device, **places, "options": lambda case: options()}
+    return _check_laws(_builder(encoding, joining), compiled, laws)
 
 
-def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
+def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> list[Finding]:
     """Check the contract of backbones for a registered backbone.
 
     It includes that each field of `LayerPosition` in `takes` has an effect in each layer that gets it, so that no
@@ -103,14 +106,17 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
         compiled: whether to compile the model, too.
         kwargs: arguments of the model, such as smaller sizes.
 
+    Returns:
+        The result of each law, as `check_encoding`.
+
     Raises:
-        AssertionError: naming every law that does not hold.
+        BrokenLaws: an AssertionError that names every law that does not hold.
     """
 
     def build(**more: Any) -> Any:
         return create_model(name, **{"num_classes": _CLASSES, **kwargs, **more})
 
-    _check_laws(build, compiled, {"fields": _fields})
+    return _check_laws(build, compiled, {**LAWS, "fields": _fields})
 
 
 def check_model(
@@ -158,30 +164,60 @@ class _Case:
 
     def __init__(self, build: _Build) -> None:
         self.build = build
-        self.model = _draw(build()).double().eval()
-        self.images = _images(self.model, self.model.grid.shape, 2).double()
-        self.logits = run(self.model, self.images)
+
+    @cached_property
+    def model(self) -> Any:
+        return _draw(self.build()).double().eval()
+
+    @cached_property
+    def images(self) -> Tensor:
+        return _images(self.model, self.model.grid.shape, 2).double()
+
+    @cached_property
+    def logits(self) -> Tensor:
+        return run(self.model, self.images)
 
 
 _Law = Callable[[_Case], object]
 
 
-def _check_laws(build: _Build, compiled: bool, others: Mapping[str, _Law]) -> None:
-    """Check `LAWS` and others of a model, and name every one that does not hold."""
-    failures: list[str] = []
+class BrokenLaws(AssertionError):
+    """Laws do not hold; `findings` has the result of each law, and the message those that failed."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("; ".join(f"{law.check}: {law.detail}" for law in findings if law.outcome == "failed"))
+        self.findings = findings
+
+
+def _check_laws(build: _Build, compiled: bool, laws: Mapping[str, _Law]) -> list[Finding]:
+    """Check the laws of a model, and return their results; an error of its code is a failure, which is named once."""
+    findings: list[Finding] = []
+    failed: dict[str, tuple[str, list[str]]] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         case = _Case(build)
-        for name, law in {**LAWS, **others}.items():
+        for name, law in laws.items():
             if name == "compilation" and not compiled:
                 continue
             try:
                 law(case)
+            except NotApplicable as reason:
+                findings.append(Finding(name, "not applicable", str(reason)))
             except Exception as error:
-                if not failures and not isinstance(error, AssertionError):  # after a failure it may be a consequence
-                    raise
-                failures.append(f"{name}: {error}")
-    assert not failures, "; ".join(failures)
+                own = isinstance(error, AssertionError) and not plugin_line(error)
+                text, cause = str(error) if own else describe_error(error), error.__cause__
+                if cause is not None and describe_error(cause) in failed:
+                    text = describe_error(cause)
+                same = text.partition(" = ")[0] if isinstance(error, BrokenContract) else text  # on any grid
+                failed.setdefault(same, (text, []))[1].append(name)
+            else:
+                findings.append(Finding(name, "passed", ""))
+    for text, (name, *others) in failed.values():
+        more = f" and {len(others)} other laws" if len(others) > 1 else "".join(f" and {other}" for other in others)
+        findings.append(Finding(f"{name}{more}", "failed", text))
+    if failed:
+        raise BrokenLaws(findings)
+    return findings
 
 
 def _gradients(case: _Case) -> None:
@@ -242,7 +278,7 @@ def _sizes(case: _Case) -> None:
         size: Any = tuple(images.shape[2:])
         try:
             logits = run(model, images)
-        except ValueError:
+        except refusal():
             continue  # a clear error is allowed
         assert logits.isfinite().all(), f"logits must be finite at a grid of {grid}"
         folded = fold(copy.deepcopy(model), size)
@@ -282,6 +318,10 @@ def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
     return [model.where(stage, grid) for stage, grid in enumerate(model.position_grids(model.grid_at(size)))]
 
 
+def _batch(case: _Case) -> None:
+    check_same(run(case.model, case.images[1:]), case.logits[1:], "an image must give the same alone and in a batch")
+
+
 def _folding(case: _Case) -> None:
     images, folded = case.images, fold(copy.deepcopy(case.model))
     check_same(run(folded, images), case.logits, "a folded model must compute the same")
@@ -311,11 +351,12 @@ def _compilation(case: _Case) -> None:
 def _subsets(case: _Case) -> None:
     """Check that patches in another order have the same outputs, or are refused."""
     if case.model.whole_grid:
-        return
+        raise NotApplicable("it mixes all patches of the grid")
     try:
         logits = case.model(case.images, keep=torch.randperm(case.model.grid.patches))
-    except ValueError as error:
+    except refusal() as error:
         assert "`keep`" in str(error) or "subset" in str(error), f"`keep` must be refused with the reason: {error}"
+        raise NotApplicable(f"refused: {error}") from error
     else:
         check_same(logits, case.logits, "patches in another order (`keep`) must compute the same")
 
@@ -323,8 +364,22 @@ def _subsets(case: _Case) -> None:
 #: Name of each law of a model -> its function.
 LAWS: dict[str, _Law] = {
     law.__name__.strip("_"): law
-    for law in (_gradients, _copies, _meta, _sizes, _folding, _dtypes, _compilation, _subsets)
+    for law in (_gradients, _copies, _meta, _batch, _sizes, _folding, _dtypes, _compilation, _subsets)
 }
+
+
+@torch.no_grad()
+def _device(case: _Case) -> None:
+    """Check on the meta device, which needs no accelerator, that no tensor of the position is made on the CPU."""
+    model = case.build().eval().to("meta")
+    if not any(True for _ in (*model.position.parameters(), *model.position.buffers())):
+        raise NotApplicable("it has neither parameters nor buffers, whose device it would follow")
+    try:
+        run(model, case.images.float().to("meta"))
+    except RuntimeError as error:
+        raise AssertionError(
+            f"every tensor must be made on the device of the parameters: {describe_error(error)}"
+        ) from error
 
 
 @torch.no_grad()
@@ -335,7 +390,7 @@ def _layers(case: _Case) -> None:
         try:
             grid = Grid(*shape, prefix=model.grid.prefix)
             layers = model.position(grid)
-        except ValueError:
+        except refusal():
             continue  # a clear error is allowed
         assert len(layers) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(layers)}"
         with torch.autocast("cpu", torch.bfloat16):
@@ -378,7 +433,7 @@ def _fields(case: _Case) -> None:
         for chosen in (encoding, f"{default} + {encoding}", default):  # a family may need its own encoding
             try:
                 model = case.build(encoding=chosen, joining=joining)
-            except ValueError:
+            except refusal():
                 continue  # it is refused, so it cannot be ignored
             _draw(model.eval())
             others = _draw(copy.deepcopy(model.position))(model.grid)
@@ -399,7 +454,7 @@ def _giving(field: str) -> str:
     for name in ENCODINGS:
         try:
             layers = build_position(grid, dim=_DIM, depth=2, num_heads=_HEADS, encoding=name)(grid)
-        except ValueError:
+        except refusal():
             continue
         if any(getattr(layer, field) is not None for layer in layers):
             return name
@@ -434,7 +489,7 @@ def _check_options(
                 try:
                     if any(map(operator.ne, _traits(partial(build, changed)), expected)):
                         break
-                except ValueError:
+                except refusal():
                     continue  # no valid value of this option in such a small model
                 tried.append(value)
             else:
@@ -451,7 +506,7 @@ def _traits(build: _Build) -> Iterator[Any]:
     for grid in _GRIDS:
         try:
             yield run(model, _images(model, grid, 1)).tolist()
-        except ValueError:
+        except refusal():
             yield None
 
 

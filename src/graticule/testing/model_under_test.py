@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import re
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -46,6 +48,18 @@ class NotApplicable(Exception):
 
 class Failed(AssertionError):
     """A law does not hold; the message names the law and the failure."""
+
+
+def refusal() -> tuple[type[ValueError], ...]:
+    """Return ValueError where the error that is being handled refuses its input on purpose, as `except refusal():`.
+
+    It names an argument in backticks, or a `raise` statement outside of installed packages raises it. Any other
+    ValueError, as of `h, w = shape` with three axes, is a fault of the code.
+    """
+    error = sys.exc_info()[1]
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    raised = bool(frames) and (frames[-1].line or "").startswith("raise") and "site-packages" not in frames[-1].filename
+    return (ValueError,) if raised or re.search(r"`\w", str(error)) else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,11 @@ from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import FIELD_KINDS, LayerPosition
-from graticule.position.places import Points, Shape
+from graticule.position.places import Points, Shape, by
 from graticule.position.position import ENCODINGS, Position
 from graticule.position.tokens import Subset
-from graticule.testing.model_under_test import Failed, check_same
+from graticule.registry.plugins import describe_error
+from graticule.testing.model_under_test import Failed, NotApplicable, check_same, refusal
 
 #: D, layers and heads, other numbers than those of axes, patches and displacements.
 DIM, DEPTH, HEADS = 72, 2, 6
@@ -38,16 +40,27 @@ def check_places(encoding: str, joining: str = "default") -> list[str]:
         AssertionError: naming the law that does not hold.
     """
     names = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for name, law in LAWS.items():
-            try:
-                law(encoding, joining)
-            except ValueError:
-                continue
-            except (RuntimeError, IndexError) as error:
-                raise AssertionError(f"a grid must be taken or refused with a ValueError: {error}") from error
+    for name in LAWS:
+        with suppress(NotApplicable):
+            check_law(name, encoding, joining)
             names.append(name)
     return names
+
+
+def check_law(name: str, encoding: str, joining: str = "default") -> None:
+    """Check one of the laws of places.
+
+    Raises:
+        NotApplicable: with the reason.
+        AssertionError: if it does not hold.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            LAWS[name](encoding, joining)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise AssertionError(
+                f"a grid must be taken or refused with a ValueError, which names `grid`: {describe_error(error)}"
+            ) from error
 
 
 def one_frame(encoding: str, joining: str, shape: Shape) -> None:
@@ -70,9 +83,9 @@ def one_frame(encoding: str, joining: str, shape: Shape) -> None:
 
 def permutation(encoding: str, joining: str, shape: Shape) -> None:
     """Check that permuting the axes of the grid, and of the parameters, permutes the position."""
-    order = (2, 0, 1)
+    order = (2, 0, 1) if len(shape) > 2 else (1, 0)
     grid, other = _grid(encoding, shape), _grid(encoding, [shape[axis] for axis in order])
-    first, second = (build_random(shaped, encoding, joining, "permutation") for shaped in (grid, other))
+    first, second = (build_random(shaped, encoding, joining, "permutation", 1) for shaped in (grid, other))
     patches, offsets = (
         torch.arange(math.prod(sides)).view(sides).permute(order).flatten() for sides in (shape, grid.table)
     )
@@ -82,11 +95,14 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
     before = _values(first)
 
     def move(axes: list[int]) -> dict[str, Tensor | None]:
-        sides = {**index, 3: torch.tensor(axes), 4: torch.tensor([*axes, 3])}  # of the axes, and of their distance
+        count = len(axes)  # sides may be of the axes, and of their distance
+        sides = {**index, **({count: torch.tensor(axes), count + 1: torch.tensor([*axes, count])} if count else {})}
         return {name: _moved(before[_of_axis(name, before, order)], sides, order) for name in before}
 
     expected = [reorder(layer, Subset(tokens, grid.tokens)) for layer in first(grid)]
-    tries = map(move, ([*order], [2 - axis for axis in reversed(order)]))  # or the last axis first
+    tries = map(
+        move, ([*order], [len(order) - 1 - axis for axis in reversed(order)], [])
+    )  # or last axis first, or none
     _check_any(second, tries, other, expected, "permuting the axes must permute the position (`permutation`)")
 
 
@@ -113,22 +129,69 @@ def crop(encoding: str, joining: str, case: tuple[Shape, Shape, Shape]) -> None:
     check_layers(position(part), expected, part.tokens, "a crop must have its part of the position (`crop`)")
 
 
+def row_order(encoding: str, joining: str, shape: Shape) -> None:
+    """Check that no layer gets the position of a grid with H columns and W rows, as if sides had been exchanged.
+
+    Such a position depends on the offsets, or is a sum over the axes, of that grid, and not of its own.
+    """
+    grid = _grid(encoding, shape)
+    queries = torch.randn(1, HEADS, 1, DIM // HEADS, dtype=torch.float64).expand(2, -1, grid.tokens, -1)
+    for layer in build_random(grid, encoding, joining)(grid):
+        for field, value in values(layer, grid.tokens, queries).items():
+            if value.shape[-2:] == (grid.tokens, grid.tokens):
+                rest = partial(_beyond_offsets, value[..., grid.prefix :, grid.prefix :])
+            elif value.shape == (grid.tokens, DIM):
+                rest = partial(_beyond_axes, value[grid.prefix :])
+            else:
+                continue
+            if rest(shape[::-1]) < _EXACT < 1e-6 < rest(shape):
+                raise Failed(
+                    f"patches must be row by row (`row_order`): `{field}` on {by(shape)} patches is that of "
+                    f"{by(shape[::-1])} patches; patch i is in row i // W and column i % W of a grid (H, W)"
+                )
+
+
+def _beyond_offsets(pairs: Tensor, shape: Shape) -> float:
+    """Return the share of values of pairs, (..., N, N), that does not depend on their offset in a grid alone."""
+    index = Grid(*shape).offsets().add(torch.tensor(shape)).flatten(0, 1) @ torch.tensor([2 * max(shape), 1])
+    table = pairs.flatten(-2).flatten(0, -2)
+    counts = torch.zeros(int(index.max()) + 1, dtype=table.dtype).index_add(0, index, torch.ones_like(table[0]))
+    means = torch.zeros(len(table), len(counts), dtype=table.dtype).index_add(1, index, table) / counts.clamp_min(1)
+    return float((table - means[:, index]).abs().max() / table.abs().max().clamp_min(1e-9))
+
+
+def _beyond_axes(rows: Tensor, shape: Shape) -> float:
+    """Return the share of a table, (N, D), that is not a sum of functions of its axes."""
+    maps = rows.unflatten(0, shape)
+    rest = maps - maps.mean(0) - maps.mean(1, keepdim=True) + maps.mean((0, 1))
+    return float(rest.abs().max() / rows.abs().max().clamp_min(1e-9))
+
+
 def _check_cases(law: Callable[..., None], cases: Sequence[Any], encoding: str, joining: str) -> None:
-    """Check a law in all cases that are not refused; raises a ValueError if all are."""
-    refused = []
+    """Check a law in all cases that are not refused; raises NotApplicable with a reason if all are.
+
+    Code for images may unpack `h, w = grid.shape`, whose ValueError is a refusal of other numbers of axes only.
+    """
+    reasons: list[str] = []  # those that were given on purpose first
     for case in cases:
+        images = law is not one_frame and len(case[0] if isinstance(case[0], tuple) else case) == 2
         try:
             law(encoding, joining, case)
+        except refusal() as error:
+            reasons.insert(0, str(error))
         except ValueError as error:
-            refused.append(error)
-    if len(refused) == len(cases):
-        raise refused[-1]
+            if images:
+                raise
+            reasons.append(describe_error(error))
+    if len(reasons) == len(cases):
+        raise NotApplicable(f"refused: {reasons[0]}")
 
 
 #: Law -> its cases: grids, or for a crop the grid of the parameters, that of the image, and the sides of the crop.
 _CASES: dict[Callable[..., None], list[Any]] = {
     one_frame: [(5,), (3, 4)],
-    permutation: [(5, 6, 7)],
+    permutation: [(5, 6), (5, 6, 7)],
+    row_order: [(3, 5)],
     points: [(6,), (2, 3), (2, 3, 2)],
     crop: [((6, 8), (6, 8), (3, 4)), ((4, 5), (6, 8), (3, 4)), ((3, 4, 5), (3, 4, 5), (2, 2, 3))],
 }
@@ -140,13 +203,13 @@ def _grid(encoding: str, sides: Sequence[int]) -> Grid:
     return Grid(*sides, prefix=int(not mixes(encoding)))
 
 
-def build_random(grid: Grid, encoding: str, joining: str = "default", law: str = "") -> Position:
+def build_random(grid: Grid, encoding: str, joining: str = "default", law: str = "", depth: int = DEPTH) -> Position:
     """Build a position in float64 with random parameters, always the same; refuse an encoding that `law` exempts."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback, which takes longer
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # so that formulas are not rounded to float32
     try:
-        sizes: dict[str, int] = {"dim": DIM, "depth": DEPTH, "num_heads": HEADS}
+        sizes: dict[str, int] = {"dim": DIM, "depth": depth, "num_heads": HEADS}
         position = build_position(grid, encoding=encoding, joining=joining, **sizes).double().eval()
     finally:
         torch.set_default_dtype(usual)
@@ -176,8 +239,11 @@ def mixes(encoding: Any) -> bool:
     return any(issubclass(ENCODINGS[spec.name], TokenMixing) for spec in ENCODINGS.specs(encoding))
 
 
-def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
-    """Return all that a layer gets, as tensors by the names of fields: functions are computed for the same tokens."""
+def values(position: LayerPosition, tokens: int, queries: Tensor | None = None) -> dict[str, Tensor]:
+    """Return all that a layer gets, as tensors by the names of fields: functions are computed for the same tokens.
+
+    A rotation is the logits of `queries`, (2, h, N, d), which are drawn by default.
+    """
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     x, q = draw(2, tokens, DIM), draw(2, HEADS, tokens, DIM // HEADS)
     inputs = {"B N D": x, "B h N d": q}
@@ -187,8 +253,8 @@ def values(position: LayerPosition, tokens: int) -> dict[str, Tensor]:
     for field, value in _fields_of(position).items():
         kind = FIELD_KINDS[field].function_input
         if field == "rotary":
-            queries, keys = value(q, q.flip(0))
-            tensors[field] = queries @ keys.mT
+            rotated, keys = value(q if queries is None else queries, q.flip(0) if queries is None else queries)
+            tensors[field] = rotated @ keys.mT
         elif field == "bias":
             tensors[field] = Bias.of(value).table(q)
         else:
@@ -241,8 +307,9 @@ def _of_axis(name: str, names: Iterable[str], order: Sequence[int]) -> str:
 
 def _moved(value: Tensor, index: Mapping[int, Tensor], order: Sequence[int]) -> Tensor:
     """Permute a parameter along the sides that have as many entries as there are axes, patches, tokens or offsets."""
-    if value.ndim > 3 and len(set(value.shape[-3:])) == 1:  # a kernel
-        return value.permute(*range(value.ndim - 3), *(value.ndim - 3 + axis for axis in order))
+    first = value.ndim - len(order)
+    if first > 1 and len(set(value.shape[first:])) == 1 and value.shape[-1] % 2:  # a kernel
+        return value.permute(*range(first), *(first + axis for axis in order))
     for axis, side in enumerate(value.shape):
         if side in index:
             value = value.index_select(axis, index[side])

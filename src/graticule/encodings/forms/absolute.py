@@ -47,6 +47,10 @@ class AbsoluteEncoding(Encoding):
             return self.pos_embed[0]
         return self.at(grid)
 
+    def checked_table(self, grid: Grid) -> Tensor:
+        """Return w for `grid`, (N, D), whose shape is checked."""
+        return self.check_returned("forward", self(grid), "N, D", (grid.tokens, self.dim))
+
     @abstractmethod
     def at(self, grid: Grid) -> Tensor:
         """Return w for a grid other than the one it was built for, (N, D)."""
@@ -214,7 +218,8 @@ class JoinedPosition(Position):
     def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
         """Join the tables of this stage, or `table` if it has none."""
         if len(self.encodings):
-            return self.joining.stage(*[encoding(grid) for encoding in self.encodings])
+            encodings = cast("Iterable[AbsoluteEncoding]", self.encodings)
+            return self.joining.stage(*[encoding.checked_table(grid) for encoding in encodings])
         if table is None:
             raise ValueError("`table` must be that of the previous stage for a stage without an encoding, got None.")
         return self.joining.stage(table)
@@ -254,4 +259,5 @@ class ComputedEncoding(AbsoluteEncoding):
         return self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        return grid.with_prefix_rows(self.rows(grid))
+        rows = self.check_returned("rows", self.rows(grid), "H * W, D", (grid.patches, self.dim))
+        return grid.with_prefix_rows(rows)

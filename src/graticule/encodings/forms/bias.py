@@ -40,6 +40,8 @@ class LayerBias(GridModule, ABC):
             if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
                 return LayerPosition(bias=factors)
         bias = self(grid)
+        if isinstance(bias, Tensor) and isinstance(self, BiasEncoding):
+            self.check_returned("forward", bias, "heads, N, N", (self.num_heads, grid.tokens, grid.tokens))
         return bias if isinstance(bias, LayerPosition) else LayerPosition(bias=bias)
 
     def published_names(self, name: str) -> tuple[str, ...]:
@@ -174,13 +176,18 @@ class PatchBias(BiasEncoding):
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, without prefix tokens, (heads, H * W, H * W)."""
 
+    def checked_bias(self, grid: Grid) -> Tensor:
+        """Return `patch_bias(grid)`, whose shape is checked."""
+        shape = (self.num_heads, grid.patches, grid.patches)
+        return self.check_returned("patch_bias", self.patch_bias(grid), "heads, H * W, H * W", shape)
+
     def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
         """Prepend rows and columns for the prefix tokens, here zeros, to a bias of the patches: (heads, N, N)."""
         return grid.with_prefix_bias(bias)
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (heads, N, N)."""
-        return self.with_prefix(self.patch_bias(grid), grid)
+        return self.with_prefix(self.checked_bias(grid), grid)
 
     @classmethod
     def build_layer(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
@@ -209,7 +216,7 @@ class NormalizedBias(ChangedBias):
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
         weight, shift = (self.at_grid(name, grid) for name in ("norm.weight", "norm.bias"))
-        bias = F.layer_norm(self.bias.patch_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
+        bias = F.layer_norm(self.bias.checked_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
         return self.bias.with_prefix(bias, grid)
 
     def set_grid(self, grid: Grid) -> None:
@@ -243,7 +250,7 @@ class HeadNormalizedBias(ChangedBias):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
-        return self.bias.with_prefix(self.norm(self.bias.patch_bias(grid).permute(1, 2, 0)).permute(2, 0, 1), grid)
+        return self.bias.with_prefix(self.norm(self.bias.checked_bias(grid).permute(1, 2, 0)).permute(2, 0, 1), grid)
 
 
 def squared_distance_factors(grid: Grid, weights: Tensor) -> LowRank:

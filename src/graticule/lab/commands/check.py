@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import parse_sizes
-from graticule.registry.plugins import load_plugin, source_of
-from graticule.testing.methods import check_backbone, check_encoding, check_joining, check_resampler
+from graticule.registry.plugins import describe_error, load_plugin, source_of
+from graticule.testing.methods import BrokenLaws, check_backbone, check_encoding, check_joining, check_resampler
 from graticule.testing.model_under_test import NotApplicable
 from graticule.testing.models import Finding, inspect_model
 from graticule.testing.tables import PositionCode, inspect_code
@@ -83,11 +83,12 @@ def _plugin(file: str) -> Iterator[Finding]:
             raise NotApplicable(f"no recipe for it is registered in {file}")
         check_task(of_task[name])
 
-    def check_its_backbone(name: str) -> None:
-        check_backbone(name)
+    def check_its_backbone(name: str) -> list[Finding]:
+        findings = check_backbone(name)
         check_training(name)
+        return findings
 
-    laws: list[tuple[str, Callable[[str], None], str]] = [
+    laws: list[tuple[str, Callable[[str], list[Finding] | None], str]] = [
         *(("encoding", check_encoding, name) for name, entry in ENCODINGS.items() if here(entry)),
         *(("joining", check_joining, name) for name, entry in JOININGS.items() if here(entry)),
         *(("resampler", check_resampler, name) for name, entry in RESAMPLERS.items() if here(entry)),
@@ -100,14 +101,24 @@ def _plugin(file: str) -> Iterator[Finding]:
             "registers none."
         )
     for kind, law, name in laws:
+        title = f"{kind} {name}"
+        findings: Sequence[Finding] = ()
         try:
-            law(name)
-        except AssertionError as error:
-            yield Finding(f"{kind} {name}", "failed", str(error).partition("\n")[0])
+            findings = law(name) or ()
+        except BrokenLaws as error:
+            findings = error.findings
         except NotApplicable as reason:
-            yield Finding(f"{kind} {name}", "not applicable", str(reason))
-        else:
-            yield Finding(f"{kind} {name}", "passed", "fulfills the contract")
+            yield Finding(title, "not applicable", str(reason))
+            continue
+        except Exception as error:
+            text = str(error).partition("\n")[0] if isinstance(error, AssertionError) else describe_error(error)
+            yield Finding(title, "failed", text)
+            continue
+        if all(finding.outcome != "failed" for finding in findings):
+            yield Finding(title, "passed", "fulfills the contract")
+        for finding in findings:
+            if finding.outcome != "passed":
+                yield dataclasses.replace(finding, check=f"{title}, {finding.check}")
 
 
 def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | PositionCode]:

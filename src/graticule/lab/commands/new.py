@@ -12,6 +12,8 @@ from graticule.lab.commands.options import output_folder, print_written
 from graticule.system.files import write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
+#: The kinds that `graticule check FILE.py` checks.
+_CHECKED = {"encoding", "bias", "joining", "backbone", "task"}
 #: Kind -> command that tries a file of that kind.
 _TRY = {
     "encoding": "train digits_quick --plugin {file} --encoding {name}",
@@ -39,7 +41,7 @@ def run(options: New) -> int:
         text = (_TEMPLATES / f"{template}.py.txt").read_text(encoding="utf-8")
         write_text(path, Template(text).substitute(parts))
     print_written(file, test)
-    print(f"test it:  pytest {test}")
+    print(f"check it: graticule check {file}" if options.kind in _CHECKED else f"test it:  pytest {test}")
     print(f"run it:   graticule {_TRY[options.kind].format(name=name, file=file)}")
     return 0
 
