@@ -277,3 +277,27 @@ def test_rotations_of_other_libraries_are_named():
             named += identity.encoding is not None
             wrong += [(name, identity)] * (identity.encoding != expected[word])
     assert not wrong and named >= 60
+
+
+FREQUENCIES = 10_000.0 ** (-torch.arange(16, dtype=torch.float64) / 16)
+
+
+@pytest.mark.parametrize(
+    ("index", "factor", "error"), [(15, 1.001, 1.3e-5), (7, 1.01, 1.6e-2)], ids=["slowest", "one of the middle"]
+)
+def test_the_nearest_encoding_is_that_with_the_least_error_and_the_frequency_that_differs_is_named(
+    index, factor, error
+):
+    changed = FREQUENCIES.clone()
+    changed[index] *= factor
+
+    def rotate(x, grid):
+        angles = (Grid(*grid).coordinates().double()[..., None] * changed).flatten(1)  # (N, 32)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1).flatten(-2)
+
+    identity = identify(rotate)
+    assert identity.encoding is None and identity.nearest == "rope(base=10000)"
+    assert identity.difference == pytest.approx(error, rel=0.05)
+    assert f"frequency {index} of 32 is {factor:g} times that of the nearest" in identity.notes
+    assert f"frequency {index + 16} of 32 is {factor:g} times that of the nearest" in identity.notes

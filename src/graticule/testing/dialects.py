@@ -21,6 +21,8 @@ from graticule.testing.pairs import wrap_angle
 Options = dict[str, Any]
 #: Largest relative difference of a frequency that is read from one of a candidate, which is certified later.
 NEAR = 1e-4
+#: The same for the nearest encoding, if none is equal.
+ROUGH = 0.1
 TINY = 1e-12
 
 
@@ -37,11 +39,15 @@ class Angles(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An encoding, the shape of its grid as text, and the values of its parameters, if they are learned."""
+    """An encoding, the shape of its grid as text, and the values of its parameters, if they are learned.
+
+    Frequencies of a rough one were seen to differ from those of the code, so it is at most the nearest encoding.
+    """
 
     spec: Spec
     shape: str = "H, W"
     values: tuple[Tensor, ...] | None = None
+    rough: bool = False
 
 
 def pairs(partner: Tensor) -> Iterator[tuple[Options, Tensor]]:
@@ -80,25 +86,25 @@ def read_angles(code: Any, grid: tuple[int, ...], pair: Tensor) -> Angles:
     return Angles(grid, first, steps, float(wrap_angle(angles - first[:, None] - index @ steps.mT).abs().max()))
 
 
-def candidates(layout: Options, small: Angles, large: Angles, other: Angles) -> Iterator[Candidate]:
-    """Yield encodings with these angles on a small and on two larger grids, the likeliest first."""
+def candidates(layout: Options, small: Angles, large: Angles, other: Angles, near: float = NEAR) -> Iterator[Candidate]:
+    """Yield encodings with these angles on a small and on two larger grids, to `near`, the likeliest first."""
     for kind in get_args(Origin):
         (unit, origin), (its_unit, _) = (_units(kind, angles.grid) for angles in (large, other))
         vectors = large.steps / unit
         offset = _offset(large.steps, large.first - (vectors * origin).sum(-1))
-        if offset is not None and _near(vectors * its_unit, other.steps):
-            yield from _encodings(layout, vectors, offset | ({"coordinates": kind} if kind != "patches" else {}))
+        if offset is not None and _near(vectors * its_unit, other.steps, near):
+            yield from _encodings(layout, vectors, offset | ({"coordinates": kind} if kind != "patches" else {}), near)
     if layout.keys() <= {"layout"}:  # a step to the next row is one of a whole row
-        for frequencies in _frequencies(large.steps[0, :, -1]):
+        for frequencies in _frequencies(large.steps[0, :, -1], near):
             yield Candidate(Spec("rope_1d", frequencies | layout))
     offset = _offset(small.steps, small.first) or {}
     for vectors, reference, way in _scaled(small, large, other):
-        yield from _encodings(layout, vectors, offset | way | {"reference": tuple(reference.int().tolist())})
+        yield from _encodings(layout, vectors, offset | way | {"reference": tuple(reference.int().tolist())}, near)
 
 
-def _near(steps: Tensor, others: Tensor) -> bool:
+def _near(steps: Tensor, others: Tensor, near: float = NEAR) -> bool:
     """Return whether angles per step are the same."""
-    return bool((wrap_angle(steps - others).abs() < 10 * NEAR * (1e-3 + others.abs())).all())
+    return bool((wrap_angle(steps - others).abs() < 10 * near * (1e-3 + others.abs())).all())
 
 
 def _scaled(small: Angles, large: Angles, other: Angles) -> Iterator[tuple[Tensor, Tensor, Options]]:
@@ -131,12 +137,12 @@ def _scaled(small: Angles, large: Angles, other: Angles) -> Iterator[tuple[Tenso
         yield from ((small.steps, (sides / s).round(), way) for s, way in ways)
 
 
-def _encodings(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candidate]:
+def _encodings(layout: Options, vectors: Tensor, options: Options, near: float) -> Iterator[Candidate]:
     """Yield encodings with these frequency vectors per unit of the coordinates, (h, n, axes)."""
     sizes = vectors.norm(dim=-1, keepdim=True)
     moves = vectors.abs() > 1e-6 * sizes.clamp_min(TINY)
-    if bool((moves.sum(-1) <= 1).all()) and bool(((vectors - vectors[0]).abs() <= NEAR * sizes).all()):
-        yield from _axial(layout, torch.where(moves[0], vectors[0], 0), options)
+    if bool((moves.sum(-1) <= 1).all()) and bool(((vectors - vectors[0]).abs() <= near * sizes).all()):
+        yield from _axial(layout, torch.where(moves[0], vectors[0], 0), options, near)
     elif layout == {"layout": "half"}:
         still = int((sizes[0] <= TINY).sum())
         ends: Options = {"lowest": nice(float(sizes[0, still])), "highest": nice(float(sizes[0, -1]))}
@@ -146,17 +152,17 @@ def _encodings(layout: Options, vectors: Tensor, options: Options) -> Iterator[C
         yield Candidate(Spec("rope_mixed", options), values=(vectors.permute(2, 0, 1).flip(0),))
 
 
-def _axial(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candidate]:
+def _axial(layout: Options, vectors: Tensor, options: Options, near: float) -> Iterator[Candidate]:
     """Yield `rope` and `mrope` with these frequency vectors, (n, axes), whose pairs have one axis each."""
     moves, grid, (count, axes) = vectors != 0, Grid(*(1,) * vectors.shape[1]), vectors.shape
     split, at = tuple(moves.sum(0).tolist()), moves.any(-1).nonzero().flatten()
     if not len(at):
         return
     series = [vectors[moves[:, axis], axis] for axis in range(axes)]
-    bases = tuple(next(_frequencies(axis), {}).get("base") for axis in series)
+    bases = tuple(next(_frequencies(axis, near), {}).get("base") for axis in series)
     longest = max(series, key=len)
     shared = vectors.sum(-1)[at].sort(descending=bool(longest[0] > longest[-1])).values
-    choices = [*_frequencies(longest), *(fit | {"alternate": True} for fit in _frequencies(shared))]
+    choices = [*_frequencies(longest, near), *(fit | {"alternate": True} for fit in _frequencies(shared, near))]
     choices += [{"base": bases}] * (None not in bases)
     frame = [] if "unrotated" in layout or not at[0] else [(int(at[0]), *split)]  # its pairs rotate no image
     for parts, frequencies in product((*frame, split), choices):
@@ -164,7 +170,7 @@ def _axial(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candi
             named = {**layout, "order": order, "arrangement": arrangement, "unrotated": layout.get("unrotated", where)}
             with suppress(ValueError):  # options that exclude each other
                 rope = Rope(grid, 2 * count, Frequencies(**frequencies), split=parts, **named)
-                if bool(((rope.vectors() - vectors).abs() <= NEAR * vectors.abs()).all()):
+                if bool(((rope.vectors() - vectors).abs() <= near * vectors.abs()).all()):
                     equal = len({*parts}) == 1 and len(parts) * parts[0] == count
                     shape = {key: value for key, value in named.items() if value not in ("yx", "chunked", "last")}
                     spec = Spec("rope", frequencies | shape | ({} if equal else {"split": parts}) | options)
@@ -175,23 +181,25 @@ def _axial(layout: Options, vectors: Tensor, options: Options) -> Iterator[Candi
         bases = tuple(dict.fromkeys(nice(base, tolerance) for tolerance in (1e-3, 1e-5, 1e-7)))
         for number, arrangement in product(bases if axes == 2 else (), ("interleaved", "chunked")):
             named = {"base": number, "sections": sections, "arrangement": arrangement}
-            if bool(((Mrope(grid, 2 * count, **named).vectors() - vectors).abs() <= NEAR * vectors.abs()).all()):
+            if bool(((Mrope(grid, 2 * count, **named).vectors() - vectors).abs() <= near * vectors.abs()).all()):
                 yield from (Candidate(Spec("mrope", named | options), form) for form in ("H, W", "1, H, W"))
 
 
-def _frequencies(series: Tensor) -> Iterator[Options]:
-    """Yield the options of `rope` that give a series of frequencies, the simplest first."""
+def _frequencies(series: Tensor, near: float) -> Iterator[Options]:
+    """Yield the options of `rope` that give a series of frequencies to `near`, the simplest first."""
     if not len(series) or float(series.min()) <= 0:
         return
     first, last, count = float(series[0]), float(series[-1]), len(series)
     fall = (first / last) ** (count / max(count - 1, 1))  # T for a series T^(-k / n)
     fits: list[Options] = []
+    if near > NEAR and count > 2:  # a few frequencies may differ: the fall from one to the next is that of most
+        fall = math.exp(min(-float(series.log().diff().median()) * count, 99))
     for tolerance in (1e-3, 1e-5, 1e-7):
         base, pixels = {"base": nice(min(fall, 1e40), tolerance)}, {"pixels": nice(2 * last / math.pi, tolerance)}
         periods = {"periods": tuple(nice(2 * math.pi / frequency, tolerance) for frequency in (first, last))}
         for options in (base, base | {"turns": True}, pixels, pixels | {"linear": True}, periods):
             with suppress(ValueError):  # a number beyond its range
-                if options not in fits and bool((Frequencies(**options)(count) / series - 1).abs().max() < NEAR):
+                if options not in fits and bool((Frequencies(**options)(count) / series - 1).abs().max() < near):
                     fits.append(options)
     yield from fits
 

@@ -25,7 +25,7 @@ from graticule.position.position import Position
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.system.tables import PrintedTable
-from graticule.testing.dialects import Candidate, candidates, nice, pairs, read_angles
+from graticule.testing.dialects import NEAR, ROUGH, Candidate, candidates, nice, pairs, read_angles
 from graticule.testing.model_under_test import Failed, ModelUnderTest, NotApplicable
 from graticule.testing.pairs import GRIDS, BiasCode, RotationCode
 from graticule.testing.tables import PositionCode, TableCode, resampling
@@ -152,7 +152,8 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
     values = {grid: _values(code, grid) for grid in grids}
     best, nearest, equal, presets = Candidate(Spec("none")), math.inf, False, []
     for candidate in tries:
-        off, equal = _compare(code, candidate, values)
+        off, equal = _compare(code, candidate, values, nearest)
+        equal = equal and not candidate.rough
         if equal or off < nearest:
             best, nearest = candidate, off
         if equal:
@@ -160,7 +161,8 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
     for name, options in Rope.presets.items() if isinstance(code, RotationCode) else ():
         shape = {3: "1, H, W", 4: "1, H, W, 1"}.get(len(options.get("split", ())), "H, W")
         preset = Candidate(Spec("rope", {"preset": name}), shape)
-        off, same = _compare(code, preset, values)
+        off, same = _compare(code, preset, values, nearest)
+        same = same and not best.rough
         presets += [str(preset.spec)] * same
         if off < nearest and not equal:
             best, nearest, equal = preset, off, same
@@ -169,6 +171,8 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
             notes = [*notes, f"at {by(LARGE)} patches it has other values"]
     if best.values is not None:
         notes = [*notes, "its parameters are learned: the encoding has the same values with those of the code"]
+    if not equal and nearest < math.inf and isinstance(code, RotationCode):
+        notes = [*notes, *_differing(code, best)]
     names = (str(best.spec), None) if equal else (None, str(best.spec) if nearest < math.inf else None)
     return Identity(names[0], f"Grid({best.shape})", nearest, tuple(grids), names[1], tuple(presets), tuple(notes))
 
@@ -182,12 +186,14 @@ def _values(code: Any, grid: Any, dtype: torch.dtype = torch.float64) -> Tensor:
     return code.rotated(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), grid).double()
 
 
-def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor]) -> tuple[float, bool]:
-    """Return the largest difference of an encoding from values of code by grid, and whether all are of rounding."""
+def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor], most: float = 0.1) -> tuple[float, bool]:
+    """Return the largest difference of an encoding from values of code by grid, and whether all are of rounding.
+
+    Above `most`, other grids are left out: the encoding is not the nearest one.
+    """
     worst, equal, position = 0.0, True, None
     for grid, known in values.items():
-        sides = {"1": 1, "H": grid[0], "W": grid[1], "H * W": math.prod(grid)}
-        place = Grid(*(sides[side] for side in candidate.shape.split(", ")), prefix=code.prefix)
+        place = _place(code, candidate, grid)
         try:
             if position is None:
                 position = _build(code, candidate, place, known)
@@ -202,9 +208,39 @@ def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor]) -> tupl
         error = float((other.detach() - known).abs().max())
         rounding = 2 * torch.finfo(torch.float32).eps * (1 + reach) * float(known.abs().max())
         worst, equal = max(worst, error), equal and error <= rounding
-        if error > 0.1:
+        if error > max(most, rounding):
             break
     return worst, equal
+
+
+def _differing(code: RotationCode, best: Candidate) -> list[str]:
+    """Name the frequencies of code that differ from those of the nearest encoding, if their pairs are the same."""
+    position = _build(code, best, _place(code, best, LARGE), torch.empty(0))
+
+    def rotate(queries: Tensor, grid: Any) -> Tensor:
+        return _rotated(position(_place(code, best, grid))[0].rotary, queries, grid)
+
+    lines: list[str] = []
+    with suppress(Failed, ValueError):  # it has no positions for large grids
+        _, pair = next(pairs(_partners(code)))
+        ours, its = (read_angles(one, LARGE, pair).steps[0] for one in (replace(code, rotate=rotate), code))
+        index = ((its - ours).abs() > 1e-5 * ours.abs().clamp_min(1e-9)).any(-1).nonzero().flatten().tolist()
+        ratios = (its.norm(dim=-1) / ours.norm(dim=-1)).tolist()
+        lines = [f"frequency {at} of {len(pair)} is {ratios[at]:.6g} times that of the nearest" for at in index[:3]]
+        lines += [f"{len(index)} of {len(pair)} frequencies differ"] * (len(index) > 3)
+    return lines
+
+
+def _partners(code: RotationCode) -> Tensor:
+    """Return the other channel of the pair of each channel, (d,); itself if it is not rotated."""
+    coupled = code.at(code.grids[0]).abs().amax((0, 1)).fill_diagonal_(0) > 1e-12
+    return torch.where(coupled.any(-1), coupled.int().argmax(-1), torch.arange(code.channels))
+
+
+def _place(code: Any, candidate: Candidate, grid: Any) -> Grid:
+    """Return the grid of a candidate for (H, W)."""
+    sides = {"1": 1, "H": grid[0], "W": grid[1], "H * W": math.prod(grid)}
+    return Grid(*(sides[side] for side in candidate.shape.split(", ")), prefix=code.prefix)
 
 
 def _rotated(rotary: Any, queries: Tensor, _: Any) -> Tensor:
@@ -241,9 +277,7 @@ def _faults(code: RotationCode) -> list[str]:
 
 def _of_rotation(code: RotationCode, notes: list[str]) -> Iterator[Candidate]:
     """Yield the candidates for a rotation of pairs; adds to notes."""
-    coupled = code.at(code.grids[0]).abs().amax((0, 1)).fill_diagonal_(0) > 1e-12
-    partner = torch.where(coupled.any(-1), coupled.int().argmax(-1), torch.arange(code.channels))
-    layouts: list[Any] = []
+    partner, layouts = _partners(code), list[Any]()
     for read in (*[READ] * (code.grids == GRIDS), (*code.grids, *code.grids)[:3]):
         with suppress(Failed):  # it has no positions for large grids
             layouts = [(options, [read_angles(code, at, pair) for at in read]) for options, pair in pairs(partner)]
@@ -255,8 +289,10 @@ def _of_rotation(code: RotationCode, notes: list[str]) -> Iterator[Candidate]:
         for dtype, most in ((torch.float32, 1e-2), (torch.bfloat16, 0.2)):
             if (off := float((_values(code, grid, dtype) - _values(code, grid)).abs().max())) > most:
                 notes.append(f"it depends on the dtype: {dtype} queries have other positions, up to {off:.2g} off")
-    for options, angles in layouts:
-        yield from candidates(options, *angles)
+    for near in (NEAR, ROUGH):
+        for options, angles in layouts:
+            found = candidates(options, angles[0], angles[1], angles[2], near)
+            yield from (candidate._replace(rough=near > NEAR) for candidate in found)
 
 
 def _of_bias(code: BiasCode) -> Iterator[Candidate]:
