@@ -223,7 +223,7 @@ def _differing(code: RotationCode, best: Candidate) -> list[str]:
     lines: list[str] = []
     with suppress(Failed, ValueError):  # it has no positions for large grids
         _, pair = next(pairs(_partners(code)))
-        ours, its = (read_angles(one, LARGE, pair).steps[0] for one in (replace(code, rotate=rotate), code))
+        ours, its = (read_angles(rotation, LARGE, pair).steps[0] for rotation in (replace(code, rotate=rotate), code))
         index = ((its - ours).abs() > 1e-5 * ours.abs().clamp_min(1e-9)).any(-1).nonzero().flatten().tolist()
         ratios = (its.norm(dim=-1) / ours.norm(dim=-1)).tolist()
         lines = [f"frequency {at} of {len(pair)} is {ratios[at]:.6g} times that of the nearest" for at in index[:3]]
@@ -291,8 +291,8 @@ def _of_rotation(code: RotationCode, notes: list[str]) -> Iterator[Candidate]:
                 notes.append(f"it depends on the dtype: {dtype} queries have other positions, up to {off:.2g} off")
     for near in (NEAR, ROUGH):
         for options, angles in layouts:
-            found = candidates(options, angles[0], angles[1], angles[2], near)
-            yield from (candidate._replace(rough=near > NEAR) for candidate in found)
+            fits = candidates(options, angles[0], angles[1], angles[2], near)
+            yield from (candidate._replace(rough=near > NEAR) for candidate in fits)
 
 
 def _of_bias(code: BiasCode) -> Iterator[Candidate]:

@@ -204,8 +204,8 @@ def _check_laws(build: _Build, compiled: bool, laws: Mapping[str, _Law]) -> list
             except NotApplicable as reason:
                 findings.append(Finding(name, "not applicable", str(reason)))
             except Exception as error:
-                own = isinstance(error, AssertionError) and not plugin_line(error)
-                text, cause = str(error) if own else describe_error(error), error.__cause__
+                of_law = isinstance(error, AssertionError) and not plugin_line(error)
+                text, cause = str(error) if of_law else describe_error(error), error.__cause__
                 if cause is not None and describe_error(cause) in failed:
                     text = describe_error(cause)
                 same = text.partition(" = ")[0] if isinstance(error, BrokenContract) else text  # on any grid
