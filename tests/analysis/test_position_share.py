@@ -152,7 +152,7 @@ def test_other_sizes_are_those_of_resized_images():
 
 
 def test_the_interval_of_an_accuracy_stays_within_0_and_100():
-    # Wilson's limits of 35 of 36, with z = 1.959964: (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+    # Wilson for 35 of 36, z = 1.959964: (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
     right = np.arange(36) > 0
     z, n, p = 1.959964, 36, 35 / 36
     center, reach = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5

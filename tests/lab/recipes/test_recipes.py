@@ -458,7 +458,7 @@ def test_a_registered_recipe_has_its_variants_and_its_line(registered):
     assert mine() == Recipe(model_kwargs=("depth=3",))
     assert list_recipes()["mine_small"] == "Train my model." and list_recipes()["mine_large"] == "The large one."
     assert plugins._registered[Path(__file__).resolve()] == plugins._hash(Path(__file__))
-    with pytest.raises(ValueError, match=r"`recipe` must be one of .*; got 'mine_smal'; did you mean 'mine_small'"):
+    with pytest.raises(ValueError, match=r"`recipe` must be one of .*; got 'mine_smal'; recipes with it: mine_small"):
         load_recipe("mine_smal")
 
 
