@@ -7,12 +7,13 @@ import pytest
 import torch
 from timm_models import assert_same_bits, attribute, changed
 from torch import nn
-from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64
+from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, whole_float64
 
 import graticule
 from evidence.models_page import configured
 from evidence.vector_rotations import in_float64
 from graticule.external.convert.parts import CONVERSIONS
+from graticule.external.convert.verify import outputs_of
 from graticule.external.images import call, image_size
 from in_turn import in_turn
 from tiny import draw, holds
@@ -25,7 +26,7 @@ def assert_equal(ours, original, *size, tolerance=1e-9):
     """Compare output and tokens for two images of (height, width)."""
     x = torch.randn(2, 3, *size)
     with torch.no_grad():
-        expected, tokens = outputs(original, x)
+        expected, tokens = outputs_of(original, x)
         torch.testing.assert_close(ours(x), expected, rtol=tolerance, atol=tolerance)
         if tokens is not None:
             torch.testing.assert_close(ours.forward_features(x), tokens, rtol=tolerance, atol=tolerance)
@@ -55,7 +56,7 @@ def test_gradients_and_frozen_weights_are_those_of_transformers():
         original.embeddings.requires_grad_(False)
         ours = graticule.convert(original)
         x = torch.randn(2, 3, 32, 48)
-        for output in (ours(x), outputs(original, x)[0]):
+        for output in (ours(x), outputs_of(original, x)[0]):
             output.square().sum().backward()
         parameters = dict(ours.named_parameters())
         frozen = {"cls_token", "reg_token", "patch_embed.proj.weight", "patch_embed.proj.bias"}
@@ -179,7 +180,7 @@ def test_a_model_of_videos_is_resized_in_place(name, frames, side, tmp_path):
     video = torch.randn(1, 3, 8, 48, 48)
     with torch.no_grad():
         for other in (model, graticule.to_transformers(ours), type(model).from_pretrained(tmp_path)):
-            torch.testing.assert_close(outputs(other, video)[1], ours.forward_features(video), rtol=0, atol=1e-5)
+            torch.testing.assert_close(outputs_of(other, video)[1], ours.forward_features(video), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="as the model has volumes, got 48 x 48"):
         graticule.resize(model, (48, 48))
     assert graticule.convert(model).img_size == (8, 48, 48)
@@ -189,7 +190,7 @@ def test_a_model_of_videos_is_resized_in_place(name, frames, side, tmp_path):
         return
     ours.set_input_size((8, 48, 32))
     with torch.no_grad():
-        wide = outputs(graticule.resize(model, (8, 48, 32)), video[..., :32])[1]
+        wide = outputs_of(graticule.resize(model, (8, 48, 32)), video[..., :32])[1]
         torch.testing.assert_close(wide, ours.forward_features(video[..., :32]), rtol=0, atol=1e-5)
 
 
@@ -238,7 +239,7 @@ def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
     for size in ((32, 48), (48, 64)):
         x = torch.randn(2, 3, *size)
         with torch.no_grad():
-            torch.testing.assert_close(outputs(there, x)[0], ours(x), rtol=0, atol=1e-5)
+            torch.testing.assert_close(outputs_of(there, x)[0], ours(x), rtol=0, atol=1e-5)
     assert graticule.convert(there).img_size == (32, 48)
     with pytest.raises(ValueError, match="`model` must have images that VJEPA2Model can have, got 4 x 32 x 48: "):
         videos = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))

@@ -9,11 +9,12 @@ import timm
 import torch
 import transformers
 from PIL import Image
-from transformers_models import MERGED, SMALL, build, outputs
+from transformers_models import MERGED, SMALL, build
 
 import graticule
 from commands import refused, run_command
 from evidence.models_page import configured
+from graticule.external.convert.verify import outputs_of
 from graticule.external.images import call, image_size
 from graticule.lab.commands.opening import open_model, open_source
 from graticule.lab.commands.options import NamedModels
@@ -42,7 +43,7 @@ def test_a_folder_is_opened_by_every_opener(saved):
     original, folder = saved
     x = torch.randn(1, 3, 32, 48)
     with torch.no_grad():
-        expected = outputs(original, x)[0]
+        expected = outputs_of(original, x)[0]
         for ours in (
             graticule.load(folder),
             graticule.load(f"hf:{folder}"),

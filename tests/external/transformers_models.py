@@ -1,4 +1,4 @@
-"""Small models of transformers for tests, and their outputs."""
+"""Small models of transformers for tests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,10 @@ from unittest import mock
 import torch
 import transformers
 import transformers.models.dinov3_vit.modeling_dinov3_vit as dinov3
-from torch import Tensor, nn
 
 from evidence.models_page import MERGED, SMALL, VIDEO, configured
 from evidence.models_page import STAGES as WINDOWS
 from evidence.vector_rotations import in_float64
-from graticule.external.images import call
 from graticule.external.transformers_folder import class_of
 
 SAM: dict[str, Any] = {**SMALL, "mlp_dim": 48, "output_channels": 8, "global_attn_indexes": [1]}
@@ -85,29 +83,3 @@ def whole_float64() -> Iterator[None]:
         mock.patch.object(dinov3, "get_patches_center_coordinates", uncached),
     ):
         yield
-
-
-def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the output of a model and its tokens for images (B, C, height, width), whatever its class needs.
-
-    Videos are (B, C, frames, height, width).
-    """
-    name, config = type(model).__name__, model.config
-    if name.startswith("Qwen"):
-        side, frames = config.patch_size, config.temporal_patch_size
-        rows, columns = (length // side for length in x.shape[-2:])
-        cut = x.unflatten(3, (columns // 2, 2, side)).unflatten(2, (rows // 2, 2, side)).permute(0, 2, 5, 3, 6, 1, 4, 7)
-        patches = cut[..., None, :, :].expand(*(-1,) * 6, frames, -1, -1).flatten(5).flatten(0, 4)
-        grid = torch.tensor([[1, rows, columns]] * len(x))
-        tokens = model(patches, grid_thw=grid).last_hidden_state.unflatten(0, (len(x), -1))
-        rows, columns = (side // config.patch_size // 2 for side in x.shape[-2:])
-        tokens = tokens.unflatten(1, (rows, columns, 2, 2)).transpose(2, 3).flatten(1, 4)
-        return tokens, tokens
-    if name.startswith("Pixtral"):  # all images in one row
-        output = model(x, image_sizes=[tuple(x.shape[-2:])] * len(x))
-        return output.last_hidden_state.unflatten(1, (len(x), -1))[0], None
-    output = model(x.transpose(1, 2)) if x.ndim == 5 else call(model, x)
-    if name.startswith("Sam"):
-        return output.last_hidden_state.flatten(2).mT, None
-    key = next(key for key in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if key in output)
-    return output[key], output.get("last_hidden_state")

@@ -14,8 +14,9 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
+from graticule.checkpoints.skeleton import attributes, same_value
 from graticule.checkpoints.transfer import with_channels
-from graticule.external.convert.sizes import attributes, build_empty, encoders_of, same_value, set_sizes, sizes_of
+from graticule.external.convert.sizes import build_empty, encoders_of, set_sizes, sizes_of
 from graticule.external.convert.transformers import resampler_of
 from graticule.external.images import call, error_line, evaluating, image_channels
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order

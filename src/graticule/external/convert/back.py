@@ -122,7 +122,7 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     if not isinstance(model, Backbone):
         has = "; without what is around it, model.backbone is one" if hasattr(model, "backbone") else ""
         raise ValueError(f"`model` must be a backbone that `convert` made, got {kind}{has}.")
-    converted = model if like is None else convert(like)
+    converted = model if like is None else convert(like, verify=False)
     source: Source | None = converted.converted_from
     if like is not None and source is not None and source.library != library:
         raise ValueError(f"`like` must be a model of {library}, got {type(like).__name__} of {source.library}.")

@@ -19,6 +19,7 @@ from graticule.checkpoints.obstacles import check_intact
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.external.convert.parts import Conversion, read
+from graticule.external.convert.verify import check_outputs
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
 from graticule.surgery.change import change_position
@@ -89,12 +90,15 @@ def convert(
     encoding: str | Spec | None = None,
     joining: str | Spec | None = None,
     images: Tensor | None = None,
+    verify: bool = True,
 ) -> Backbone:
     """Convert a model of timm or transformers into a backbone of this library, with its weights; `model` is unchanged.
 
-    The structure is read from the modules and attributes of the model, not from its name. Every tensor of the model
-    corresponds to one of the backbone, and vice versa; so its outputs are those of `model`, including those of
-    `forward_features` and intermediates. It accepts any image whose sides are multiples of the patch: tables are
+    The structure is read from the modules and attributes of the model, not from its name, and nothing is assumed: all
+    that was not read is compared with what the class of the model builds from that, so a model that was changed since
+    is refused. Every tensor of the model corresponds to one of the backbone, and vice versa; so its outputs are those
+    of `model`, including those of `forward_features` and intermediates, and in training its rates of dropout and
+    stochastic depth are those of `model`. It accepts any image whose sides are multiples of the patch: tables are
     resampled as with timm's `dynamic_img_size`, or as transformers' class does with `interpolate_pos_encoding`.
 
     The output for a model of transformers is its `logits`, else its `image_embeds`, else its `pooler_output`, else its
@@ -110,9 +114,13 @@ def convert(
         joining: a joining; 'default' by default.
         images: some preprocessed images, (B, C, height, width), on which a new position is fitted and the
             drift of the features is measured; by default it is fitted on the mean image.
+        verify: compare the outputs of `model` and of the backbone for one random image of its size, on its device and
+            in evaluation mode. It costs one pass of each; False leaves that out, and a model on the meta device
+            computes nothing. The other checks take place either way.
 
     Raises:
-        ValueError: if the class of the model, or a part of it, has no counterpart here; the part is named.
+        ValueError: if the class of the model, or a part of it, has no counterpart here, or was changed; the part is
+            named. Also if the outputs differ by more than rounding.
     """
     if images is not None and encoding is None and joining is None:
         raise ValueError("`images` must be left out where the position of the model stays.")
@@ -123,6 +131,8 @@ def convert(
         names = _names(model, backbone, conversion)
         _copy_values(model, parts_of(names, backbone.state_dict()))
     _copy_settings(model, backbone, names)
+    if verify:
+        check_outputs(model, backbone)
     backbone.converted_from = Source.of(model, names)
     if encoding is None and joining is None:
         return backbone
@@ -175,6 +185,10 @@ def _names(model: nn.Module, backbone: Backbone, conversion: Conversion) -> dict
     kind = type(model).__name__
     if lost:
         raise ValueError(f"`model` must have no tensor without a counterpart here, got {kind} with {_some(lost)}.")
+    plain = {(value.device, value.dtype) for value in model.parameters()}
+    if len(plain) > 1:
+        kinds = " and ".join(sorted(f"{dtype} on {device}" for device, dtype in plain))
+        raise ValueError(f"`model` must have all its weights in one dtype on one device, got {kind} with {kinds}.")
     if empty:
         name = type(backbone).__name__
         raise ValueError(f"`model` must have all weights of {name}, got {kind} without {_some(empty)}.")

@@ -1,21 +1,24 @@
 """Convert parts of timm's models (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT.
 
-The functions that read or check a part raise `ValueError` for one that this library lacks.
+A reader reads one part of each kind, such as the first block. `read` compares all others with what the model's own
+class builds from that, so a reader only refuses what such a skeleton has, and this library lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
-import torch
 from timm.layers import GluMlp, LayerNorm, LayerScale, Mlp, RmsNorm, SwiGLU
-from timm.layers.activations import GELU
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.obstacles import check_intact
+from graticule.checkpoints.skeleton import build_skeleton, check_as_built
+from graticule.external.convert.sizes import build_empty
+from graticule.external.images import error_line
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
 from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
@@ -30,6 +33,8 @@ class Conversion:
     backbone: the class of our model.
     arguments: those of its constructor except `position`, as plain values, which can be written to a file.
     encoding: the encoding of the model, as text.
+    build_source: builds a model of the other library from what was read, without weights, as `build_of_class` does; by
+        default from the configuration of a model of transformers.
     names: name of a tensor in the model -> its name in timm's layout or ours, for those that `own_name` of the
         backbone and `published_names` of the position do not give; several names if the rows of the tensor are split
         among several tensors here; none if it has no effect on the tokens of an image, as a mask token.
@@ -38,6 +43,7 @@ class Conversion:
     backbone: type[Backbone]
     arguments: Mapping[str, Any]
     encoding: str
+    build_source: Callable[[], nn.Module] | None = None
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -86,8 +92,55 @@ def read(model: nn.Module) -> Conversion:
             f"{kind.__module__}; graticule.attach gives a transformer of any library a position, if its blocks share "
             "one grid, and docs/backbones.md has the operations that take other classes."
         )
-    check_intact(model, "changed", values=False)
-    return reader(model)
+    library = kind.__module__.partition(".")[0]
+    try:
+        if library == "transformers":
+            check_as_built(model, _built_by_config(model))
+        conversion = reader(model)
+        if conversion.build_source is not None:
+            check_as_built(model, build_skeleton(conversion.build_source))
+    except ValueError:
+        raise
+    except Exception as error:  # a part lacks what a part of its place has
+        raise ValueError(
+            f"`model` must be a {kind.__name__} as {library} builds it, got one with a part that cannot be read: "
+            f"{error_line(error)}"
+        ) from error
+    return conversion
+
+
+def _built_by_config(model: Any) -> nn.Module:
+    """Build the skeleton of a model of transformers; Swin makes its windows smaller in the first pass."""
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise refuse(model, "config.quantization_config", model.config.quantization_config, "must be None")
+    skeleton = build_empty(model, model.config)
+    parts = dict(model.named_modules())
+    for name, part in skeleton.named_modules():
+        if getattr(parts.get(name), "window_size", None) != getattr(part, "window_size", None):
+            getattr(part, "set_shift_and_window_size", lambda _: None)(getattr(part, "input_resolution", None))
+    return skeleton
+
+
+def build_of_class(
+    model: nn.Module, *arguments: Mapping[str, Any], signature: Any = None, **others: Any
+) -> Callable[[], nn.Module]:
+    """Return what builds a model of the class of `model` from those arguments that its constructor has.
+
+    Args:
+        model: the model of timm.
+        arguments: arguments of our constructor and of timm's; the later ones count.
+        signature: what has the arguments of the constructor, where that takes any.
+        others: further arguments of the constructor.
+    """
+    known = inspect.signature(signature or type(model)).parameters
+    given = {name: value for mapping in (*arguments, others) for name, value in mapping.items() if name in known}
+    return partial(type(model), **given)
+
+
+def factory_of(part: nn.Module) -> Callable[..., nn.Module]:
+    """Return what builds norms or activations as `part` is one."""
+    settings = {name: getattr(part, name) for name in ("eps", "approximate") if hasattr(part, name)}
+    return partial(type(part), **settings)
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
@@ -136,15 +189,9 @@ def norm_text(owner: nn.Module, attribute: str) -> str | None:
     return f"{'layernorm' if type(norm) in _LAYER_NORMS else 'rmsnorm'}(eps={norm.eps})"
 
 
-def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
-    """Return the name of the norm that is common to those attributes of a module that are norms; None if none is."""
-    first: str | None = None
-    for attribute in attributes:
-        text = norm_text(owner, attribute)
-        if first is not None and text not in (None, first):
-            raise refuse(owner, attribute, text, f"must be {first} as the other norms")
-        first = first or text
-    return first
+def has(owner: Any, attribute: str) -> bool:
+    """Return whether a module has a part of this name that is no identity."""
+    return not isinstance(getattr(owner, attribute, None), nn.Identity | None)
 
 
 def act_text(owner: nn.Module, attribute: str) -> str:
@@ -178,51 +225,39 @@ def ratio_of(hidden: int, dim: int) -> float:
 
 
 def read_mlp(block: nn.Module) -> dict[str, Any]:
-    """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels."""
+    """Return an MLP of timm as arguments of our ViT."""
     mlp: Any = block.get_submodule("mlp")
     kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
     check_kind(block, "mlp", *kinds)
-    check_values(mlp, gate_last=False)
-    first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
-    if not isinstance(first, nn.Linear):
-        raise refuse(mlp, "fc1", first, "must be Linear")
-    if mlp.fc2.out_features != first.in_features:
-        raise refuse(mlp, "fc2.out_features", mlp.fc2.out_features, f"must be {first.in_features}")
-    biases = [layer.bias is not None for layer in mlp.modules() if isinstance(layer, nn.Linear)]
-    if len(set(biases)) > 1:
-        raise refuse(mlp, "fc2.bias", mlp.fc2.bias, "must exist if that of the first layer does")
-    rate = rate_of(mlp, "drop1")
-    if rate != rate_of(mlp, "drop2"):
-        raise refuse(mlp, "drop1.p", rate, "must be that of drop2")
     return {
         "mlp_layer": kinds[type(mlp)],
-        "mlp_ratio": ratio_of(mlp.fc2.in_features, first.in_features),
+        "mlp_ratio": ratio_of(mlp.fc2.in_features, mlp.fc2.out_features),
         "act_layer": act_text(mlp, "act"),
-        "proj_bias": biases[0],
-        "proj_drop_rate": rate,
-        "norm": norm_text(mlp, "norm"),
+        "scale_mlp_norm": has(mlp, "norm"),
+    }
+
+
+def source_of_mlp(mlp: Any) -> dict[str, Any]:
+    """Return the arguments of timm's ViT for its MLPs."""
+    first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
+    return {
+        "mlp_layer": partial(GluMlp, gate_last=False) if isinstance(mlp, GluMlp) else type(mlp),
+        "mlp_ratio": ratio_of(first.out_features, first.in_features),
+        "act_layer": factory_of(mlp.act),
     }
 
 
 def read_attention(block: nn.Module) -> dict[str, Any]:
-    """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms."""
+    """Return an attention of timm as arguments of our ViT."""
     attn: Any = block.get_submodule("attn")
-    check_values(attn, gate=None, num_kv_groups=1)  # as many heads of keys as of queries
-    if getattr(attn, "k_bias", None) is not None and torch.any(attn.k_bias != 0):
-        raise refuse(attn, "k_bias", "a bias", "must be zero")
-    width, default = attn.proj.in_features, (attn.proj.in_features // attn.num_heads) ** -0.5
-    if width != attn.proj.out_features:
-        raise refuse(attn, "proj.in_features", width, f"must be {attn.proj.out_features}")
     return {
         **_read_projection(attn),
         "num_heads": attn.num_heads,
         "attn_drop_rate": rate_of(attn, "attn_drop"),
         "proj_drop_rate": rate_of(attn, "proj_drop"),
         "proj_bias": attn.proj.bias is not None,
-        # timm's fused attention does not read it
-        "qk_scale": None if attn.scale == default or getattr(attn, "fused_attn", False) else attn.scale,
-        "qk": same_norm(attn, [name for name in ("q_norm", "k_norm") if hasattr(attn, name)]),
-        "inner": norm_text(attn, "norm") if hasattr(attn, "norm") else None,
+        "qk_norm": has(attn, "q_norm"),
+        "scale_attn_norm": has(attn, "norm"),
     }
 
 
@@ -259,24 +294,3 @@ def rate_of(owner: nn.Module, attribute: str) -> float:
 def drop_path(module: nn.Module) -> float:
     """Return the rate of stochastic depth of a module; 0 for an identity."""
     return float(getattr(module, "drop_prob", 0.0) or 0.0)
-
-
-def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
-    """Return the LayerNorm of a model as text, with its eps; in and below the modules `fixed` it must be PyTorch's."""
-    eps: float | None = None
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.LayerNorm):
-            continue
-        expected = 1e-5 if any(f"{name}.".startswith(f"{start}.") for start in fixed) else eps
-        if expected is not None and module.eps != expected:
-            raise refuse(model, f"{name}.eps", module.eps, f"must be {expected}")
-        eps = module.eps if expected is None else eps
-    return f"layernorm(eps={1e-5 if eps is None else eps!r})"
-
-
-def check_gelu(model: nn.Module) -> None:
-    """Check that all activations of the MLPs are the exact GELU."""
-    for name, module in model.named_modules():
-        exact = type(module) is GELU or (type(module) is nn.GELU and module.approximate == "none")
-        if name.endswith(".act") and not exact:
-            raise refuse(model, name, module, "must be the exact GELU")

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from timm.layers.helpers import to_2tuple
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch import nn
 
+from graticule.checkpoints.skeleton import build_skeleton
 from graticule.position.places import Shape, by
 
 #: Names of the side of images, or of the number of their patches, in configurations.
@@ -89,12 +89,12 @@ def build_empty(model: nn.Module, config: Any) -> nn.Module:
     known = type(model).__init__.__code__.co_varnames
     build = partial(type(model), **{name: value for name, value in parts.items() if name in known})
     try:
-        return _build(build, config)
+        return build_skeleton(partial(build, config))
     except Exception:  # it divides a list
         if (divisible := _with_sides(config)) is None:
             raise
     try:
-        return without_sides(_build(build, divisible))
+        return without_sides(build_skeleton(partial(build, divisible)))
     except Exception as error:
         kind, size = type(model).__name__, sizes_of(encoders_of([config])[0])[0]
         raise ValueError(f"`img_size` must be square for the constructor of {kind}, got {by(size)}.") from error
@@ -159,36 +159,3 @@ def without_sides(model: nn.Module) -> nn.Module:
         ):
             vars(holder).update({key: kind(value) for key, value in vars(holder).items() if isinstance(value, _Side)})
     return model
-
-
-def _build(kind: Any, config: Any) -> nn.Module:
-    without_values: Any = lambda module, name, value: nn.Parameter(value.to("meta"), value.requires_grad)  # noqa: E731
-    handle = register_module_parameter_registration_hook(without_values)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            built: nn.Module = kind(config)
-            return built
-    finally:
-        handle.remove()
-
-
-def attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the parameters, the buffers and the plain attributes of a module."""
-    values = {**vars(module), **module._parameters, **module._buffers}
-    return {key: value for key, value in values.items() if _is_plain(value)}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
-
-
-def same_value(value: Any, other: Any) -> bool:
-    """Return whether two plain values are equal, also in type; of tensors without values only the shapes count."""
-    if isinstance(value, tuple | list) and isinstance(other, tuple | list):
-        return len(value) == len(other) and all(map(same_value, value, other))
-    if isinstance(value, Tensor) and isinstance(other, Tensor):
-        return value.shape == other.shape and (value.is_meta or torch.equal(value, other))
-    return type(value) is type(other) and bool(value == other)

@@ -13,14 +13,10 @@ from torch import Tensor, nn
 
 from graticule import backbones
 from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
-from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion, sum_of
-from graticule.external.convert.sizes import build_empty, channels_of, sizes_of
-from graticule.external.convert.vit import read_rates
+from graticule.external.convert.parts import Conversion, ratio_of, refuse, register_conversion, sum_of
+from graticule.external.convert.sizes import channels_of, sizes_of
 from graticule.layers.parts import ACTIVATIONS
 from graticule.registry.specs import Spec
-
-#: Attributes of modules that are not compared: of training, and the windows that Swin changes when it is called.
-_FREE = frozenset({"training", "gradient_checkpointing", "name_or_path", "window_size", "shift_size"})
 
 #: Parts of a block in timm's layout -> their names in transformers, in which `attention.attention` and `attention.self`
 #: are written `attention`, and `feed_forward` is written `mlp`.
@@ -105,51 +101,11 @@ def _rename(name: str, table: Mapping[str, str]) -> str:
     return name if not start else table[start] and table[start] + name[len(start) :]
 
 
-def check_as_built(model: Any) -> None:
-    """Check that a model of transformers is what its class builds from its configuration, with plain weights."""
-    _check_config(model, quantization_config=None)
-    built = build_empty(model, model.config)
-    parts, expected = dict(model.named_modules()), dict(built.named_modules())
-    for name in {**expected, **parts}:
-        part, other = parts.get(name), expected.get(name)
-        if type(part) is not type(other):
-            raise refuse(model, name, part, f"must be {type(other).__name__}, as in its config,")
-        for key, value in vars(other).items():
-            place, actual = f"{name}.{key}".lstrip("."), vars(part).get(key)
-            is_setting = isinstance(value, bool | int | float | str | tuple) and not key.startswith("_")
-            if is_setting and key not in _FREE and actual != value:
-                raise refuse(model, place, actual, f"must be {value!r}, as in its config,")
-            # a table that is no parameter
-            if isinstance(value, Tensor) and not value.is_meta and not torch.equal(value, vars(part)[key]):
-                raise refuse(model, place, "other values", "must have the values that its class computes,")
-    _check_tensors(model, built)
-
-
 def _check_config(model: Any, **values: Any) -> None:
     """Check that those entries that a configuration has are of these values."""
     for name, value in values.items():
         if (actual := getattr(model.config, name, value)) != value:
             raise refuse(model, f"config.{name}", actual, f"must be {value!r}")
-
-
-def _check_tensors(model: nn.Module, built: nn.Module) -> None:
-    """Check that the tensors are those of the model that the configuration builds."""
-    state, expected = model.state_dict(), built.state_dict()
-    for name in [*expected, *state]:
-        if name not in state or name not in expected:
-            actual = "without it" if name in expected else "with it"
-            raise refuse(model, name, actual, f"must {'' if name in expected else 'not '}exist, by its config,")
-        value = state[name]
-        if value.shape != expected[name].shape:
-            raise refuse(model, name, tuple(value.shape), f"must be {tuple(expected[name].shape)}, as in its config,")
-        if type(value) not in (Tensor, nn.Parameter) or not value.is_floating_point() or value.is_meta:
-            value_text = "no values" if value.is_meta else f"{type(value).__name__} of {value.dtype}"
-            raise refuse(model, name, value_text, "must have floating-point values, neither quantized nor missing,")
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        first = owners.setdefault(id(parameter), name)
-        if first != name:
-            raise refuse(model, name, f"that of {first}", "must be a parameter of its own, not a tied one,")
 
 
 #: Resamplers of tables at other sizes, by the type of the configuration; by default cubic without antialias.
@@ -185,7 +141,6 @@ def read_vit(model: Any) -> Conversion:
     Models of videos have a grid of three axes here. The encoders of Qwen-VL take images here, which are repeated for
     the frames of a patch, and return tokens row by row, before they are merged.
     """
-    check_as_built(model)
     config = model.config
     state = model.state_dict()
     teacher = "cls_classifier.weight" in state
@@ -262,9 +217,12 @@ def _pool(model: Any, tensors: dict[str, Tensor]) -> str:
 
 
 def drop_path(model: Any) -> float:
-    """Return the rate of stochastic depth of the last block."""
+    """Return the rate of stochastic depth of the last block, to which it grows linearly from 0."""
     rates = [getattr(module, "drop_prob", 0.0) for name, module in model.named_modules() if name.endswith("drop_path")]
-    return read_rates(model, rates) if any(rates) else 0.0
+    expected = torch.linspace(0, rates[-1] if rates else 0, len(rates), device="cpu").tolist()
+    if any(abs(rate - rule) > 1e-6 for rate, rule in zip(rates, expected, strict=True)):
+        raise refuse(model, "drop_path", rates, "must grow linearly from 0")
+    return rates[-1] if rates else 0.0
 
 
 def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -351,9 +309,8 @@ def read_swin(model: Any) -> Conversion:
     transformers' Swin has stochastic depth of attention only, ours of the MLPs, too. Swin V2 adds its mask of -100
     twice.
     """
-    check_as_built(model)
     config = model.config
-    _check_config(model, hidden_act="gelu", hidden_dropout_prob=0)
+    _check_config(model, hidden_act="gelu", hidden_dropout_prob=0, layer_norm_eps=1e-5)  # that of its other norms
     names = names_of(model, {"pos_embed": "pos_embed1"})  # of the first stage
     arguments = {
         "img_size": to_2tuple(config.image_size),
@@ -370,7 +327,7 @@ def read_swin(model: Any) -> Conversion:
         "qkv_bias": config.qkv_bias,
         "attn_drop_rate": float(config.attention_probs_dropout_prob),
         "drop_path_rate": drop_path(model),
-        "norm_layer": layer_norm_text(model),
+        "norm_layer": f"layernorm(eps={config.layer_norm_eps})",
     }
     second = config.model_type == "swinv2"
     if second:
@@ -385,7 +342,6 @@ def read_swin(model: Any) -> Conversion:
 @register_conversion("transformers.SamVisionModel")
 def read_sam(model: Any) -> Conversion:
     """Describe the image encoder of Segment Anything of transformers, whose output is a map here and tokens there."""
-    check_as_built(model)
     config, names = model.config, names_of(model)
     layers = range(config.num_hidden_layers)
     arguments = {

@@ -1,0 +1,213 @@
+"""A skeleton: the model that a class builds from the settings that were read, to compare an existing model with.
+
+What was read is a setting of the skeleton, so every difference is something that was not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from graticule.registry.checks import format_value
+
+#: Attributes without an effect on outputs or gradients: of modes, of names, of the initialization, of the choice
+#: between two implementations of the same attention, and of timm's later `set_input_size`.
+_FREE = {
+    *("grad_checkpointing", "gradient_checkpointing", "name_or_path", "extra_repr", "fused_attn"),
+    *("weight_init_mode", "fix_init", "head_init_scale", "feature_info", "pretrained_cfg", "default_cfg"),
+    "target_shift_size",
+}
+#: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
+_INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+#: Where hooks and functions come from that only record outputs, or read the grids of resized tables.
+_HARMLESS = ("transformers.", "graticule.external.table_grids")
+_ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_MISSING = "absent"
+
+
+class Difference(NamedTuple):
+    """A part or an attribute of a model that differs from its skeleton, and what both have there, as text."""
+
+    place: str
+    actual: str
+    expected: str
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leave tensors unchanged in place whose elements are one number, which is that of parameters of a skeleton."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, first = getattr(func, "__name__", ""), next(iter((*args, *kwargs.values())), None)
+        in_place = (
+            name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+        ) or name == "__setitem__"
+        if in_place and isinstance(first, Tensor) and first.numel() > 1 and not any(first.stride()):
+            return first
+        return func(*args, **kwargs)
+
+
+def build_skeleton(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model whose buffers have values, and whose parameters need no memory; the random state is kept."""
+
+    def without_memory(module: nn.Module, name: str, value: nn.Parameter) -> nn.Parameter:
+        # not on the meta device, on which buffers that are computed on the device of parameters would have no values
+        return nn.Parameter(value.detach().new_zeros(()).expand(value.shape), value.requires_grad)
+
+    handle = register_module_parameter_registration_hook(cast("Any", without_memory))
+    try:
+        with torch.random.fork_rng(devices=[]), _Unfilled():
+            torch.manual_seed(0)
+            return build()
+    finally:
+        handle.remove()
+
+
+def check_as_built(model: nn.Module, skeleton: nn.Module) -> None:
+    """Check that a model of another library differs from its skeleton in the values of its parameters only."""
+    for place, actual, expected in differences(model, skeleton):
+        kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
+        raise ValueError(
+            f"`model` must be a {kind} as {library} builds it from settings that have a counterpart here, but "
+            f"{place or 'the model'} is {actual}, not {expected}; convert the model before such a change."
+        )
+
+
+def differences(model: nn.Module, skeleton: nn.Module, free: Collection[str] = ()) -> Iterator[Difference]:
+    """Yield what a model has otherwise than its skeleton, except values of parameters and the attributes `free`.
+
+    Compared are the classes of all modules, their attributes, functions and hooks, the values of buffers, the shapes
+    and ties of parameters, and the modes.
+    """
+    parts, others = (dict(one.named_modules(remove_duplicate=False)) for one in (model, skeleton))
+    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+        if hooks := getattr(torch.nn.modules.module, kind):
+            yield Difference(f"torch.nn.modules.module.{kind}", _text([*hooks.values()]), "empty")
+    for name in {**others, **parts}:
+        part, other = parts.get(name), others.get(name)
+        if part is None or other is None or type(part) is not type(other):
+            yield Difference(name, *(_MISSING if one is None else _kind(one, part, other) for one in (part, other)))
+            continue
+        start = f"{name}." if name else ""
+        if part.training != model.training:
+            yield Difference(f"{start}training", str(part.training), f"{model.training} as that of the model")
+        if isinstance(part, _ORDERED) and list(part._modules) != list(other._modules):
+            yield Difference(name, f"in the order {', '.join(part._modules)}", ", ".join(other._modules))
+        for hooks in _HOOKS:
+            for hook in vars(part)[hooks].values():
+                if not _module_of(hook).startswith(_HARMLESS):
+                    yield Difference(f"{start}{hooks}", _text(hook), "empty")
+        yield from _attributes_that_differ(start, part, other, free)
+    ties, expected = (_ties(one) for one in (model, skeleton))
+    for name, first in ties.items():
+        if expected.get(name) != first:
+            yield Difference(name, f"the parameter {first}", "a parameter of its own")
+
+
+def _attributes_that_differ(
+    start: str, part: nn.Module, other: nn.Module, free: Collection[str]
+) -> Iterator[Difference]:
+    values, expected = attributes(part), attributes(other)
+    for key in sorted({*expected, *values} - _FREE - {*free}):
+        value, right = values.get(key, _MISSING), expected.get(key, _MISSING)
+        if same_value(value, right) or (key.startswith("_") and not callable(value) and not isinstance(value, Tensor)):
+            continue
+        place = f"{start}{key}"
+        if key in expected or isinstance(value, Tensor):
+            yield Difference(place, *_texts(value, right))
+        elif hasattr(type(part), key) and not _module_of(value).startswith(_HARMLESS):  # else no code reads it
+            yield Difference(place, _text(value), "that of its class")
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the parameters, the buffers and the attributes of a module."""
+    own = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
+    return {**own, **module._parameters, **module._buffers}
+
+
+def same_value(value: Any, other: Any) -> bool:
+    """Return whether two values of an attribute are equal, also in kind, up to the rounding of tensors.
+
+    Of tensors without values, and of parameters, only the shapes count; of functions the code; of other objects that
+    have no equality, the class.
+    """
+    if isinstance(value, bool | int | float) and isinstance(other, bool | int | float):
+        return value == other and isinstance(value, bool) == isinstance(other, bool)
+    if isinstance(value, MethodType) and isinstance(other, MethodType):
+        return value.__func__ is other.__func__
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, tuple | list):
+        return len(value) == len(other) and all(map(same_value, value, other))
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(same_value(value[key], other[key]) for key in value)
+    if isinstance(value, Tensor):
+        return value.shape == other.shape and (isinstance(value, nn.Parameter) or _same_tensor(value, other))
+    if isinstance(value, partial):
+        return all(same_value(getattr(value, key), getattr(other, key)) for key in ("func", "args", "keywords"))
+    if isinstance(value, FunctionType):
+        cells, others = ([cell.cell_contents for cell in one.__closure__ or ()] for one in (value, other))
+        return value is other or (value.__code__ is other.__code__ and same_value(cells, others))
+    if isinstance(value, nn.Module) or (type(value).__eq__ is object.__eq__ and not callable(value)):
+        return True  # the class is the same
+    return bool(value == other)
+
+
+def _same_tensor(value: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one shape are equal up to rounding, as far as both have values."""
+    if value.is_meta or other.is_meta or not value.numel():
+        return True
+    if not value.is_floating_point() or not other.is_floating_point():
+        return torch.equal(value, other.to(value.device))
+    right = other.to(value.device, torch.float64)
+    error = 4 * max(torch.finfo(kind).eps for kind in (value.dtype, torch.float32))
+    return bool(torch.allclose(value.double(), right, error, error * float(right.abs().max())))
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Map the name of each parameter that a model has at another place, too, to its name there."""
+    firsts: dict[int, str] = {}
+    names = [
+        (name, firsts.setdefault(id(value), name)) for name, value in model.named_parameters(remove_duplicate=False)
+    ]
+    return {name: first for name, first in names if first != name}
+
+
+def _module_of(function: Any) -> str:
+    """Return the name of the module that a function, or the class of a callable object, is from."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def _kind(one: nn.Module, *both: nn.Module | None) -> str:
+    """Return the class of a module, with where it is from if both classes have the same name."""
+    names = [type(part).__name__ for part in both if part is not None]
+    return f"{type(one).__module__}.{names[0]}" if len(names) > len(set(names)) else type(one).__name__
+
+
+def _texts(value: Any, other: Any) -> tuple[str, str]:
+    """Return two values as text."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        if value.shape == other.shape:
+            return "a tensor of other values", "what its class computes"
+        return f"of shape {tuple(value.shape)}", f"{tuple(other.shape)}"
+    return _text(value), _text(other)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, nn.Module):
+        return type(value).__name__
+    if isinstance(value, FunctionType):
+        return f"the function {value.__qualname__} of {value.__module__}"
+    return _MISSING if value is _MISSING else format_value(value)
