@@ -35,11 +35,11 @@ MIXERS = ("mixer", "resmlp", "gmlp")
 
 
 @torch.no_grad()
-def timms(name):
+def timms(name, **kwargs):
     """Build timm's model with every tensor drawn, in float64 and evaluation mode."""
     if name in MIXERS:  # by name, they have all channels
-        return draw_double(MlpMixer(patch_size=16, num_blocks=2, embed_dim=16, num_classes=5, **NAMES[name]))
-    return exact(draw_double(timm.create_model(name, num_classes=5, **NAMES[name])))
+        return draw_double(MlpMixer(patch_size=16, num_blocks=2, embed_dim=16, num_classes=5, **NAMES[name], **kwargs))
+    return exact(draw_double(timm.create_model(name, num_classes=5, **NAMES[name], **kwargs)))
 
 
 def exact(model):

@@ -115,6 +115,10 @@ def tie(model):
     model.layers[1].mlp.fc1.weight = model.layers[0].mlp.fc1.weight
 
 
+def scale_frequencies(model):
+    model.rope_embeddings.inv_freq.mul_(1.5)
+
+
 def quantize(model):
     import torchao
 
@@ -126,22 +130,28 @@ def of(name, **options):
 
 
 VIT = partial(build, "ViTModel", SMALL)
-NOT_PLAIN = "must have floating-point values, neither quantized nor missing,"
 #: Models that are refused, and part of the error.
 REFUSED = [
     # changed models
-    (changed(VIT, attribute("layers.0.forward", lambda x: x)), "`layers.0.forward` of ViTModel must be that of its"),
-    (changed(VIT, tie), "`layers.1.mlp.fc1.weight` of ViTModel must be a parameter of its own, not a tied one,"),
-    (changed(VIT, attribute("layernorm.eps", 1e-3)), "`layernorm.eps` of ViTModel must be 1e-12, as in its config,"),
-    (changed(VIT, attribute("layers.0.attention.scaling", 2.0)), "must be 0.25, as in its config,"),
-    (changed(VIT, attribute("config.intermediate_size", 64)), "must be 64, as in its config,"),
-    (changed(VIT, attribute("config.num_hidden_layers", 3)), "`layers.2` of ViTModel must be ViTLayer, as in"),
-    (changed(VIT, attribute("layers.0.mlp", nn.Identity())), "`layers.0.mlp` of ViTModel must be ViTMLP, as in its"),
-    (changed(VIT, lambda m: m.layers[0].mlp.fc1.register_parameter("bias", None)), "must exist, by its config, to be"),
-    (changed(VIT, lambda m: m.layers[0].mlp.to("meta")), NOT_PLAIN),
+    (changed(VIT, attribute("layers.0.forward", lambda x: x)), "but layers.0.forward is the function"),
+    (changed(VIT, tie), "but layers.1.mlp.fc1.weight is the parameter layers.0.mlp.fc1.weight, not a p"),
+    (changed(VIT, attribute("layernorm.eps", 1e-3)), "but layernorm.eps is 0.001, not 1e-12"),
+    (changed(VIT, attribute("layers.0.attention.scaling", 2.0)), "but layers.0.attention.scaling is 2.0, not 0.25"),
+    (changed(VIT, attribute("config.intermediate_size", 64)), "is 48, not 64"),
+    (changed(VIT, attribute("config.num_hidden_layers", 3)), "but layers.2 is absent, not ViTLayer"),
+    (changed(VIT, attribute("layers.0.mlp", nn.Identity())), "but layers.0.mlp is Identity, not ViTMLP"),
+    (
+        changed(VIT, lambda m: m.layers[0].mlp.fc1.register_parameter("bias", None)),
+        "but layers.0.mlp.fc1.bias is None, not a tensor of shape",
+    ),
+    (changed(VIT, lambda m: m.layers[0].mlp.to("meta")), "weights in one dtype on one device, got ViTModel with"),
+    (
+        changed(partial(build, "DINOv3ViTModel", SMALL), scale_frequencies),
+        "but rope_embeddings.inv_freq is a tensor of ot",
+    ),
     (changed(VIT, quantize), "`model` must have weights in floating point, got a quantized one"),
     (changed(VIT, attribute("config.quantization_config", {"bits": 4})), "`config.quantization_config` of V"),
-    (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "must be 0.5, as in its config"),
+    (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "p is 0.0, not 0.5"),
     # configurations without a counterpart
     (of("ViTModel", hidden_act="mish"), "`config.hidden_act` of ViTModel must be one of gelu_pytorch_tanh, "),
     (of("ViTModel", hidden_dropout_prob=0.5), "`config.hidden_dropout_prob` of ViTModel must be 0 "),

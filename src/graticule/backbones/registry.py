@@ -406,7 +406,7 @@ class _BackboneConfig(Architecture):
 
 
 @register_kind("backbone")
-def open_backbone(config: Path, weights: Path) -> nn.Module:
+def open_backbone(config: Path, weights: Path | None) -> nn.Module:
     """Open a backbone."""
     described = read_typed(config, _BackboneConfig)
     model = build_backbone(config, described)
@@ -420,4 +420,4 @@ def open_backbone(config: Path, weights: Path) -> nn.Module:
     if names and model.num_classes not in (0, len(names)):
         raise ValueError(f"{config} is damaged: it must name {model.num_classes} classes, got {len(names)} names.")
     prepare(model, described.pretrained_cfg)
-    return load_checkpoint(model, weights)
+    return model if weights is None else load_checkpoint(model, weights)

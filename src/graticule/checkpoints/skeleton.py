@@ -5,7 +5,7 @@ What was read is a setting of the skeleton, so every difference is something tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -15,15 +15,19 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+from graticule.position.folded import Folded
 from graticule.registry.checks import format_value
 
 #: Attributes without an effect on outputs or gradients: of modes, of names, of the initialization, of the choice
-#: between two implementations of the same attention, and of timm's later `set_input_size`.
+#: between two implementations of the same attention, of timm's later `set_input_size`, and of how a model was built.
 _FREE = {
     *("grad_checkpointing", "gradient_checkpointing", "name_or_path", "extra_repr", "fused_attn"),
-    *("weight_init_mode", "fix_init", "head_init_scale", "feature_info", "pretrained_cfg", "default_cfg"),
-    "target_shift_size",
+    *("weight_init_mode", "fix_init", "head_init_scale", "feature_info"),
+    *("pretrained_cfg", "default_cfg", "pretrained_model_args"),
+    *("target_shift_size", "created", "converted_from", "certificate"),
 }
+#: Sizes that the stems of our pyramids have from timm, and do not read.
+_SIZES = {"img_size", "grid_size", "num_patches"}
 #: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
 _INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -31,6 +35,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _HARMLESS = ("transformers.", "graticule.external.table_grids")
 _ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MISSING = "absent"
+#: What hooks are expected to be, and attributes that an instance has instead of its class.
+EMPTY, OF_CLASS = "empty", "that of its class"
 
 
 class Difference(NamedTuple):
@@ -71,60 +77,88 @@ def build_skeleton(build: Callable[[], nn.Module]) -> nn.Module:
         handle.remove()
 
 
-def check_as_built(model: nn.Module, skeleton: nn.Module) -> None:
-    """Check that a model of another library differs from its skeleton in the values of its parameters only."""
-    for place, actual, expected in differences(model, skeleton):
-        kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
+def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice: str) -> None:
+    """Check that a model differs from its skeleton in the values of its parameters only, and is in one mode.
+
+    Args:
+        model: the model.
+        skeleton: what its class builds.
+        settings: what the skeleton is built from, for the error.
+        advice: what to do, for the error.
+    """
+    kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
+    for place, actual, expected in (*differences(model, skeleton), *_modes(model)):
         raise ValueError(
-            f"`model` must be a {kind} as {library} builds it from settings that have a counterpart here, but "
-            f"{place or 'the model'} is {actual}, not {expected}; convert the model before such a change."
+            f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
+            f"not {expected}; {advice}."
         )
 
 
-def differences(model: nn.Module, skeleton: nn.Module, free: Collection[str] = ()) -> Iterator[Difference]:
-    """Yield what a model has otherwise than its skeleton, except values of parameters and the attributes `free`.
+def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
+    """Yield what a model has otherwise than its skeleton, except the values of parameters, and the modes.
 
-    Compared are the classes of all modules, their attributes, functions and hooks, the values of buffers, the shapes
-    and ties of parameters, and the modes.
+    Compared are the classes of all modules, their attributes, functions and hooks, the values of buffers, and the
+    shapes and ties of parameters.
     """
     parts, others = (dict(one.named_modules(remove_duplicate=False)) for one in (model, skeleton))
-    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
-        if hooks := getattr(torch.nn.modules.module, kind):
-            yield Difference(f"torch.nn.modules.module.{kind}", _text([*hooks.values()]), "empty")
+    free = _FREE | _SIZES if _is_own(model) else _FREE
+    yield from code_of(model)
     for name in {**others, **parts}:
         part, other = parts.get(name), others.get(name)
+        if isinstance(part, Folded):  # which has its modules
+            part = part.original
         if part is None or other is None or type(part) is not type(other):
             yield Difference(name, *(_MISSING if one is None else _kind(one, part, other) for one in (part, other)))
             continue
-        start = f"{name}." if name else ""
-        if part.training != model.training:
-            yield Difference(f"{start}training", str(part.training), f"{model.training} as that of the model")
         if isinstance(part, _ORDERED) and list(part._modules) != list(other._modules):
             yield Difference(name, f"in the order {', '.join(part._modules)}", ", ".join(other._modules))
-        for hooks in _HOOKS:
-            for hook in vars(part)[hooks].values():
-                if not _module_of(hook).startswith(_HARMLESS):
-                    yield Difference(f"{start}{hooks}", _text(hook), "empty")
-        yield from _attributes_that_differ(start, part, other, free)
+        yield from _attributes_that_differ(f"{name}." if name else "", part, other, free)
     ties, expected = (_ties(one) for one in (model, skeleton))
     for name, first in ties.items():
         if expected.get(name) != first:
             yield Difference(name, f"the parameter {first}", "a parameter of its own")
 
 
-def _attributes_that_differ(
-    start: str, part: nn.Module, other: nn.Module, free: Collection[str]
-) -> Iterator[Difference]:
+def code_of(model: nn.Module) -> Iterator[Difference]:
+    """Yield the hooks of a model, and functions that instances have instead of their class.
+
+    Those are left out that only record outputs, and in a model of this library those of this library.
+    """
+    harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
+    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+        if hooks := getattr(torch.nn.modules.module, kind):
+            yield Difference(f"torch.nn.modules.module.{kind}", _text([*hooks.values()]), EMPTY)
+    for name, part in model.named_modules():
+        found = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
+        for key, value in vars(part).items():
+            if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
+                found.append((key, value, OF_CLASS))
+        for key, value, expected in found:
+            if getattr(value, "__self__", None) is part or not _module_of(value).startswith(harmless):
+                yield Difference(f"{name}.{key}".lstrip("."), _text(value), expected)
+
+
+def _is_own(model: nn.Module) -> bool:
+    """Return whether a model is of this library, or has an attached position of it."""
+    return any(type(part).__module__.startswith("graticule.") for part in model.modules())
+
+
+def _modes(model: nn.Module) -> Iterator[Difference]:
+    for name, part in model.named_modules():
+        if part.training != model.training:
+            yield Difference(f"{name}.training", str(part.training), f"{model.training} as that of the model")
+
+
+def _attributes_that_differ(start: str, part: nn.Module, other: nn.Module, free: set[str]) -> Iterator[Difference]:
     values, expected = attributes(part), attributes(other)
-    for key in sorted({*expected, *values} - _FREE - {*free}):
+    for key in sorted({*expected, *values} - free):
         value, right = values.get(key, _MISSING), expected.get(key, _MISSING)
         if same_value(value, right) or (key.startswith("_") and not callable(value) and not isinstance(value, Tensor)):
             continue
-        place = f"{start}{key}"
         if key in expected or isinstance(value, Tensor):
-            yield Difference(place, *_texts(value, right))
-        elif hasattr(type(part), key) and not _module_of(value).startswith(_HARMLESS):  # else no code reads it
-            yield Difference(place, _text(value), "that of its class")
+            yield Difference(f"{start}{key}", *_texts(value, right))
+        elif hasattr(type(part), key) and not callable(value):  # else no code reads it
+            yield Difference(f"{start}{key}", _text(value), OF_CLASS)
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
@@ -136,8 +170,8 @@ def attributes(module: nn.Module) -> dict[str, Any]:
 def same_value(value: Any, other: Any) -> bool:
     """Return whether two values of an attribute are equal, also in kind, up to the rounding of tensors.
 
-    Of tensors without values, and of parameters, only the shapes count; of functions the code; of other objects that
-    have no equality, the class.
+    Of tensors without values, and of parameters, only the shapes count; of functions the code; of modules
+    the class; of other objects that have no equality, their attributes.
     """
     if isinstance(value, bool | int | float) and isinstance(other, bool | int | float):
         return value == other and isinstance(value, bool) == isinstance(other, bool)
@@ -156,8 +190,10 @@ def same_value(value: Any, other: Any) -> bool:
     if isinstance(value, FunctionType):
         cells, others = ([cell.cell_contents for cell in one.__closure__ or ()] for one in (value, other))
         return value is other or (value.__code__ is other.__code__ and same_value(cells, others))
-    if isinstance(value, nn.Module) or (type(value).__eq__ is object.__eq__ and not callable(value)):
+    if isinstance(value, nn.Module):
         return True  # the class is the same
+    if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") and not isinstance(value, type):
+        return same_value(vars(value), vars(other))
     return bool(value == other)
 
 

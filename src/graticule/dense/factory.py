@@ -172,7 +172,7 @@ class _DenseConfig:
 
 @register_kind("segmenter")
 @register_kind("detector")
-def open_dense(config: Path, weights: Path) -> nn.Module:
+def open_dense(config: Path, weights: Path | None) -> nn.Module:
     """Open a segmentation model or a detector."""
     described = read_typed(config, _DenseConfig)
     create: Any = create_detector if described.graticule.kind == "detector" else create_segmenter
@@ -184,4 +184,4 @@ def open_dense(config: Path, weights: Path) -> nn.Module:
 
     with built_from(config):
         model = build_within_memory(build)
-    return load_own(model, weights)
+    return model if weights is None else load_own(model, weights)

@@ -218,10 +218,11 @@ class _DebiasedConfig:
 
 
 @register_kind("debiased")
-def open_debiased(config: Path, weights: Path) -> nn.Module:
+def open_debiased(config: Path, weights: Path | None) -> nn.Module:
     """Open a debiased model."""
     described = read_typed(config, _DebiasedConfig)
-    return load_own(build_within_memory(partial(_build, config, described)), weights)
+    model = build_within_memory(partial(_build, config, described))
+    return model if weights is None else load_own(model, weights)
 
 
 def _build(config: Path, described: _DebiasedConfig) -> Debiased:

@@ -93,9 +93,14 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is a file.")
 
 
-def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card: Card) -> Path:
-    """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it."""
-    check_savable(model)
+def write_model(
+    model: nn.Module, folder: Path, config: Mapping[str, Any], card: Card, skeleton: nn.Module | None = None
+) -> Path:
+    """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it.
+
+    `skeleton` is what config.json builds, if this library does; a model that differs from it is refused.
+    """
+    check_savable(model, skeleton)
     text = model_card(folder.resolve().name, config, sum(p.numel() for p in model.parameters()), card)
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(model.state_dict(), folder / WEIGHTS)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
+from graticule.checkpoints.skeleton import build_skeleton
 from graticule.hub import files
 from graticule.hub.config import built_from
 from graticule.hub.files import POSITION, PREPROCESSOR, WEIGHTS, Card, shards
@@ -19,6 +20,7 @@ from graticule.registry.checks import checked, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugins, missing_plugins, named_again
 from graticule.registry.registry import NameTable
+from graticule.system.files import write_json
 from graticule.system.memory import sized_as
 
 
@@ -46,8 +48,8 @@ class _KindConfig:
 HUB = "hf:"
 #: The prefix of models of timm, whose names graticule has, too.
 TIMM = "timm:"
-#: Opens a model of a kind from its config.json and its weights.
-Opener = Callable[[Path, Path], nn.Module]
+#: Opens a model of a kind from its config.json and its weights; with None instead of these it only builds the model.
+Opener = Callable[..., nn.Module]
 #: Prefix of a name -> the function of the rest of it that opens the model; the modules that convert register it.
 SOURCES: NameTable[str, Callable[[str], nn.Module]] = NameTable("source", "graticule.external")
 Function = TypeVar("Function", bound=Opener)
@@ -92,11 +94,13 @@ class HubModel(nn.Module):
             card: contents of the model card in addition to the names of the model.
 
         Raises:
-            ValueError: if the model was not built from names, or with arguments that a file cannot contain.
+            ValueError: if the model was not built from names, or with arguments that a file cannot contain, or was
+                changed, so that what its file builds would be another model; nothing is written.
         """
         folder = Path(folder)
         files.check_folder(folder)
-        return files.write_model(self, folder, self.hub_config(preprocessing or {}), card or Card())
+        config = self.hub_config(preprocessing or {})
+        return files.write_model(self, folder, config, card or Card(), skeleton_of(self, config))
 
     @checked
     def push_to_hub(
@@ -126,6 +130,21 @@ class HubModel(nn.Module):
         if not isinstance(model, cls):
             raise ValueError(f"`source` must be a {cls.__name__}, got {str(source)!r}, a {type(model).__name__}.")
         return model
+
+
+def skeleton_of(model: nn.Module, config: Mapping[str, Any]) -> nn.Module:
+    """Build what `from_pretrained` builds from a config.json of a model, without weights."""
+    kind = ModelWords(**config["graticule"]).kind
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / files.CONFIG
+        write_json(path, config)
+        try:
+            return build_skeleton(lambda: KINDS[kind](path, None))
+        except ValueError as error:
+            raise ValueError(
+                f"`model` must be one that its arguments build, got {type(model).__name__}, which could not be opened "
+                f"again: {error}"
+            ) from error
 
 
 @checked

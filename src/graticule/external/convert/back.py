@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.obstacles import check_intact
+from graticule.checkpoints.skeleton import check_as_built
 from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
 from graticule.external.convert.sizes import build_empty, channels_of, set_sizes, sizes_of
 from graticule.external.images import error_line, image_size
 from graticule.external.resize import resize_in_place
 from graticule.external.resize_timm import resize_tables
+from graticule.hub.kinds import skeleton_of
 from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.registry.checks import checked
@@ -131,7 +133,9 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
             f"`model` must come from `convert` of a model of {library} and have the position that it had there, got "
             f"{kind}; of a model that was saved and opened, `like` gives the model of {library}."
         )
-    check_intact(model, "changed", values=False)
+    if model.created is not None:
+        built = skeleton_of(model, model.hub_config({}))
+        check_as_built(model, built, "the arguments that are recorded", "undo this change first")
     if like is None:
         return source
     sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}

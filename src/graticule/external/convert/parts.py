@@ -24,6 +24,8 @@ from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
 
 Reader = Callable[[Any], "Conversion"]
+#: What the skeleton of a model of another library is built from, and what to do about a difference from it.
+_RULE = ("settings that have a counterpart here", "convert the model before such a change")
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,10 @@ def read(model: nn.Module) -> Conversion:
     library = kind.__module__.partition(".")[0]
     try:
         if library == "transformers":
-            check_as_built(model, _built_by_config(model))
+            check_as_built(model, _built_by_config(model), *_RULE)
         conversion = reader(model)
         if conversion.build_source is not None:
-            check_as_built(model, build_skeleton(conversion.build_source))
+            check_as_built(model, build_skeleton(conversion.build_source), *_RULE)
     except ValueError:
         raise
     except Exception as error:  # a part lacks what a part of its place has

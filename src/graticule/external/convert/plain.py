@@ -218,6 +218,8 @@ def read_rotary(model: Any) -> Spec:
         return Spec("rope_mixed", {"base": float(rope.temperature), **noise})
     if type(rope) not in (RotaryEmbeddingCat, RotaryEmbeddingDinoV3):
         raise refuse(model, "rope", rope, "must be RotaryEmbeddingCat, RotaryEmbeddingMixed or RotaryEmbeddingDinoV3")
+    if rope.grid_indexing not in ("ij", "xy"):
+        raise refuse(rope, "grid_indexing", rope.grid_indexing, "must be 'ij' or 'xy'")
     options = _read_dinov3(rope) if type(rope) is RotaryEmbeddingDinoV3 else _read_axial(rope)
     if half:
         options["layout"] = "half"

@@ -124,9 +124,11 @@ def read_vit(model: Any) -> Conversion:
     """Describe timm's ViT, or its distilled form."""
     kinds = {**PLAIN, ParallelScalingBlock: describe_scaling, ParallelThingsBlock: describe_branches}
     arguments, source = vit_arguments(model, read_trunk(model), kinds)
+    distilled = isinstance(model, VisionTransformerDistilled)
     build_source = parts.build_of_class(
         model,
         source,
+        {"no_embed_class": False} if distilled else {},  # it does not read it
         signature=TimmVisionTransformer,
         embed_norm_layer=parts.factory_of(model.patch_embed.norm) if arguments["patch_norm"] else None,
         pos_embed="none" if model.pos_embed is None else "learn",
@@ -136,7 +138,6 @@ def read_vit(model: Any) -> Conversion:
         for layer in range(arguments["depth"] if arguments["block_layer"] == "parallel" else 0)
         for there, here in SCALING_NAMES.items()
     }
-    distilled = isinstance(model, VisionTransformerDistilled)
     if distilled:
         del arguments["global_pool"], arguments["class_token"]
     backbone = DistilledVisionTransformer if distilled else VisionTransformer
