@@ -1,5 +1,6 @@
 """Models in folders and on the hub: written models can be opened, and no code in a file is executed."""
 
+import copy
 import json
 import pickle
 import shutil
@@ -12,6 +13,7 @@ import timm
 import torch
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import graticule
 from graticule.backbones.swin import SwinTransformer
@@ -36,14 +38,14 @@ def folder(model, tmp_path_factory):
 @pytest.fixture
 def changed(folder, tmp_path):
     """Return a copy of the folder, and a function that changes its config.json."""
-    copy = shutil.copytree(folder, tmp_path / "copy")
+    copied = shutil.copytree(folder, tmp_path / "copy")
 
     def change(**values):
         config = json.loads((folder / "config.json").read_text())
         for key, value in values.items():
             config[key] = {**config[key], **value} if isinstance(value, dict) else value
-        (copy / "config.json").write_text(json.dumps(config))
-        return copy
+        (copied / "config.json").write_text(json.dumps(config))
+        return copied
 
     return change
 
@@ -286,6 +288,49 @@ def test_a_folder_without_a_model_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match="`folder` must be a folder"):
         (tmp_path / "file").touch()
         model.save_pretrained(tmp_path / "file")
+
+
+def of(path, key, value):
+    return lambda model: setattr(model.get_submodule(path), key, value)
+
+
+#: Changes of a model that its arguments do not say, and the difference that the error names.
+LOST = [
+    (of("blocks.1.mlp", "act", nn.ReLU()), "but blocks.1.mlp.act is ReLU, not GELU"),
+    (of("blocks.1.attn", "scale", 0.7), "but blocks.1.attn.scale is 0.7, not 0.35"),
+    (of("blocks.1.norm1", "eps", 0.1), "but blocks.1.norm1.eps is 0.1, not 1e-06"),
+    (of("blocks.1", "norm2", nn.Identity()), "but blocks.1.norm2 is Identity, not LayerNorm"),
+    (
+        of("", "fc_norm", nn.LayerNorm(24, elementwise_affine=False)),
+        "but fc_norm.bias is None, not a tensor of shape (24,)",
+    ),
+    (of("", "head", nn.Linear(24, 9)), "but head.out_features is 9, not 5"),
+    (of("", "head", nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 5))), "but head is Sequential, not Linear"),
+    (of("patch_embed.proj", "padding", (1, 0)), "but patch_embed.proj.padding is (1, 0), not (0, 0)"),
+    (lambda model: model.blocks.__delitem__(1), "but blocks.2 is absent, not Block"),
+    (
+        lambda model: of("", "blocks", nn.Sequential(*[model.blocks[0]] * 3))(model),
+        "is the parameter blocks.0.norm1.weight",
+    ),
+]
+
+
+@in_turn(("change", "difference"), LOST)
+def test_a_model_that_its_arguments_do_not_build_is_not_saved_over_another_one(model, folder, change, difference):
+    other, files = copy.deepcopy(model), {path: path.read_bytes() for path in folder.iterdir()}
+    change(other)
+    with pytest.raises(ValueError) as refusal:
+        other.save_pretrained(folder)
+    assert difference in str(refusal.value)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_functions_and_rates_of_training_are_not_saved_with_a_warning(model, tmp_path):
+    other = copy.deepcopy(model)
+    other.forward = other.forward_features
+    other.blocks[1].attn.proj_drop.p = 0.5
+    with pytest.warns(UserWarning, match=r"^forward, blocks.1.attn.proj_drop.p of VisionTransformer are not saved: "):
+        other.save_pretrained(tmp_path / "changed")
 
 
 def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):

@@ -285,7 +285,7 @@ def test_a_hook_of_all_modules_is_refused():
     model = _timm()
     handle = nn.modules.module.register_module_forward_hook(_double)
     try:
-        with pytest.raises(ValueError, match="_global_forward_hooks is .*, not empty"):
+        with pytest.raises(ValueError, match=r"_global_forward_hooks is .*, not empty"):
             graticule.convert(model)
     finally:
         handle.remove()

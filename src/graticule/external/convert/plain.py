@@ -177,7 +177,7 @@ def read_naflex(model: Any) -> Conversion:
         "scale_attn_inner_norm": arguments["scale_attn_norm"],
         "rope_ref_feat_shape": getattr(model.rope, "ref_feat_shape", None),
     }
-    build_source = parts.build_of_class(
+    build: Any = parts.build_of_class(
         model,
         source,
         {"block_fn": None, **others} if is_eva else {},
@@ -189,7 +189,7 @@ def read_naflex(model: Any) -> Conversion:
         attn_pool_num_heads=arguments.get("pool_num_heads"),
         attn_pool_mlp_ratio=arguments.get("pool_mlp_ratio"),
     )
-    build_source = partial(build_source, in_chans=embeds.in_chans, num_classes=model.num_classes)
+    build_source = partial(build, in_chans=embeds.in_chans, num_classes=model.num_classes)
     return Conversion(VisionTransformer, arguments, encoding, build_source, names)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,12 @@ def check_outputs(model: nn.Module, backbone: Backbone) -> None:
                 "`verify=False` converts it without this check."
             ) from error
         output = backbone(image)
-    scale, error = float(expected.abs().max()), float((output.reshape(expected.shape) - expected).abs().max())
-    if not error <= max(_TOLERANCE, 16 * torch.finfo(weight.dtype).eps) * scale:
+    scale = float(expected.abs().max())
+    largest = float((output.reshape(expected.shape) - expected).abs().max())
+    if not largest <= max(_TOLERANCE, 16 * torch.finfo(weight.dtype).eps) * scale:
         raise ValueError(
             f"`model` must compute what its class does, got {kind} whose output for one image differs from that of "
-            f"{type(backbone).__name__} by {error:.2g}, where the largest is {scale:.2g}."
+            f"{type(backbone).__name__} by {largest:.2g}, where the largest is {scale:.2g}."
         )
 
 
@@ -53,7 +54,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         model: a model of timm or transformers.
         x: images (B, C, height, width), or videos (B, C, frames, height, width).
     """
-    name, config = type(model).__name__, getattr(model, "config", None)
+    name, config = type(model).__name__, cast("Any", getattr(model, "config", None))
     if not name.startswith("Qwen") and not name.startswith("Pixtral"):
         output = model(x.transpose(1, 2)) if x.ndim == 5 else call(model, x)
         if isinstance(output, Tensor):
