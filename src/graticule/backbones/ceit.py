@@ -37,9 +37,9 @@ class CeitTransformer(VisionTransformer):
 
     pools = ("token",)  # its head reads the class tokens of all layers
     published_parts = (  # in the authors' code
-        ("patch_embed.proj.", "i2t.proj."),
-        ("patch_embed.", "i2t.backbone."),
-        (".mlp.", ".leff."),
+        ("patch_embed.proj", "i2t.proj"),
+        ("patch_embed", "i2t.backbone"),
+        ("blocks.*.mlp", "blocks.*.leff"),
     )
     first_conv = "patch_embed.conv"
     whole_grid = "its blocks convolve the map of all patches"

@@ -39,7 +39,9 @@ class ConVit(VisionTransformer):
     takes = VisionTransformer.takes - {"key_bias", "value_bias"}
     whole_grid = "its class token joins between the blocks"
     takes_why = "The class token has no position, and a function of all tokens cannot leave it out."
-    published_parts = ((".attn.qkv.qk.", ".attn.qk."), (".attn.qkv.v.", ".attn.v."))  # in timm
+    published_parts = tuple(  # in timm
+        (f"blocks.*.attn.qkv.{part}", f"blocks.*.attn.{part}") for part in ("qk", "v")
+    )
     default_encoding = "learnable + gpsa(layers=10)"
     encoding_options: ClassVar = {"gpsa": {"bias": True}}
 

@@ -204,7 +204,9 @@ class ResMlp(Mixer):
     init_module = TokenModel.init_module  # as in the authors' code
     default_encoding = "sgu"
     encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}
-    published_parts = ((".mlp_channels.gate.proj.", ".linear_tokens."),)  # of the matrix, in timm's gMLP and ResMLP
+    published_parts = (
+        ("blocks.*.mlp_channels.gate.proj", "blocks.*.linear_tokens"),
+    )  # of the matrix, in timm's gMLP and ResMLP
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class GfNet(Mixer):
 
     init_module = TokenModel.init_module  # as in the authors' code
     default_encoding = "learnable + global_filter"
-    published_parts = (("stem.", "patch_embed."), (".mlp_channels.", ".mlp."))  # in the authors' code
+    published_parts = (("stem", "patch_embed"), ("blocks.*.mlp_channels", "blocks.*.mlp"))  # in the authors' code
     encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
 
     def __init__(

@@ -82,7 +82,7 @@ class SamVisionTransformer(VisionTransformer):
 
     takes = SwinTransformer.takes
     whole_grid = "its blocks attend within windows of the map"
-    published_parts = (*VisionTransformer.published_parts, ("head.", "head.fc."))  # in timm
+    published_parts = (*VisionTransformer.published_parts, ("head", "head.fc"))  # in timm
     default_encoding = "learnable + decomposed"
 
     def __init__(

@@ -73,7 +73,7 @@ class SwinTransformer(MergingPyramid):
             "query_scale",
         }
     )
-    published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
+    published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head", "head.fc"),)  # in timm
     default_encoding = "relative_bias"
     encoding_options: ClassVar = {"relative_bias": {"resampler": "bicubic(antialias=False)"}}  # as in Microsoft's code
 

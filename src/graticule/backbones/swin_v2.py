@@ -50,8 +50,7 @@ class SwinTransformerV2(SwinTransformer):
 
     published_parts = (  # in timm
         *SwinTransformer.published_parts,
-        (".attn.qkv.q_bias", ".attn.q_bias"),
-        (".attn.qkv.v_bias", ".attn.v_bias"),
+        *((f"layers.*.blocks.*.attn.qkv.{part}", f"layers.*.blocks.*.attn.{part}") for part in ("q_bias", "v_bias")),
     )
     default_encoding = "continuous_bias"
     timm_filter = staticmethod(checkpoint_filter_fn)
@@ -105,13 +104,14 @@ class SwinTransformerV2(SwinTransformer):
         """Return a state dict of Microsoft's code under our names, with the windows that its coordinates are for."""
         renamed = super().own_layout(state)
         for published, name in self.position.published_names().items():
-            table = state.get(published.replace("cpb_mlp.0.weight", "relative_coords_table"))
-            if published.endswith("cpb_mlp.0.weight") and table is not None and not unusable(table) and table.ndim == 4:
+            table = state.get(published.removesuffix("cpb_mlp.0.weight") + "relative_coords_table")
+            if table is not None and not unusable(table) and table.ndim == 4:
                 # the last is log2(1 + 8 (side - 1) / (reference - 1)) / log2(8), NaN on a side of one patch
                 lengths = torch.tensor(table.shape[1:3]).double()
                 reference = 1 + 4 * (lengths - 1) / (8 ** table[0, -1, -1].double() - 1)
-                name = name.replace("cpb_mlp.0.weight", "reference")
-                renamed[f"position.{name}"] = reference.nan_to_num(1).round().long()
+                renamed[f"position.{name.removesuffix('cpb_mlp.0.weight')}reference"] = (
+                    reference.nan_to_num(1).round().long()
+                )
         return renamed
 
     def released_layout(self) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ class T2tVisionTransformer(VisionTransformer):
 
     first_conv = ()  # its soft splits are not convolutions
     default_encoding = "sinusoidal_1d"
-    published_parts = (("patch_embed.", "tokens_to_token."),)  # in the authors' code
+    published_parts = (("patch_embed", "tokens_to_token"),)  # in the authors' code
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from graticule.checkpoints.layouts import rename_start
 from graticule.checkpoints.load import PublishedNames, register_names
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.position.grid import Crop, Grid
@@ -37,8 +38,7 @@ class TokenModel(Checked, PublishedNames, ABC):
     takes_why: ClassVar[str] = ""
     #: Names of the parameters that hold prefix tokens, (1, n, D) or None, in the order of the tokens.
     prefix_names: tuple[str, ...] = ()
-    #: Parts of the names of parameters here and in published checkpoints: of the beginning of a name, or, if they begin
-    #: with a dot, of any part of it.
+    #: First components of the names of parameters here and in published checkpoints; * is one component in both.
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: Pattern of the parameters before the first block.
     stem_pattern: ClassVar[str] = r"cls_token|dist_token|reg_token|patch_embed|stem|embed"
@@ -151,21 +151,14 @@ class TokenModel(Checked, PublishedNames, ABC):
     def own_name(self, published: str) -> str:
         """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
         for name, published_part in reversed(self.published_parts):
-            published = _with_part(published, published_part, name)
+            published = rename_start(published, published_part, name)
         return published
 
     def published_name(self, name: str) -> str:
         """Return the name of a parameter in published checkpoints."""
         for part, published_part in self.published_parts:
-            name = _with_part(name, part, published_part)
+            name = rename_start(name, part, published_part)
         return name
-
-
-def _with_part(name: str, part: str, other: str) -> str:
-    """Replace a part of a name: wherever it is if it begins with a dot, otherwise at the beginning."""
-    if part.startswith("."):
-        return name.replace(part, other)
-    return other + name.removeprefix(part) if name.startswith(part) else name
 
 
 def init_linear(module: nn.Module) -> None:

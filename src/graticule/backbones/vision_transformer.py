@@ -84,7 +84,8 @@ class VisionTransformer(Backbone):
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
     #: Biases and projections that timm's ViT lacks have their names in BEiT and EVA.
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = tuple(
-        (f".attn.qkv.{part}", f".attn.{part}") for part in ("q_bias", "v_bias", "q_proj.", "k_proj.", "v_proj.")
+        (f"blocks.*.attn.qkv.{part}", f"blocks.*.attn.{part}")
+        for part in ("q_bias", "k_bias", "v_bias", "q_proj", "k_proj", "v_proj")
     )
 
     patch_embed: Patches | Tokenizer
@@ -303,12 +304,13 @@ class VisionTransformer(Backbone):
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter that BEiT, EVA and DINOv2 may call otherwise, such as LayerScale."""
-        name = re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published)
-        name = re.sub(r"\.attn\.([qkv]_(?:bias|proj\.))", r".attn.qkv.\1", name)
-        return super().own_name(re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name))  # DINOv2's training has chunks
+        return super().own_name(re.sub(r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma", published))
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the codes of CLIP, EVA, DINOv2 and others under timm's names."""
+        chunks = {match.groups() for name in state if (match := re.match(r"blocks\.(\d+)\.(\d+)\.", name))}
+        if len({block for _, block in chunks}) == len(chunks):  # of DINOv2's training, not the stages of a pyramid
+            state = {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): value for name, value in state.items()}
         if "rope_embed.periods" not in state:  # else timm's filter of DINOv3 reads the names
             state = {"reg_token" if _REGISTERS.fullmatch(name) else name: value for name, value in state.items()}
         return rename_by_timm(self, state, of_eva if any(map(_OF_EVA.search, state)) else of_vit)

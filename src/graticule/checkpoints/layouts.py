@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.read import GRIDS, read_metadata, unusable, with_metadata
 from graticule.registry.checks import printable
+
+Value = TypeVar("Value")
 
 #: Of several networks of a training, the one that its authors evaluate.
 _EVALUATED = ("teacher.", "target_encoder.", "base_encoder.", "model_ema.")
@@ -24,6 +26,34 @@ _PRETRAINING = re.compile(r"mask_token$|decoder_")
 _COMPUTED = re.compile(r"relative_position_index|rel_indices|attn_mask|relative_coords_table|rope|\.periods|bias_mask")
 #: Names that timm's filters drop from files of which they join other tensors: BEiT-3's other branch, EVA, DINOv3.
 _DROPPED = re.compile(r"\.B\.|text_embed|mask_token|lm_head|local_cls_norm|projectors\.")
+
+
+def rename_start(name: str, start: str, other: str) -> str:
+    """Replace the first components of a name if they are those of `start`, in which * is any one component.
+
+    >>> rename_start("blocks.3.mlp.fc1.weight", "blocks.*.mlp", "blocks.*.leff"), rename_start("mlps.0", "mlp", "leff")
+    ('blocks.3.leff.fc1.weight', 'mlps.0')
+    """
+    parts, count = name.split("."), len(starts := start.split("."))
+    if len(parts) < count or any(want not in ("*", part) for want, part in zip(starts, parts, strict=False)):
+        return name
+    free = (part for want, part in zip(starts, parts, strict=False) if want == "*")
+    return ".".join([*(next(free) if part == "*" else part for part in other.split(".")), *parts[count:]])
+
+
+def renamed(values: Mapping[str, Value], rename: Callable[[str], str]) -> dict[str, Value]:
+    """Return values under new names.
+
+    Raises:
+        ValueError: if two of them have the same new name, of which one would be lost.
+    """
+    names: dict[str, str] = {}
+    for name in values:
+        if (other := names.setdefault(target := rename(name), name)) != name:
+            raise ValueError(
+                f"{printable(other)} and {printable(name)} are both {printable(target)} under other names."
+            )
+    return {target: values[name] for target, name in names.items()}
 
 
 def rename_by_timm(
@@ -76,16 +106,17 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     metadata = read_metadata(part)
     published = {**tables, **model.position.published_names()}
 
-    def rename(names: Mapping[str, Any]) -> dict[str, Any]:
-        pairs = ((model.own_name(name), value) for name, value in names.items())
-        return {f"position.{published[name]}" if name in published else name: value for name, value in pairs}
+    def rename(name: str) -> str:
+        name = model.own_name(name)
+        return f"position.{published[name]}" if name in published else name
 
     used = {*sources.values()}
     is_renamed = all(name in part for name in used if not name.endswith("reference"))  # others are joined
     left = [n for n in part if n not in used and not _COMPUTED.search(n) and (is_renamed or _DROPPED.search(n))]
     unused = [name for name in state if not name.startswith(prefix)] + [prefix + name for name in left]
-    sources = {name: prefix + source for name, source in rename(sources).items()}
-    return FileTensors(rename(layout), sources, unused, {**metadata, GRIDS: rename(metadata[GRIDS])}, prefix)
+    sources = {name: prefix + source for name, source in renamed(sources, rename).items()}
+    metadata |= {GRIDS: renamed(metadata[GRIDS], rename)}
+    return FileTensors(renamed(layout, rename), sources, unused, metadata, prefix)
 
 
 def _part_of(model: Any, state: dict[str, Any], source: object) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.layouts import FileTensors, own_tensors, say_unused
+from graticule.checkpoints.layouts import FileTensors, own_tensors, renamed, say_unused
 from graticule.checkpoints.read import (
     GRIDS,
     POSITION,
@@ -397,10 +397,13 @@ def published_state_dict(model: Any) -> dict[str, Tensor]:
 def renamed_state_dict(model: PublishedNames) -> dict[str, Tensor]:
     """Return the state dict of `model` under published names, in our layout."""
     names = {f"position.{name}": published_name for published_name, name in model.position.published_names().items()}
-    rename = model.published_name
     state: Any = model.state_dict()
-    published = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())
-    grids = {rename(names.get(name, name)): shape for name, shape in read_metadata(state)[GRIDS].items()}
+
+    def rename(name: str) -> str:
+        return model.published_name(names.get(name, name))
+
+    published = OrderedDict(renamed(state, rename))
+    grids = renamed(read_metadata(state)[GRIDS], rename)
     published.__dict__["_metadata"] = {**state._metadata, "": {**state._metadata[""], GRIDS: grids}}
     return published
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from graticule.checkpoints.layouts import renamed
 from graticule.checkpoints.load import load_all, rename_published
 from graticule.checkpoints.read import read_state
 from graticule.registry.checks import checked
@@ -95,11 +96,11 @@ def rename_state(published: Mapping[str, Tensor], features: str, state: Mapping[
     adapter = f"{features}reader.level_embed" in state
     blocks = f"{features}necks.0.fpn.inner_blocks"
     levels = sum(name.startswith(blocks) and name.endswith(".0.weight") for name in state)
+    names = {name: _own_name(name, adapter, levels, features) for name in values}
+    used = {n: target for n, target in names.items() if target and (target in state or not _unused(target, features))}
     renamed_state = {}
-    for name, value in values.items():
-        target = _own_name(name, adapter, levels, features)
-        if target is None or (target not in state and _unused(target, features)):
-            continue
+    for target, name in renamed({name: name for name in used}, used.__getitem__).items():
+        value = values[name]
         if _TABLE.search(target) and f"{features}backbone.cls_token" not in state and value.ndim == 3:
             rows = value.shape[1]
             if math.isqrt(rows) ** 2 < rows == math.isqrt(rows - 1) ** 2 + 1:

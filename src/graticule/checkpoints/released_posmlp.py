@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
+from graticule.checkpoints.layouts import renamed
 from graticule.checkpoints.read import read_metadata, with_metadata
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
@@ -95,18 +96,17 @@ def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     known = {released: (name, layout) for name, released, layout in _parameters(model, state)}
     converted = {}
     for released, value in state.items():
-        name, layout = known.get(released, (released, _SAME))  # another shape is refused later, with name and shape
-        converted[name] = layout.to_own(value) if value.ndim == layout.ndim else value
-    return with_metadata(converted, read_metadata(state))
+        _, layout = known.get(released, (released, _SAME))  # another shape is refused later, with name and shape
+        converted[released] = layout.to_own(value) if value.ndim == layout.ndim else value
+    return with_metadata(renamed(converted, lambda name: known.get(name, (name,))[0]), read_metadata(state))
 
 
 def to_released(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of `model` under the names and in the layout of the released code."""
-    state: dict[str, Tensor] = model.state_dict()
-    for name, released, layout in _parameters(model, {}):
-        if name in state:
-            state[released] = layout.to_released(state.pop(name))
-    return state
+    known = {name: (released, layout) for name, released, layout in _parameters(model, {})}
+    state: Any = model.state_dict()
+    values = {name: known.get(name, (name, _SAME))[1].to_released(value) for name, value in state.items()}
+    return with_metadata(renamed(values, lambda name: known.get(name, (name,))[0]), state._metadata[""])
 
 
 def _groups(state: Mapping[str, Tensor], unit: str) -> int | None:
@@ -126,10 +126,12 @@ def _parameters(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, 
             yield f"downsamples.{stage}.{name}", (f"levels.{stage}.pool." if stage else "patch_embed.") + name, layout
     for stage in range(len(model.depths)):
         position = model.position.get_submodule(f"stages.{stage}")
-        for name, module in position.named_modules(prefix=f"position.stages.{stage}"):
-            if isinstance(module, Learnable) and stage == 0:
-                yield f"{name}.pos_embed", "absolute_pos_embed", _MEMORY
-            elif isinstance(module, MixingPosition):
+        modules = dict(position.named_modules(prefix=f"position.stages.{stage}"))
+        tables = [name for name, module in modules.items() if isinstance(module, Learnable)]
+        if stage == 0 and len(tables) == 1:  # the released code has no name for more
+            yield f"{tables[0]}.pos_embed", "absolute_pos_embed", _MEMORY
+        for name, module in modules.items():
+            if isinstance(module, MixingPosition):
                 encodings = cast("Iterable[MixingEncoding]", module.encodings)
                 for index, encoding in zip(module.joined, encodings, strict=True):
                     released = f"levels.{stage}.encoder.{index}." if pyramid else f"blocks.{index}."

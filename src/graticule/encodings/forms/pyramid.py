@@ -121,7 +121,7 @@ class PyramidPosition(Position):
                 elif published == "pos_embed":
                     names[f"pos_embed{index + 1}"] = f"stages.{index}.{parameter}"
                 elif published.startswith("pos_block.0.") and one_peg:
-                    names[published.replace("0", str(index), 1)] = f"stages.{index}.{parameter}"
+                    names[f"pos_block.{index}.{published.removeprefix('pos_block.0.')}"] = f"stages.{index}.{parameter}"
         return names
 
 
