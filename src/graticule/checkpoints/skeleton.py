@@ -192,7 +192,7 @@ def same_value(value: Any, other: Any) -> bool:
         return value is other or (value.__code__ is other.__code__ and same_value(cells, others))
     if isinstance(value, nn.Module):
         return True  # the class is the same
-    if getattr(type(value), "__eq__") is object.__eq__ and hasattr(value, "__dict__") and not isinstance(value, type):
+    if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") and not isinstance(value, type):
         return same_value(vars(value), vars(other))
     return bool(value == other)
 
