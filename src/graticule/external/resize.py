@@ -176,6 +176,8 @@ def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
             raise ValueError(f"`img_size` must not change the layers of a model, as {by(size)} does, near {name!r}.")
         values = attributes(olds[name])
         for key, new in attributes(part).items():
+            if not isinstance(new, bool | int | float | str | Tensor | tuple | list | None):
+                continue  # an object, such as a configuration, stays the model's own
             old = values.get(key)
             # values that are drawn at random, and saved with the model
             is_saved = key in part._buffers and key not in part._non_persistent_buffers_set
