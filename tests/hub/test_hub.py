@@ -304,10 +304,10 @@ LOST = [
         of("", "fc_norm", nn.LayerNorm(24, elementwise_affine=False)),
         "but fc_norm.bias is None, not a tensor of shape (24,)",
     ),
-    (of("", "head", nn.Linear(24, 9)), "but head.out_features is 9, not 5"),
+    (of("", "head", nn.Linear(24, 9)), "but head.bias is of shape (9,), not (5,)"),
     (of("", "head", nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 5))), "but head is Sequential, not Linear"),
     (of("patch_embed.proj", "padding", (1, 0)), "but patch_embed.proj.padding is (1, 0), not (0, 0)"),
-    (lambda model: model.blocks.__delitem__(1), "but blocks.2 is absent, not Block"),
+    (lambda model: model.blocks.__delitem__(1), "but blocks is in the order 0, 1, not 0, 1, 2"),
     (
         lambda model: of("", "blocks", nn.Sequential(*[model.blocks[0]] * 3))(model),
         "is the parameter blocks.0.norm1.weight",

@@ -102,7 +102,7 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
     Compared are the classes of all modules, their attributes, functions and hooks, the values of buffers, and the
     shapes and ties of parameters.
     """
-    parts, others = (dict(one.named_modules(remove_duplicate=False)) for one in (model, skeleton))
+    parts, others = (dict(side.named_modules(remove_duplicate=False)) for side in (model, skeleton))
     free = _FREE | _SIZES if _is_own(model) else _FREE
     yield from code_of(model)
     for name in {**others, **parts}:
@@ -110,12 +110,12 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
         if isinstance(part, Folded):  # which has its modules
             part = part.original
         if part is None or other is None or type(part) is not type(other):
-            yield Difference(name, *(_MISSING if one is None else _kind(one, part, other) for one in (part, other)))
+            yield Difference(name, *(_MISSING if side is None else _kind(side, part, other) for side in (part, other)))
             continue
         if isinstance(part, _ORDERED) and list(part._modules) != list(other._modules):
             yield Difference(name, f"in the order {', '.join(part._modules)}", ", ".join(other._modules))
         yield from _attributes_that_differ(f"{name}." if name else "", part, other, free)
-    ties, expected = (_ties(one) for one in (model, skeleton))
+    ties, expected = (_ties(side) for side in (model, skeleton))
     for name, first in ties.items():
         if expected.get(name) != first:
             yield Difference(name, f"the parameter {first}", "a parameter of its own")
@@ -131,11 +131,11 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
         if hooks := getattr(torch.nn.modules.module, kind):
             yield Difference(f"torch.nn.modules.module.{kind}", _text([*hooks.values()]), EMPTY)
     for name, part in model.named_modules():
-        found = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
+        entries = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
         for key, value in vars(part).items():
             if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
-                found.append((key, value, OF_CLASS))
-        for key, value, expected in found:
+                entries.append((key, value, OF_CLASS))
+        for key, value, expected in entries:
             if getattr(value, "__self__", None) is part or not _module_of(value).startswith(harmless):
                 yield Difference(f"{name}.{key}".lstrip("."), _text(value), expected)
 
@@ -165,8 +165,8 @@ def _attributes_that_differ(start: str, part: nn.Module, other: nn.Module, free:
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """Return the parameters, the buffers and the attributes of a module."""
-    own = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
-    return {**own, **module._parameters, **module._buffers}
+    settings = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
+    return {**settings, **module._parameters, **module._buffers}
 
 
 def same_value(value: Any, other: Any) -> bool:
@@ -190,7 +190,7 @@ def same_value(value: Any, other: Any) -> bool:
     if isinstance(value, partial):
         return all(same_value(getattr(value, key), getattr(other, key)) for key in ("func", "args", "keywords"))
     if isinstance(value, FunctionType):
-        cells, others = ([cell.cell_contents for cell in one.__closure__ or ()] for one in (value, other))
+        cells, others = ([cell.cell_contents for cell in side.__closure__ or ()] for side in (value, other))
         return value is other or (value.__code__ is other.__code__ and same_value(cells, others))
     if isinstance(value, nn.Module):
         return True  # the class is the same
@@ -227,10 +227,10 @@ def _module_of(function: Any) -> str:
     return getattr(function, "__module__", None) or type(function).__module__
 
 
-def _kind(one: nn.Module, *both: nn.Module | None) -> str:
+def _kind(module: nn.Module, *both: nn.Module | None) -> str:
     """Return the class of a module, with where it is from if both classes have the same name."""
     names = [type(part).__name__ for part in both if part is not None]
-    return f"{type(one).__module__}.{names[0]}" if len(names) > len(set(names)) else type(one).__name__
+    return f"{type(module).__module__}.{names[0]}" if len(names) > len(set(names)) else type(module).__name__
 
 
 def _texts(value: Any, other: Any) -> tuple[str, str]:

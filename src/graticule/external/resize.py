@@ -175,6 +175,7 @@ def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
         if name not in olds or type(olds[name]) is not type(part):
             raise ValueError(f"`img_size` must not change the layers of a model, as {by(size)} does, near {name!r}.")
         values = attributes(olds[name])
+        new: Any
         for key, new in attributes(part).items():
             if not isinstance(new, bool | int | float | str | Tensor | tuple | list | None):
                 continue  # an object, such as a configuration, stays the model's own

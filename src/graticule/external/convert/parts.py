@@ -135,8 +135,8 @@ def build_of_class(
         others: further arguments of the constructor.
     """
     known = inspect.signature(signature or type(model)).parameters
-    given = {name: value for mapping in (*arguments, others) for name, value in mapping.items() if name in known}
-    return partial(type(model), **given)
+    chosen = {name: value for mapping in (*arguments, others) for name, value in mapping.items() if name in known}
+    return partial(type(model), **chosen)
 
 
 def factory_of(part: nn.Module) -> Callable[..., nn.Module]:
