@@ -33,6 +33,8 @@ _LARGEST = 64
 _OF_DISPLACEMENTS = "bilinear(antialias=False)"
 #: What differs between two models: name of the parameter, buffer or attribute -> both values.
 _Changes = dict[str, tuple[Any, Any]]
+#: The types of attributes that are compared.
+_PLAIN: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
 
 
 @LIBRARIES.register("transformers")
@@ -175,9 +177,8 @@ def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
         if name not in olds or type(olds[name]) is not type(part):
             raise ValueError(f"`img_size` must not change the layers of a model, as {by(size)} does, near {name!r}.")
         values = attributes(olds[name])
-        new: Any
         for key, new in attributes(part).items():
-            if not isinstance(new, bool | int | float | str | Tensor | tuple | list | None):
+            if not isinstance(new, _PLAIN):
                 continue  # an object, such as a configuration, stays the model's own
             old = values.get(key)
             # values that are drawn at random, and saved with the model
