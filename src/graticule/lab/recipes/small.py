@@ -20,11 +20,9 @@ Command: graticule train digits_quick
     position: --encoding none.
     graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
     graticule train coco_overfit --data-root COCO [--limit-train 100 --limit-test 100]
-Cost: digits_quick two minutes, digits_small half a minute on one core, digits_sizes and
-    digits_cpvt about a minute on 2 cores; per run on one core
-    digits_gmlp about 90 seconds, digits_posmlp 40, digits_compact 30 to 120, digits_distilled 60;
-    fashion_mnist 150 s per epoch on 2 cores; pydoc_quick about four minutes on 2 cores, pydoc_nano about 75 seconds per
-    run on one core (2026-11-21). Dense models: docs/dense.md.
+Cost: on one core, digits_quick and digits_posmlp two minutes, digits_cpvt three, pydoc_quick nine (2026-11-28),
+    digits_small half a minute, digits_gmlp 90 seconds, digits_compact 30 to 120, digits_distilled 60, pydoc_nano 75;
+    on 2 cores, digits_sizes about a minute, fashion_mnist 150 s per epoch (2026-11-21). Dense models: docs/dense.md.
 Result: docs/results.md has the studies of digits_small, digits_posmlp and digits_gmlp, and of Fashion-MNIST. For the
     others no score per seed is on record. Dense models: docs/dense.md.
 """
