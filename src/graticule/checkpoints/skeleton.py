@@ -6,6 +6,7 @@ What was read is a setting of the skeleton, so every difference is something tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -147,7 +148,7 @@ def _is_own(model: nn.Module) -> bool:
 
 def _modes(model: nn.Module) -> Iterator[Difference]:
     for name, part in model.named_modules():
-        if part.training != model.training:
+        if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
             yield Difference(f"{name}.training", str(part.training), f"{model.training} as that of the model")
 
 
@@ -157,10 +158,21 @@ def _attributes_that_differ(start: str, part: nn.Module, other: nn.Module, free:
         value, right = values.get(key, _MISSING), expected.get(key, _MISSING)
         if same_value(value, right) or (key.startswith("_") and not callable(value) and not isinstance(value, Tensor)):
             continue
+        if type(part).__module__.startswith("graticule.") and _is_stored(part, key, value, right):
+            continue
         if key in expected or isinstance(value, Tensor):
             yield Difference(f"{start}{key}", *_texts(value, right))
         elif hasattr(type(part), key) and not callable(value):  # else no code reads it
             yield Difference(f"{start}{key}", _text(value), OF_CLASS)
+
+
+def _is_stored(part: nn.Module, key: str, value: Any, other: Any) -> bool:
+    """Return whether a file of weights holds a value of ours: a buffer, or the factor of a fixed table."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return key in part._buffers and key not in part._non_persistent_buffers_set and value.shape == other.shape
+    if key == "scaling" and value is not None and other is not None:  # whose reference is stored, too
+        return bool(replace(value, reference=other.reference) == other)
+    return key == "factor"  # which a fixed encoding reads from its table
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
     """Check that permuting the axes of the grid, and of the parameters, permutes the position."""
     order = (2, 0, 1) if len(shape) > 2 else (1, 0)
     grid, other = _grid(encoding, shape), _grid(encoding, [shape[axis] for axis in order])
-    first, second = (build_random(shaped, encoding, joining, "permutation", 1) for shaped in (grid, other))
+    first, second = (build_random(shaped, encoding, joining, "permutation", 4) for shaped in (grid, other))
     patches, offsets = (
         torch.arange(math.prod(sides)).view(sides).permute(order).flatten() for sides in (shape, grid.table)
     )
@@ -94,15 +94,23 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
     index = {len(ranks): ranks for ranks in (patches, tokens, offsets, torch.cat([offsets, three]))}
     before = _values(first)
 
-    def move(axes: list[int]) -> dict[str, Tensor | None]:
-        count = len(axes)  # sides may be of the axes, and of their distance
-        sides = {**index, **({count: torch.tensor(axes), count + 1: torch.tensor([*axes, count])} if count else {})}
-        return {name: _moved(before[_of_axis(name, before, order)], sides, order) for name in before}
+    def move(axes: list[int], form: str) -> dict[str, Tensor | None]:
+        count = len(axes)  # sides may be of the axes, and of their distance; but heads and layers can be as many
+        of_axes = {count: torch.tensor(axes)} if count else {}
+        both = {**of_axes, **({count + 1: torch.tensor([*axes, count])} if count else {})}
+        sides = {**index, **{"both": both, "axes": of_axes, "last": {}}[form]}
+        last = both if form == "last" else {}
+        values = {name: before[_of_axis(name, before, order)] for name in before}
+        return {
+            name: _moved(value, sides, order, {} if name.startswith("joining.") else last)
+            for name, value in values.items()
+        }
 
+    orders = ([*order], [len(order) - 1 - axis for axis in reversed(order)], [])  # or last axis first, or none
+    tries = itertools.starmap(move, itertools.product(orders, ("both", "axes", "last")))
     expected = [reorder(layer, Subset(tokens, grid.tokens)) for layer in first(grid)]
-    tries = map(
-        move, ([*order], [len(order) - 1 - axis for axis in reversed(order)], [])
-    )  # or last axis first, or none
+    orders = ([*order], [len(order) - 1 - axis for axis in reversed(order)], [])  # or last axis first, or none
+    tries = itertools.starmap(move, itertools.product(orders, ("both", "axes", "last")))
     _check_any(second, tries, other, expected, "permuting the axes must permute the position (`permutation`)")
 
 
@@ -305,11 +313,19 @@ def _of_axis(name: str, names: Iterable[str], order: Sequence[int]) -> str:
     return axes[order[axes.index(name)]] if len(axes) == len(order) else name
 
 
-def _moved(value: Tensor, index: Mapping[int, Tensor], order: Sequence[int]) -> Tensor:
-    """Permute a parameter along the sides that have as many entries as there are axes, patches, tokens or offsets."""
+def _moved(
+    value: Tensor, index: Mapping[int, Tensor], order: Sequence[int], last: Mapping[int, Tensor] | None = None
+) -> Tensor:
+    """Permute a parameter along the sides that have as many entries as there are axes, patches, tokens or offsets.
+
+    Those of `last` are for the last side alone.
+    """
     first = value.ndim - len(order)
-    if first > 1 and len(set(value.shape[first:])) == 1 and value.shape[-1] % 2:  # a kernel
+    is_square = first > 1 and len(set(value.shape[first:])) == 1
+    if is_square and (value.shape[-1] % 2 or value.shape[0] == 1):  # a kernel, or a table with sides of its own
         return value.permute(*range(first), *(first + axis for axis in order))
+    if last and value.ndim and value.shape[-1] in last:
+        value = value.index_select(-1, last[value.shape[-1]])
     for axis, side in enumerate(value.shape):
         if side in index:
             value = value.index_select(axis, index[side])
