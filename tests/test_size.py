@@ -11,8 +11,8 @@ REMEDY = "shorten it, or raise the number here, in a commit whose message says w
 LINES = """
 benchmarks: . 1920
 evidence: . 4370
-graticule: . 30, analysis 3400, backbones 4970, checkpoints 1880, dense 2090, encodings 5320, external 6560, hub 770,
-  layers 1020, position 3490, registry 1170, surgery 2490, system 510, testing 3390
+graticule: . 30, analysis 3400, backbones 4970, checkpoints 1890, dense 2090, encodings 5320, external 6570, hub 770,
+  layers 1020, position 3490, registry 1170, surgery 2490, system 510, testing 3410
 graticule/lab: . 750, commands 3170, data 3600, figures 1290, gym 1440, pages 870, recipes 1220, studies 2650, tasks
   2470, training 2630
 tests: . 3380, analysis 2710, backbones 4020, checkpoints 1670, dense 790, encodings 4140, external 3390, gpu 840, hub
@@ -22,11 +22,11 @@ tests/lab: . 140, commands 1620, data 2900, figures 400, gym 850, pages 400, rec
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
-audit.md 1680, backbones.md 1570, compare.md 1280, conformance.md 1450, convert.md 2030, dense.md 1820, encodings.md
-  2540, extending.md 1640, extrapolation.md 2580, papers.md 7670, pretrained.md 2010, results/gpu.md 1360,
+audit.md 1680, backbones.md 1570, compare.md 1280, conformance.md 1450, convert.md 2110, dense.md 1820, encodings.md
+  2540, extending.md 1640, extrapolation.md 2580, papers.md 7710, pretrained.md 2010, results/gpu.md 1360,
   results/gym.md 2360, results/lape_place.md 3970, sizes.md 1300, training.md 1280, which.md 1570, why_lape.md 1210
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 48_100, 31, 292
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 48_200, 31, 292
 
 
 def limits(table: str) -> dict[str, int]:

@@ -169,7 +169,8 @@ def _attributes_that_differ(start: str, part: nn.Module, other: nn.Module, free:
 def _is_stored(part: nn.Module, key: str, value: Any, other: Any) -> bool:
     """Return whether a file of weights holds a value of ours: a buffer, or the factor of a fixed table."""
     if isinstance(value, Tensor) and isinstance(other, Tensor):
-        return key in part._buffers and key not in part._non_persistent_buffers_set and value.shape == other.shape
+        stored = key not in part._non_persistent_buffers_set or getattr(part, "scaling", None) is not None
+        return key in part._buffers and stored and value.shape == other.shape
     if key == "scaling" and value is not None and other is not None:  # whose reference is stored, too
         return bool(replace(value, reference=other.reference) == other)
     return key == "factor"  # which a fixed encoding reads from its table
