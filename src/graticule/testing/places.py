@@ -106,19 +106,9 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
             for name, value in values.items()
         }
 
-    orders: tuple[list[int], ...] = (
-        [*order],
-        [len(order) - 1 - axis for axis in reversed(order)],
-        [],
-    )  # or last axis first, or none
-    tries = itertools.starmap(move, itertools.product(orders, ("both", "axes", "last")))
+    last_first = [len(order) - 1 - axis for axis in reversed(order)]
+    tries = itertools.starmap(move, itertools.product(([*order], last_first, []), ("both", "axes", "last")))
     expected = [reorder(layer, Subset(tokens, grid.tokens)) for layer in first(grid)]
-    orders: tuple[list[int], ...] = (
-        [*order],
-        [len(order) - 1 - axis for axis in reversed(order)],
-        [],
-    )  # or last axis first, or none
-    tries = itertools.starmap(move, itertools.product(orders, ("both", "axes", "last")))
     _check_any(second, tries, other, expected, "permuting the axes must permute the position (`permutation`)")
 
 
