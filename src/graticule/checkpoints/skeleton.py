@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from graticule.position.folded import Folded
+from graticule.position.grid import Grid
 from graticule.registry.checks import format_value
 
 #: Attributes without an effect on outputs or gradients: of modes, of names, of the initialization, of the choice
@@ -167,10 +168,12 @@ def _attributes_that_differ(start: str, part: nn.Module, other: nn.Module, free:
 
 
 def _is_stored(part: nn.Module, key: str, value: Any, other: Any) -> bool:
-    """Return whether a file of weights holds a value of ours: a buffer, or the factor of a fixed table."""
+    """Return whether a value of ours is the same, or one that a file of weights holds: a buffer, a table's factor."""
     if isinstance(value, Tensor) and isinstance(other, Tensor):
         stored = key not in part._non_persistent_buffers_set or getattr(part, "scaling", None) is not None
         return key in part._buffers and stored and value.shape == other.shape
+    if isinstance(value, Grid) and isinstance(other, Grid):  # a resize gives inner modules the grid with prefix tokens
+        return value.shape == other.shape
     if key == "scaling" and value is not None and other is not None:  # whose reference is stored, too
         return bool(replace(value, reference=other.reference) == other)
     return key == "factor"  # which a fixed encoding reads from its table
