@@ -135,7 +135,11 @@ WRAPPERS = {
     ),
     # huggingface/pytorch-image-models#2003, #1566, karpathy/nanoGPT#325, Lightning-AI/pytorch-lightning#20233
     "compiled": (compile_eagerly, "OptimizedModule", {*WRAPPED, "freeze"}),
-    "compiled block": (_replace(compile_eagerly, "blocks.0"), "compiled|OptimizedModule|blocks\.0\.forward is", {*WEIGHTS, "attach"}),
+    "compiled block": (
+        _replace(compile_eagerly, "blocks.0"),
+        r"compiled|OptimizedModule|blocks\.0\.forward is",
+        {*WEIGHTS, "attach"},
+    ),
     "compile()": (
         lambda model: model.compile(backend="eager"),
         "must not be compiled, got VisionTransformer, which is",
