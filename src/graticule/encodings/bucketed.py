@@ -83,7 +83,6 @@ class BucketedBias(BiasEncoding):
     def forward(self, grid: Grid) -> Tensor:
         self._check(grid)
         displacements = grid.displacements(self.relative_attention_bias.device)
-        grid.check_pairs(4 * self.num_heads, self.relative_attention_bias.device)
         first, *others = (
             self._of_axis(getattr(self, name), displacements[axis])
             for name, axis in zip(self.names, self.axes[::-1], strict=True)

@@ -25,6 +25,7 @@ class Causal(BiasEncoding):
 
     shared = True
     crops = True
+    dense = False
     exempt = ("one_frame, permutation: the first axis is that of time, also of an image",)
     like: Tensor
 

@@ -43,6 +43,7 @@ class Decomposed(BiasEncoding):
 
     resampled = True
     crops = True
+    dense = False
     holds = "displacements"
 
     def __init__(

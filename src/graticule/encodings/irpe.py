@@ -61,6 +61,7 @@ class Irpe(BiasEncoding):
     """
 
     crops = True
+    dense = False
     index: Tensor
     rpe_q: nn.ParameterList
     rpe_k: nn.ParameterList

@@ -28,6 +28,7 @@ class MlpMixing(MixingEncoding):
     """
 
     resampled = True
+    dense = False
 
     def __init__(self, grid: Grid, dim: int, ratio: float = 0.5, resampler: str = "bicubic") -> None:
         super().__init__(grid, 1)

@@ -42,6 +42,7 @@ class ShawBias(BiasEncoding):
     """
 
     crops = True
+    dense = False
 
     def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
         super().__init__(grid, num_heads)

@@ -152,8 +152,16 @@ def _holds_a_grid(module: nn.Module) -> bool:
 class GridModule(Checked, nn.Module):
     """A module for a grid, whose parameters may have values for its patches; these are resampled for another grid."""
 
+    #: Whether it makes values for all pairs of patches at once; others check the memory for those that they make.
+    dense: bool = True
     #: The grid, or the grid of a window, that it is built for.
     grid: Grid
+
+    def check_pairs(self, grid: Grid, count: int) -> None:
+        """Check that `count` values for each pair of patches of `grid` fit into the memory, if it makes them."""
+        like = None if torch.compiler.is_compiling() else next(chain(self.parameters(), self.buffers()), torch.empty(0))
+        if self.dense and like is not None and not like.is_meta:
+            grid.check_pairs(count * like.element_size(), like.device)
 
     def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the tensors that follow from the arguments and `self.grid` alone, by name; here there are none.

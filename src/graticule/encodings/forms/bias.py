@@ -25,6 +25,8 @@ LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 class LayerBias(GridModule, ABC):
     """Makes the bias of one layer or of all: an encoding, or a normalized one."""
 
+    num_heads: int
+
     @abstractmethod
     def forward(self, grid: Grid) -> Tensor | BiasFunction | LayerPosition:
         """Return the bias for `grid`, (heads, N, N), a function of the scaled queries, or a `LayerPosition`."""
@@ -39,6 +41,7 @@ class LayerBias(GridModule, ABC):
             factors = self.low_rank(grid)
             if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
                 return LayerPosition(bias=factors)
+        self.check_pairs(grid, self.num_heads)
         bias = self(grid)
         if isinstance(bias, Tensor) and isinstance(self, BiasEncoding):
             self.check_returned("forward", bias, "heads, N, N", (self.num_heads, grid.tokens, grid.tokens))
@@ -54,7 +57,7 @@ class ChangedBias(LayerBias):
 
     def __init__(self, bias: LayerBias) -> None:
         super().__init__()
-        self.grid = bias.grid
+        self.grid, self.num_heads = bias.grid, bias.num_heads
         self.bias = bias
 
     def published_names(self, name: str) -> tuple[str, ...]:
@@ -135,7 +138,6 @@ class BiasEncoding(LayerBias, Encoding):
 
     #: True if all layers share one instance, instead of one per layer.
     shared: ClassVar[bool] = False
-    num_heads: int
 
     def __init__(self, grid: Grid | None = None, num_heads: int | None = None) -> None:
         """Set the attributes of that name; `build` sets those that a constructor leaves out."""

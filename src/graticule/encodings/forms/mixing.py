@@ -116,11 +116,12 @@ class MixingPosition(Position):
 
     def _mixing(self, encoding: MixingEncoding, grid: Grid) -> MixingWeights:
         table = encoding.displacements(grid)
-        if table is None:
-            return cast("MixingWeights", encoding(grid))
-        least = LARGE_ON_GPU if table.table.is_cuda else LARGE
-        large = self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= least))
-        return table if large and not table.softmax else table.with_weights()
+        if table is not None and not table.softmax:
+            least = LARGE_ON_GPU if table.table.is_cuda else LARGE
+            if self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= least)):
+                return table
+        encoding.check_pairs(grid, encoding.groups * (2 if table is not None and table.softmax else 1))
+        return cast("MixingWeights", encoding(grid)) if table is None else table.with_weights()
 
     def layer_lists(self) -> list[str]:
         return ["encodings", "biases"]
