@@ -160,3 +160,30 @@ def test_the_interval_of_an_accuracy_stays_within_0_and_100():
     assert proportion_estimate(right) == pytest.approx(expected, abs=1e-6) and expected[2] < 1
     shares = proportion_estimate(np.array([1.0, 1.0, 0.5]))  # shares of patches have Student's interval, cut at 1
     assert shares.high == 1 and shares.low == pytest.approx(mean_estimate(np.array([1.0, 1.0, 0.5])).low)
+
+
+def test_repeated_images_are_left_out_with_a_warning():
+    model = tiny.build("ViT, DeiT").eval()
+    two = tiny.images(batch=2)
+    expected = graticule.position_share(model, two)
+    with pytest.warns(UserWarning, match=r"^2 of the 6 images differ; the others are left out\.$"):
+        share = graticule.position_share(model, two[[0, 1, 0, 0, 1, 1]])
+    assert share.images == 2
+    assert share.summary() == expected.summary()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (torch.randn(2, 3, 32, 32) * 1e20, "`images` must be normalized, got values for which"),
+        (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is of"),
+        (torch.empty(2, 3, 32, 32, device="meta"), "`images` must be a dense tensor with values, .* without values"),
+        (
+            torch.nested.nested_tensor([torch.randn(3, 32, 32)] * 2, layout=torch.jagged),
+            "`images` must be a dense tensor .* is nested",
+        ),
+    ],
+)
+def test_images_that_cannot_be_measured_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        graticule.position_share(tiny.build("ViT, DeiT").eval(), wrong)

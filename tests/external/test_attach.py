@@ -209,6 +209,8 @@ REFUSED = [
     ({"norm": "norm3"}, "`norm` .*got 'norm3', which blocks.0 \\(Block\\) does not have; its norms are norm1, norm2"),
     ({"norm": "norm2"}, "`norm` must be applied to the input of its block \\(pre-norm\\)"),
     ({"patch_grid": (5, 5)}, "`patch_grid` must be that of the 18 tokens.*got 5 x 5 patches"),
+    *(({"patch_grid": grid}, "`patch_grid` must be that of the 4 x 4 patches that patch_embed.proj makes, got")
+      for grid in ((3, 3), (2, 8), (16, 1))),
     ({"remove": "pos_embd"}, "`remove` must name a parameter or buffer.*'pos_embd'; did you mean 'pos_embed'"),
     ({"example": torch.randn(2, 4, 32, 32)}, r"`example` must be what .* called with, got a tensor of \(2, 4"),
     ({"example": {"y": torch.zeros(2, 3, 32, 32)}}, "called with, got the arguments y: TypeError"),

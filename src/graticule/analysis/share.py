@@ -11,6 +11,8 @@ The squared norm of a mean is estimated by the products of different images, :ma
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -155,6 +157,8 @@ class ShareSums:
             self.means = x.new_zeros(self.groups, x.shape[-1])
         self.decay.append(spatial_decay(x, self.grid))
         self.norms.append(x.norm(dim=-1).flatten())
+        if not self.norms[-1].isfinite().all():
+            raise ValueError("`images` must be normalized, got values for which the model's tokens are not finite.")
         means = x.mean(1) - self.shift
         centered = x - x.mean(1, keepdim=True)
         projected = [basis.to(x).T @ centered for basis in self.bases.values()]
@@ -279,6 +283,9 @@ class LayerShares:
 
 def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
     """Check images from which position and content are told apart: several that differ; or videos, if they may be."""
+    if images.is_nested or images.layout is not torch.strided or images.is_meta:
+        kind = "nested" if images.is_nested else "without values" if images.is_meta else f"of {images.layout}"
+        raise ValueError(f"`images` must be a dense tensor with values, got one that is {kind}.")
     if images.ndim not in (4, 4 + videos) or len(images) < least or not images.is_floating_point():
         hint = f"; {TENSORS}" * (not images.is_floating_point())
         raise ValueError(
@@ -291,6 +298,18 @@ def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
         raise ValueError(
             f"`images` must differ, to tell position from content, got the same image {len(images)} times."
         )
+
+
+def different_images(images: Tensor) -> Tensor:
+    """Return the images without repeats, which tell nothing more; a warning says how many differ."""
+    values = images.detach().cpu().contiguous()
+    first: dict[str, int] = {}
+    for index, image in enumerate(values):
+        first.setdefault(hashlib.sha256(image.view(torch.uint8).numpy().tobytes()).hexdigest(), index)
+    if len(first) < len(images):
+        warnings.warn(f"{len(first)} of the {len(images)} images differ; the others are left out.", stacklevel=3)
+        images = images[list(first.values())]
+    return images
 
 
 @checked
@@ -308,7 +327,8 @@ def position_share(
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
-        images: preprocessed images (B, C, height, width), at least two that differ, or videos with a depth.
+        images: preprocessed images (B, C, height, width), at least two that differ, or videos with a depth. Repeated
+            images are left out, with a warning.
         sizes: further (height, width) in pixels, to which the images are resized; see `PositionShare.others`.
         batch_size: images per forward pass.
         progress: class of the progress bar, such as tqdm (default: none).
@@ -324,6 +344,7 @@ def position_share(
         (['0', '1', 'features'], True)
     """
     check_images(images, videos=True)
+    images = different_images(images)
     size = tuple(images.shape[2:])
     base = view_of(model, size)
     others = [other for other in dict.fromkeys(map(tuple, sizes or ())) if other != size]

@@ -193,6 +193,12 @@ def _grid(survey: Survey, patch_grid: tuple[int, int] | None) -> Grid:
             f"`patch_grid` must be that of the {survey.tokens} tokens that the blocks get, with the prefix tokens "
             f"before them, got {by(shape)} patches."
         )
+    patches = survey.shape
+    if patches is not None and tuple(shape) != patches and math.prod(shape) <= math.prod(patches):
+        raise ValueError(
+            f"`patch_grid` must be that of the {by(patches)} patches that {survey.patches} makes, got {by(shape)}; leave "
+            "it out, and it is found."
+        )
     return Grid(*shape, prefix=ahead)
 
 
