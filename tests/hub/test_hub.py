@@ -58,6 +58,7 @@ def changed(folder, tmp_path):
         ({"std": [0.2, 0.2, float("nan")]}, r"`std\[2\]` must be"),
         ({"std": [0.2, 0.2, 0.0]}, r"`std\[2\]` must be greater than 0"),
         ({"crop_pct": 7.0}, "`crop_pct` must be at most 2"),
+        ({"crop_pct": 0.001}, "`crop_pct` must be at least 0.1"),
         ({"crop_mode": "middle"}, "`crop_mode` must be 'center'"),
         ({"label_names": ["a"]}, "values of `label_names`, as the model, got 1"),
     ],
@@ -344,3 +345,24 @@ def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
     with pytest.raises(ValueError, match="with all of its blocks, got a VisionTransformer that lacks some"):
         segmenter.save_pretrained(tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()
+
+
+@pytest.mark.parametrize("content", ['{"architectures": ["ViTModel"]}', "[1]"])
+def test_a_folder_with_the_config_of_another_program_is_refused(model, tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"`folder` must be new or that of a published model of this library, got .*"):
+        model.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == content
+
+
+def test_a_folder_of_a_published_model_is_written_again(model, tmp_path):
+    for _ in range(2):
+        model.save_pretrained(tmp_path / "model")
+
+
+def test_a_link_that_leads_nowhere_is_named_as_such(model, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for folder in (tmp_path / "link", tmp_path / "link" / "model"):
+        with pytest.raises(ValueError, match=r"link must be a folder, got a link that leads nowhere, to .*nowhere"):
+            model.save_pretrained(folder)

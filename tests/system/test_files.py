@@ -136,3 +136,19 @@ def test_a_file_without_json_is_refused_by_name(tmp_path):
         why = "nested too deeply" if content is deep else "damaged"
         with pytest.raises(ValueError, match=f"a must be JSON, and is {why}"):
             read_json(tmp_path / "a")
+
+
+def test_the_next_writer_removes_what_a_killed_writer_left_and_nothing_else(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from graticule.system.files import write_whole\n"
+        "write_whole(Path(sys.argv[1]), lambda path: (path.write_text('half'), os.kill(os.getpid(), 9)))"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.safetensors")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    others = [left.with_name(left.name.replace(left.suffixes[-2], f".{os.getpid()}")), tmp_path / ".mine.tmp"]
+    others.append(tmp_path / f".model.safetensors.another-machine.{left.suffixes[-2][1:]}.tmp")
+    for other in others:
+        other.write_text("of a process that runs, of the user, or of another machine")
+    write_text(tmp_path / "config.json", "{}")
+    assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / "config.json"])

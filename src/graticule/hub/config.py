@@ -113,7 +113,7 @@ class Preparation:
     mean: list[Finite] | None = None
     std: list[Positive] | None = None
     interpolation: str | None = None
-    crop_pct: Annotated[Positive, Field(le=2)] | None = None
+    crop_pct: Annotated[float, Field(ge=0.1, le=2)] | None = None
     crop_mode: Literal["center", "squash", "border"] | None = None
     label_names: list[str] | None = None
 

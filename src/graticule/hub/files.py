@@ -24,7 +24,7 @@ from graticule.checkpoints.read import save_weights
 from graticule.position.places import by
 from graticule.registry.checks import printable, sides
 from graticule.registry.fields import read_typed
-from graticule.system.files import write_json, write_text
+from graticule.system.files import make_folder, read_json, write_json, write_text
 
 #: Timeout for a connection to the hub, in seconds.
 _SECONDS = 3.0
@@ -91,6 +91,12 @@ def check_folder(folder: Path) -> None:
     """Check that a model can be written to `folder`."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is a file.")
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {"graticule": {}}
+    if not isinstance(config, dict) or "graticule" not in config:
+        raise ValueError(
+            f"`folder` must be new or that of a published model of this library, got {str(folder)!r}, whose {CONFIG} "
+            "is of another program."
+        )
 
 
 def write_model(
@@ -102,7 +108,7 @@ def write_model(
     """
     check_savable(model, skeleton)
     text = model_card(folder.resolve().name, config, sum(p.numel() for p in model.parameters()), card)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     save_weights(model.state_dict(), folder / WEIGHTS)
     write_json(folder / CONFIG, config)
     write_text(folder / CARD, text)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import glob
 import io
 import json
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -29,7 +31,7 @@ def keep_open(folder: Path) -> Iterator[None]:
     Files directly in it are then written and removed in this folder only, and if its path leads elsewhere meanwhile,
     since it was deleted, moved or replaced by a link, writing is an error and creates nothing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if os.rename not in os.supports_dir_fd:  # Windows, which does not let an open folder be moved
         yield
         return
@@ -80,6 +82,29 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def make_folder(folder: Path) -> Path:
+    """Create a folder and those above it, as far as they do not exist; returns `folder`."""
+    if link := next((part for part in (folder, *folder.parents) if part.is_symlink() and not part.exists()), None):
+        raise ValueError(f"{link} must be a folder, got a link that leads nowhere, to {os.readlink(link)}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove the temporary files of `write_whole` whose process, on this machine, was killed."""
+    if os.name != "posix":  # elsewhere, asking for a process may end it
+        return
+    for left in folder.glob(f".*.{glob.escape(platform.node())}.*.tmp"):
+        process = left.suffixes[-2][1:]
+        if process.isdecimal():
+            try:
+                os.kill(int(process), 0)
+            except ProcessLookupError:
+                left.unlink(missing_ok=True)
+            except (OSError, OverflowError):  # of another user
+                pass
+
+
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     """Let `write` create a temporary file next to `path`, then replace `path` by it; returns `path`.
 
@@ -94,8 +119,9 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
         return _write_stream(path, write)
     if _descriptor(path.parent) is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        make_folder(path.parent)
+    _remove_left(path.parent)
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
     try:
         temporary.touch()
         mode = stat.S_IMODE(temporary.stat().st_mode)

@@ -11,7 +11,7 @@ from graticule.lab.data.folder_module import find_images
 from graticule.lab.studies.advise import LEAST, advise
 from graticule.lab.terminal import bar
 from graticule.registry.checks import parse_sizes
-from graticule.system.files import write_json
+from graticule.system.files import make_folder, write_json
 from graticule.system.tables import plain
 
 
@@ -26,6 +26,6 @@ def run(options: Advise) -> int:
     model = opened.model.to(device)
     advice = advise(model, lambda size: data.test_images((size[0], size[1]), every)[0], sizes, progress)
     options.say(str(advice))
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     record = {**plain(advice), "advice": {str(size): part.lines() for size, part in advice.sizes.items()}}
     return options.finish(record, write_json(output / "advice.json", record))

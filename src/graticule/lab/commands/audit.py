@@ -22,7 +22,7 @@ from graticule.lab.terminal import bar
 from graticule.lab.training.opening import source_kind
 from graticule.lab.training.run import surroundings
 from graticule.registry.checks import parse_sizes, printable
-from graticule.system.files import write_json
+from graticule.system.files import make_folder, write_json
 from graticule.system.tables import format_table
 
 #: The default of the other size, as a multiple of the model's own.
@@ -71,7 +71,7 @@ def run(options: AuditCommand) -> int:
     settings: Any = {"batch_size": options.batch_size, "causes": options.causes, "progress": announced_bar}
     result = audit(model, images, size, labels, **settings)
     about = _about(opened, options, device, options.line)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = audit_page(result, opened.title, list(about.items()))
     record = {**about, **result.record()}
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]

@@ -21,7 +21,7 @@ from graticule.lab.data.transforms import evaluation_transform
 from graticule.lab.pages.explorer import compute_maps, write_explorer
 from graticule.lab.training.opening import source_kind
 from graticule.registry.checks import parse_sizes
-from graticule.system.files import read_bytes
+from graticule.system.files import make_folder, read_bytes
 
 
 def run(options: Explore) -> int:
@@ -44,7 +44,7 @@ def run(options: Explore) -> int:
         batches = [_read_images(model, images, size, data) for size in sizes]
         models.append(compute_maps(model.model, batches, model.info.mean, model.info.std, label, model.title))
     page = page or opened[0].folder / "explorer.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     about = f"Made by {options.line} with graticule {graticule.__version__}, {date}."
     print_written(write_explorer(models, page, about))

@@ -21,6 +21,7 @@ from graticule.lab.figures.save import save_figure
 from graticule.lab.tasks.classification import images_of
 from graticule.lab.training.run import Run
 from graticule.registry.fields import read_typed
+from graticule.system.files import make_folder
 
 #: Untrained models of the same shape that the correlations are compared with.
 _UNTRAINED = 39
@@ -89,7 +90,7 @@ def _describe_training(run: Run) -> str:
 
 def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):
         sheet = correlation_sheet(position_correlations(model, None, 0, _UNTRAINED), title)

@@ -36,7 +36,7 @@ class Augmentation:
     """string in timm's format, such as rand-m9-mstd0.5-inc1"""
     erasing: Share = 0.0
     """probability of random erasing"""
-    crop_pct: Annotated[Positive, Field(le=2)] = 1.0
+    crop_pct: Annotated[float, Field(ge=0.1, le=2)] = 1.0
     """share of the resized image that the center crop keeps in evaluation; 0.875 on ImageNet; above 1, it is padded"""
     interpolation: str = "bicubic"
     """interpolation for resizing: bicubic, bilinear, ..."""

@@ -34,7 +34,7 @@ from graticule.lab.training.run import surroundings
 from graticule.lab.training.run_folder import lock_folder
 from graticule.position.position import ENCODINGS
 from graticule.registry.plugins import load_plugin, loaded_plugins
-from graticule.system.files import write_json, write_text
+from graticule.system.files import make_folder, write_json, write_text
 
 #: A gated MLP about as small as the default model, for the encodings that mix tokens.
 _GATED = "model=gmlp_nano_patch4_28,model_kwargs=embed_dim=32 num_blocks=2"
@@ -81,7 +81,7 @@ def gym(
     folder = Path(folder)
     tasks = list(tasks) or standard_tasks(choices)
     check_gym(choices, tasks, seeds, sides)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock_folder(folder) as free:
         if not free:
             raise ValueError(f"`folder` must not be in use by another process, got {str(folder)!r}, which is.")

@@ -38,7 +38,7 @@ from graticule.lab.training.run import Run, surroundings
 from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import build_data
 from graticule.lab.training.validation import in_precision
-from graticule.system.files import read_json, write_json
+from graticule.system.files import make_folder, read_json, write_json
 
 #: Seconds that another process may take to add its rows to a table.
 _PATIENCE = 60.0
@@ -233,7 +233,7 @@ def _writing(folder: Path) -> Iterator[None]:
     Raises:
         OSError: if another process holds the lock of `folder`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock_folder(folder, wait=_PATIENCE) as free:
         if not free:
             raise OSError(f"{folder} is in use by another process; end it and start again. Finished runs are kept.")

@@ -37,7 +37,7 @@ from graticule.lab.training.run_folder import Interrupted, Preempted, lock_folde
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
-from graticule.system.files import keep_open, read_json, remove, write_json
+from graticule.system.files import keep_open, make_folder, read_json, remove, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -138,7 +138,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     module = TrainingModule(task, model, batches)
     with contextlib.ExitStack() as stack:
         if first:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if not stack.enter_context(lock_folder(folder)):
                 raise BlockingIOError(
                     f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
