@@ -196,8 +196,8 @@ def _grid(survey: Survey, patch_grid: tuple[int, int] | None) -> Grid:
     patches = survey.shape
     if patches is not None and tuple(shape) != patches and math.prod(shape) <= math.prod(patches):
         raise ValueError(
-            f"`patch_grid` must be that of the {by(patches)} patches that {survey.patches} makes, got {by(shape)}; leave "
-            "it out, and it is found."
+            f"`patch_grid` must be that of the {by(patches)} patches that {survey.patches} makes, got {by(shape)}; "
+            "leave it out, and it is found."
         )
     return Grid(*shape, prefix=ahead)
 
