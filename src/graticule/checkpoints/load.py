@@ -288,7 +288,7 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
     for name, buffer in position.named_buffers():
         if name.rpartition(".")[2].startswith("reference") and f"position.{name}" not in values:
             values[f"position.{name}"] = buffer  # which other libraries do not save
-            windows[by(buffer.tolist())] = name.endswith(".reference")
+            windows[by(buffer.flatten().tolist())] = name.endswith(".reference")
     arguments = (getattr(module, "created", None) or {}).get("arguments", {})
     if any(windows.values()) and "window_size" in arguments and "pretrained_window_sizes" not in arguments:
         assumed = f"{', '.join(windows)} is assumed, that of the model; give others as `pretrained_window_sizes`"

@@ -6,7 +6,6 @@ What was read is a setting of the skeleton, so every difference is something tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+from graticule.encodings.forms.absolute import FixedEncoding
+from graticule.encodings.forms.rotary import FixedRotary
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.registry.checks import format_value
@@ -91,11 +92,18 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
         advice: what to do, for the error.
     """
     kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
-    for place, actual, expected in (*differences(model, skeleton), *_modes(model)):
+    for place, actual, expected in differences(model, skeleton):
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
             f"not {expected}; {advice}."
         )
+    for place, part in model.named_modules():
+        if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
+            modes = ("training", "evaluation") if part.training else ("evaluation", "training")
+            raise ValueError(
+                f"`model` must be in one mode, but {place} is in {modes[0]} mode and the {kind} in {modes[1]} mode; "
+                "call model.eval() or model.train() first."
+            )
 
 
 def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
@@ -105,12 +113,15 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
     shapes and ties of parameters.
     """
     parts, others = (dict(side.named_modules(remove_duplicate=False)) for side in (model, skeleton))
-    free = _FREE | _SIZES if _is_own(model) else _FREE
+    parts = {name: part.original if isinstance(part, Folded) else part for name, part in parts.items()}
+    is_own = _is_own(model)
+    free = _FREE | _SIZES if is_own else _FREE
     yield from code_of(model)
+    for name, other in reversed(others.items() if is_own else ()):  # what a part computes may depend on its parts
+        if type(part := parts.get(name)) is type(other):
+            _load_stored(cast("nn.Module", part), other)
     for name in {**others, **parts}:
         part, other = parts.get(name), others.get(name)
-        if isinstance(part, Folded):  # which has its modules
-            part = part.original
         if part is None or other is None or type(part) is not type(other):
             yield Difference(name, *(_MISSING if side is None else _kind(side, part, other) for side in (part, other)))
             continue
@@ -147,36 +158,41 @@ def _is_own(model: nn.Module) -> bool:
     return any(type(part).__module__.startswith("graticule.") for part in model.modules())
 
 
-def _modes(model: nn.Module) -> Iterator[Difference]:
-    for name, part in model.named_modules():
-        if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
-            yield Difference(f"{name}.training", str(part.training), f"{model.training} as that of the model")
-
-
 def _attributes_that_differ(start: str, part: nn.Module, other: nn.Module, free: set[str]) -> Iterator[Difference]:
     values, expected = attributes(part), attributes(other)
     for key in sorted({*expected, *values} - free):
         value, right = values.get(key, _MISSING), expected.get(key, _MISSING)
         if same_value(value, right) or (key.startswith("_") and not callable(value) and not isinstance(value, Tensor)):
             continue
-        if type(part).__module__.startswith("graticule.") and _is_stored(part, key, value, right):
-            continue
+        if isinstance(value, Grid) and isinstance(right, Grid) and value.shape == right.shape:
+            continue  # a resize gives inner modules the grid with prefix tokens
         if key in expected or isinstance(value, Tensor):
             yield Difference(f"{start}{key}", *_texts(value, right))
         elif hasattr(type(part), key) and not callable(value):  # else no code reads it
             yield Difference(f"{start}{key}", _text(value), OF_CLASS)
 
 
-def _is_stored(part: nn.Module, key: str, value: Any, other: Any) -> bool:
-    """Return whether a value of ours is the same, or one that a file of weights holds: a buffer, a table's factor."""
-    if isinstance(value, Tensor) and isinstance(other, Tensor):
-        stored = key not in part._non_persistent_buffers_set or getattr(part, "scaling", None) is not None
-        return key in part._buffers and stored and value.shape == other.shape
-    if isinstance(value, Grid) and isinstance(other, Grid):  # a resize gives inner modules the grid with prefix tokens
-        return value.shape == other.shape
-    if key == "scaling" and value is not None and other is not None:  # whose reference is stored, too
-        return bool(replace(value, reference=other.reference) == other)
-    return key == "factor"  # which a fixed encoding reads from its table
+def _load_stored(part: nn.Module, other: nn.Module) -> None:
+    """Load what a file has into a part of a skeleton, which computes the rest from it: buffers, and fixed tables.
+
+    The progress of diffusion belongs to the sampler, and the factor of a table is right if loading the table keeps it.
+    """
+    if isinstance(part, FixedEncoding) and isinstance(other, FixedEncoding):
+        other.factor = part.factor
+    if isinstance(part, FixedRotary) and isinstance(other, FixedRotary):
+        other.progress = part.progress
+        other.init_non_persistent_buffers()
+    fixed = {key: value for key, value in other.named_parameters(recurse=False) if not value.requires_grad}
+    buffers = {key: value for key, value in other._buffers.items() if key not in other._non_persistent_buffers_set}
+    values, expected = attributes(part), {**fixed, **buffers}
+    loaded = {
+        key: values[key].detach().to(value, copy=True)
+        for key, value in expected.items()
+        if value is not None and isinstance(values.get(key), Tensor) and not values[key].is_meta
+        if values[key].shape == value.shape
+    }
+    if loaded:
+        other.load_state_dict(loaded, strict=False, assign=True)  # assigned, as parameters of a skeleton have no memory
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def set_progress(model: nn.Module, progress: float) -> None:
     """Set the progress of diffusion, 1 - t, for the encodings of `model` with scaling 'dy_ntk' or 'dy_yarn'.
 
     It is 0 for pure noise, where encodings begin, and 1 for the image. Tables change in place, so that a compiled model
-    is not compiled again; an exported one keeps its progress.
+    is not compiled again; an exported one keeps its progress, and a saved one is opened with progress 0.
     """
     if not 0 <= progress <= 1:
         raise ValueError(f"`progress` must be in [0, 1], from noise to image, got {progress}.")
