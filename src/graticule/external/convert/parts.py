@@ -166,13 +166,6 @@ def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> Non
         raise refuse(model, attribute, part, f"must be {names}")
 
 
-def check_values(part: nn.Module, **values: Any) -> None:
-    """Check that those attributes of a module that it has are of these values."""
-    for attribute, value in values.items():
-        if getattr(part, attribute, value) != value:
-            raise refuse(part, attribute, getattr(part, attribute), f"must be {value!r}")
-
-
 def sum_of(*encodings: object) -> str:
     """Return the sum of encodings as text; those that are None, False or empty are left out."""
     return " + ".join(str(encoding) for encoding in encodings if encoding) or "none"
