@@ -43,6 +43,7 @@ SMALL = {
     "audit": "--count 5 --batch-size 5",
     "check": "--skip export",
     "check city_block.py": "",
+    "check my_encoding.py": "",
     "compare": "--quick",
     "explore": "--no-open",
     "gym": "--quick",

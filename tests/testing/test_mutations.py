@@ -190,7 +190,7 @@ EXCUSED = {
     "scale_with_the_grid": (  # weights that mix all patches, or a factor for their number, may depend on that number
         "global_filter gpsa gqpe ggqpe log_n sgu gsgu lrpe glrpe lrpe_m token_mlp"
     ),
-    "shift_by_one": "convolutional_projection global_filter",  # a shifted kernel or filter is another kernel or filter
+    "shift_by_one": "global_filter",  # a shifted filter is another filter
     "flip_rows": "global_filter",  # the same
     "exchange_sides": "sinusoidal_1d",  # rows of the order of patches do not know sides; the stored table is rounded
 }
