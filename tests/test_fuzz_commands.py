@@ -46,7 +46,6 @@ CALLS = {
     ],
     "explore": ["./image --no-open"],
     "identify": ["rotation.py:code", "rotation.py:code --json"],
-    "advise": ["./image --images ./images --count 10 --sizes 32"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],

@@ -16,7 +16,6 @@ from graticule.external.structure import find_structure
 from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
-from graticule.lab.studies.advise import advise
 from graticule.testing.models import inspect_model
 
 #: Models whose only position information is that of their tokens: class, configuration.
@@ -163,20 +162,6 @@ def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_pat
         (folder / "config.json").write_text(json.dumps({**config, "graticule": {**config["graticule"], **change}}))
         with pytest.raises(ValueError, match=message):
             graticule.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("name", ["PixioModel", "JanusVisionModel", "HieraModel"])
-def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_convert(name):
-    torch.manual_seed(0)
-    model = tiny.draw(build(name, configured(name)))
-    for parameter in (value for key, value in model.named_parameters() if "position" in key):
-        torch.nn.init.normal_(parameter, std=5.0)
-    trained = find_structure(model).img_size
-    large = (2 * trained[0], 2 * trained[1])
-    scores = advise(model, torch.randn(10, 3, *trained), [large]).sizes[large].scores
-    mine = scores["its own"].loss
-    assert scores["bicubic(antialias=False)"].loss == pytest.approx(mine, abs=1e-5)  # as in its code
-    assert max(abs(a - b) for a, b in zip(scores["bilinear"].loss, mine, strict=True)) > 1e-5
 
 
 def test_grids_of_pooled_stages_and_a_class_token_of_the_last_one_are_found():

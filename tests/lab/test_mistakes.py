@@ -21,7 +21,6 @@ FUNCTIONS = {
     "position_share": graticule.position_share,
     "debias": graticule.debias,
     "audit": graticule.audit,
-    "advise": lambda model, images: graticule.advise(model, images, [(48, 48)]),
     "change_position": lambda model, images: graticule.change_position(model, "shaw", "default", images),
     "audit by size": lambda model, images: graticule.audit(model, {(32, 32): images}),
     "a model": lambda model, images: model(images),

@@ -2,9 +2,7 @@ from .attention import attention_maps as attention_maps
 from .audit import Audit as Audit
 from .audit import audit as audit
 from .certificate import DebiasCertificate as DebiasCertificate
-from .certificate import ResizeCertificate as ResizeCertificate
 from .certificate import certify as certify
-from .certificate import certify_resize as certify_resize
 from .correlation import NormCoefficients as NormCoefficients
 from .correlation import norm_coefficients as norm_coefficients
 from .correlation import position_correlations as position_correlations

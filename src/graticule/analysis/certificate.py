@@ -1,11 +1,8 @@
-"""Certificates: of a removal of position, what is left of it and lost of content; of a change of size, what changes."""
+"""Certificates of a removal of position: what is left of it, and what is lost of content."""
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from graticule.analysis.effect import resize_images
 from graticule.analysis.probe import labels_of
@@ -27,17 +22,12 @@ from graticule.analysis.share import (
     proportion_estimate,
 )
 from graticule.analysis.similarity import Array
-from graticule.checkpoints.obstacles import check_intact
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
-from graticule.external.images import Size, call, error_line, evaluating, image_channels, image_size
+from graticule.external.images import Size, evaluating
 from graticule.external.traced_model import view_of
-from graticule.external.tracer import nested_tensors
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
-from graticule.position.places import by
 from graticule.registry.checks import checked
-from graticule.surgery.export import difference
-from graticule.surgery.resize import resize
 from graticule.system.tables import PrintedTable
 
 #: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
@@ -110,119 +100,6 @@ class DebiasCertificate(PrintedTable):
         if self.content is not None:
             rows.append(("content kept (%)", "100", self.content.text(), ""))
         return rows
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ResizeCertificate(PrintedTable):
-    """Report of a change of size, by `certify_resize`.
-
-    line: the line of Python that repeats the change.
-    changes: name -> before and after, for each tensor (its shape) and entry of the configuration that changes.
-    difference: of outputs for images of the old size, relative to the largest: 0 for equal bits, None if refused after.
-    cost: tokens, if the layers are known, and multiply-adds of an image, relative to before.
-    """
-
-    line: str
-    changes: dict[str, tuple[str, str]]
-    difference: float | None
-    cost: dict[str, float]
-
-    @property
-    def heading(self) -> str:
-        """The line of Python."""
-        return self.line
-
-    def summary(self) -> list[tuple[str, ...]]:
-        """Return rows for a table of at most 20 lines; names with the same change share a row."""
-        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for name, pair in self.changes.items():
-            groups[pair].append(name)
-        changes = [(names[0] + f" and {len(names) - 1} more" * (len(names) > 1), *p) for p, names in groups.items()]
-        apart = "refused" if self.difference is None else f"{self.difference:.1e} apart" if self.difference else "equal"
-        return [
-            ("changed", "before", "after"),
-            *changes[:8],
-            *[(f"and {len(changes) - 8} more, in `changes`", "", "")] * (len(changes) > 8),
-            ("outputs at the old size", "", apart),
-            *((name, "1", f"{ratio:.2f}") for name, ratio in self.cost.items()),
-        ]
-
-
-@checked
-def certify_resize(
-    model: nn.Module,
-    img_size: Any,
-    *,
-    resampler: str | None = None,
-    patch_size: Any = None,
-) -> ResizeCertificate:
-    """Report what `graticule.resize` changes and keeps, by a copy; the model itself stays as it is.
-
-    Args:
-        model, img_size, resampler, patch_size: as for `resize`; `graticule.advise` compares resamplers.
-    """
-    arguments = {"resampler": resampler, "patch_size": patch_size}
-    options = {name: value for name, value in arguments.items() if value is not None}
-    check_intact(model, "replicated")
-    channels = image_channels(model)
-    model = copy.deepcopy(model).requires_grad_(False)  # as the counter of operations needs
-    changed = resize(copy.deepcopy(model), img_size, **options)
-    before, after = (image_size(subject) or view_of(subject).img_size for subject in (model, changed))
-    inputs = torch.randn(2, channels, *before, generator=torch.Generator().manual_seed(0))
-    weight = next(value for value in model.parameters() if value.is_floating_point())
-    small, large = (resize_images(inputs, size).to(weight) for size in (before, after))
-    try:
-        outputs, count = _run(model, small)
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"`model` must take images of {by(before)} alone, and return tensors, got {type(model).__name__}, with "
-            f"{error_line(error)}; give the part of it that does, such as model.vision_model."
-        ) from error
-    apart = None
-    with suppress(AssertionError, RuntimeError, ValueError):  # of a model that refuses the old size
-        apart = difference(_run(changed, small)[0], outputs)
-    cost = {"multiply-adds": _run(changed, large)[1] / count}
-    with suppress(ValueError):  # layers with several samples per image, as of RF-DETR with windows, have no view
-        cost = {"tokens": view_of(changed).grids(after)[0].tokens / view_of(model).grids(before)[0].tokens, **cost}
-    old, new = _described(model), _described(changed)
-    return ResizeCertificate(
-        line=f"graticule.resize(model, {', '.join([repr(img_size), *(f'{n}={v!r}' for n, v in options.items())])})",
-        changes={
-            name: (_text(a), _text(b)) for name in {**old, **new} if not _equal(a := old.get(name), b := new.get(name))
-        },
-        difference=apart,
-        cost=cost,
-    )
-
-
-def _run(model: nn.Module, images: Tensor) -> tuple[list[Tensor], int]:
-    """Return the tensors that a model returns, and the operations that it needs."""
-    kernel = sdpa_kernel(SDPBackend.MATH)  # whose products are counted, on a CPU too
-    with evaluating(model), kernel, FlopCounterMode(display=False) as counter:
-        outputs = list(nested_tensors(call(model, images)))
-    if not outputs:
-        raise TypeError(f"`model` must return tensors, got none from {type(model).__name__}.")
-    return outputs, counter.get_total_flops()
-
-
-def _described(model: Any) -> dict[str, Any]:
-    """Return the tensors of a model, and the entries of its configuration, by name."""
-    config = getattr(model, "config", None)
-    parts = {
-        "config": config.to_dict() if config is not None and hasattr(config, "to_dict") else {},
-        "pretrained_cfg": getattr(model, "pretrained_cfg", None) or {},
-        "arguments": (getattr(model, "created", None) or {}).get("arguments", {}),
-    }
-    entries = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-    return {**dict(model.named_parameters()), **dict(model.named_buffers()), **entries}
-
-
-def _equal(old: Any, new: Any) -> bool:
-    return torch.equal(old, new) if isinstance(old, Tensor) and isinstance(new, Tensor) else old == new
-
-
-def _text(value: Any) -> str:
-    return "x".join(map(str, value.shape)) if isinstance(value, Tensor) else str(value)
 
 
 class PlaceReader:

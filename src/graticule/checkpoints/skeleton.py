@@ -118,8 +118,8 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
     free = _FREE | _SIZES if is_own else _FREE
     yield from code_of(model)
     for name, other in reversed(others.items() if is_own else ()):  # what a part computes may depend on its parts
-        if type(part := parts.get(name)) is type(other):
-            _load_stored(cast("nn.Module", part), other)
+        if (part := parts.get(name)) is not None and type(part) is type(other):
+            _load_stored(part, other)
     for name in {**others, **parts}:
         part, other = parts.get(name), others.get(name)
         if part is None or other is None or type(part) is not type(other):

@@ -39,7 +39,6 @@ _GROUPS = {
     "Models": {
         "models": "list models, encodings, joinings, and which go together",
         "adapt": "replace the position of a trained model by distillation",
-        "advise": "choose what position should do at other image sizes",
         "check": "check the position code of a model, a module or a plugin",
         "identify": "name the encoding that equals position code of any model",
     },

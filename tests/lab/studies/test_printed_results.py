@@ -10,10 +10,8 @@ from test_compare import results
 
 import graticule
 import tiny
-from graticule.analysis import certify_resize
 from graticule.analysis.share import Estimate, PositionShare
 from graticule.lab.gym.profile import Profile, ProfileRow
-from graticule.lab.studies.advise import OWN, Advice, Scores, SizeAdvice
 from graticule.system.tables import format_table, plain
 from graticule.testing.identify import Identity
 
@@ -41,20 +39,13 @@ def profile():
     return Profile(tuple(ProfileRow(*cell, 9, 9, 0.5, 0.1, 0.4, 10, 1.0, 12345, "recipe") for cell in cells))
 
 
-def advice():
-    scores = {name: Scores(np.random.rand(12).tolist(), 0.3) for name in (OWN, "ntk", "yarn", "bicubic" * 20)}
-    return Advice((224, 224), {(side, side): SizeAdvice(scores, {"ntk": "line\n" * 30}) for side in range(32, 320, 32)})
-
-
 RESULTS = {
     "share": share,
     "audit": audit,
     "debiased": debiased,
-    "resized": lambda: certify_resize(tiny.tiny("learnable"), 64),
     "study": lambda: results({f"encoding=rope(base={n}),joining=default": [70.0 + n, 71.5 - n] for n in range(30)}),
     "one run": lambda: results({"a": [70.0]}),
     "profile": profile,
-    "advice": advice,
     "long names": lambda: results({f"rope(base={n})" * 9: [1e3 * n, 7.0, 8.5] for n in range(3)}),
     "a diverged run": lambda: results({"a": [70.0, float("nan")], "b": [71.0, 72.0]}),
     "no profile": lambda: Profile(()),
@@ -92,12 +83,11 @@ def test_names_are_cut_and_numbers_are_not():
     assert re.search(r"\n2 rope\(base=1\S*\.\.\.  ", text) and "+666.67 [-2201.77, +3535.10]" in text
     assert "not finite" in str(RESULTS["a diverged run"]())
     assert len(set(profile().summary()[0])) == 6 and "not tested" in str(results({"a": [7.0], "b": [8.0]}))
-    assert str(advice()).endswith("\n...")
     scores = {"a": [70.0, 71.0, 72.0, 73.0], "b": [71.0, 73.0, 73.0, 76.0], "c": [70.0, 71.5, 71.9, 73.2]}
     assert [row[6] for row in results(scores).summary()[1:]] == ["", "not after correction", "no difference found"]
 
 
 def test_json_has_the_fields_alone_and_the_values_of_tensors():
-    scores = SizeAdvice({OWN: Scores([0.1, 0.2], 0.3), "ntk": Scores([0.2, 0.4], 0.3)}, {})
-    before = plain(scores)
-    assert scores.tests and plain(scores) == before and plain(torch.ones(2)) == [1.0, 1.0]
+    result = share()
+    before = plain(result)
+    assert result.summary() and plain(result) == before and plain(torch.ones(2)) == [1.0, 1.0]

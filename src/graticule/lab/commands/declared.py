@@ -272,29 +272,6 @@ class Models(JsonOutput):
 
 
 @dataclass
-class Advise(NamedModels, JsonOutput, OnDevice):
-    """Choose what the position of a frozen model should do at other image sizes, by unlabeled images.
-
-        graticule advise RUN --images FOLDER --sizes 336 448x672
-
-    What is lost against its own size is compared for resamplers of tables and biases, scalings of rotations, and larger
-    windows; what to paste is printed, or that nothing helps but training. A model of timm or transformers is converted
-    first; of one that does not convert, the tables that graticule.resize resamples are compared.
-    """
-
-    model: Positional[str]
-    """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
-    images: Path
-    """folder of images, at any depth"""
-    sizes: list[str] = field(default_factory=list)
-    """other sizes, sides in pixels, or HEIGHTxWIDTH"""
-    count: Annotated[int, Range(10)] = 50
-    """largest number of images, evenly spaced"""
-    output: Path | None = None
-    """folder for advice.json with the values of every image (default: the run's, or runs/NAME)"""
-
-
-@dataclass
 class Check(JsonOutput):
     """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
 
@@ -430,7 +407,6 @@ DECLARED: dict[str, type] = {
     "explore": Explore,
     "audit": AuditCommand,
     "models": Models,
-    "advise": Advise,
     "check": Check,
     "identify": IdentifyCommand,
     "new": New,

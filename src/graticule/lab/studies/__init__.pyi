@@ -1,5 +1,3 @@
-from .advise import Advice as Advice
-from .advise import advise as advise
 from .execution import executor_of as executor_of
 from .execution import train_runs as train_runs
 from .plan import plan as plan
