@@ -474,27 +474,3 @@ def test_sizes_that_make_no_sense_are_refused():
         with pytest.raises(error, match=message):
             fold(refused, **options)
         assert not isinstance(refused.position, FoldedSizes)
-
-
-def test_a_position_with_code_of_its_own_is_not_folded():
-    def hook(*call):
-        return None
-
-    def forward(_):
-        return [LayerPosition()] * DEPTH
-
-    changes = [
-        (lambda position: position.register_forward_hook(hook), "position._forward_hooks is .*hook"),
-        (lambda position: position.encodings[0].register_forward_pre_hook(hook), "encodings.0._forward_pre_hooks is"),
-        (
-            lambda position: setattr(position, "forward", forward),
-            "position.forward is the function .*, not that of its class",
-        ),
-    ]
-    for change, message in changes:
-        model = tiny("learnable", "lape").eval()
-        position = model.position
-        change(position)
-        with pytest.raises(ValueError, match=rf"`model` must have the position that its classes compute.*{message}"):
-            fold(model)
-        assert model.position is position

@@ -8,7 +8,6 @@ from torch import nn
 
 from graticule.backbones.language import LanguageModel
 from graticule.checkpoints.read import check_whole
-from graticule.checkpoints.skeleton import code_of
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
 from graticule.position.position import Position
 from graticule.registry.checks import checked
@@ -37,20 +36,12 @@ def fold(
             `img_size` must then be left out. Compiled and exported models compute position from the parameters.
 
     Raises:
-        ValueError: if there is no backbone in `model`, it does not accept `img_size`, or its position has hooks or
-            functions of its own, which constants would no longer call. The model is then unchanged.
+        ValueError: if there is no backbone in `model`, or it does not accept `img_size`. The model is then unchanged.
     """
     backbones = _backbones(model)
     if not backbones:
         raise ValueError(f"`model` must be or contain a backbone with a `position`, got {type(model).__name__}.")
     check_whole(model, values=False)
-    for backbone in backbones:
-        for place, actual, expected in code_of(_original(backbone)):
-            if not place.startswith("torch."):
-                raise ValueError(
-                    f"`model` must have the position that its classes compute, since constants replace it, but "
-                    f"position.{place} is {actual}, not {expected}; undo this change first."
-                )
     folded: list[Folded]
     if sizes is not None:
         if img_size is not None or any(isinstance(backbone, LanguageModel) for backbone in backbones):
