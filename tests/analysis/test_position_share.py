@@ -172,6 +172,24 @@ def test_repeated_images_are_left_out_with_a_warning():
     assert share.summary() == expected.summary()
 
 
+def test_repeated_images_are_left_out_of_an_audit_and_a_removal_with_their_labels():
+    model = tiny.build("ViT, DeiT").eval()
+    images, labels = tiny.images(batch=12), torch.arange(12) % 3
+    again = [*range(12), 0, 0, 5]
+    for measure in (
+        lambda x, y: graticule.audit(model, x, labels=y, timed=False).record(),
+        lambda x, y: graticule.debias(model, x, "rows_columns", labels=y).certificate.to_json(),
+    ):
+        expected = measure(images, labels)
+        with pytest.warns(UserWarning, match=r"^12 of the 15 images differ; the others are left out\.$"):
+            assert measure(images[again], labels[again]) == expected
+    with (
+        pytest.warns(UserWarning, match="^2 of the 12 images differ"),
+        pytest.raises(ValueError, match=r"`images` must be .* with B at least 9"),
+    ):
+        graticule.debias(model, images[[0, 1] * 6])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -19,7 +19,7 @@ from graticule.analysis.effect import Effect, FeatureComparison, standard_error
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
-from graticule.analysis.share import LayerShares, PositionShare, check_images
+from graticule.analysis.share import LayerShares, PositionShare, check_images, different_images
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, evaluating, image_channels
@@ -229,7 +229,7 @@ def audit(
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
         images: preprocessed images (B, C, height, width), or videos, with a depth; or (height, width) -> images: those
-            at `img_size`, and the same images at other sizes.
+            at `img_size`, and the same images at other sizes. Repeated images are left out, with a warning.
         img_size: (height, width) in pixels; that of the model by default, or of the images if they have one size.
         labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
             whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
@@ -261,9 +261,12 @@ def audit(
         raise ValueError(
             f"`labels` must be {len(sized)} classes, whole numbers, got {labels.dtype} {tuple(labels.shape)}."
         )
+    check_images(sized, videos=True)
+    chosen = different_images(sized)
+    images, labels = {at: of_size[chosen] for at, of_size in images.items()}, None if labels is None else labels[chosen]
+    sized = images[size]
     if len(sized) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(sized)}.")
-    check_images(sized, videos=True)
     others: dict[Size, ModelView] = {other: view.resized_to(other) for other in images if other != size}
     unavailable: dict[str, str] = {}
     changed = _changed_views(view, unavailable)

@@ -18,6 +18,7 @@ from graticule.analysis.share import (
     ShareSums,
     additive_basis,
     check_images,
+    different_images,
     mean_estimate,
     proportion_estimate,
 )
@@ -141,12 +142,16 @@ def certify(
     Args:
         debiased: the model.
         images: preprocessed images (B, C, height, width), at least three that differ; others than it was fitted on.
+            Repeated images are left out, with a warning.
         labels: classes of the images (B,), or of their patches (B, H * W), -1 for unknown.
         batch_size: images per forward pass.
 
     Raises:
         ValueError: if the images cannot be used.
     """
+    check_images(images, 3)
+    chosen = different_images(images)
+    images, labels = images[chosen], None if labels is None else labels[chosen]
     check_images(images, 3)
     grid = debiased.grid_of(images)
     size = (images.shape[-2], images.shape[-1])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.analysis.certificate import PlaceReader, certify
-from graticule.analysis.share import ShareSums, additive_basis, check_images
+from graticule.analysis.share import ShareSums, additive_basis, check_images, different_images
 from graticule.checkpoints.obstacles import check_intact
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction
 from graticule.external.images import Size, image_channels
@@ -62,8 +62,9 @@ def debias(
     Args:
         model: one of our backbones, or another model whose blocks are found by structure and that returns features of
             patches, as those of timm and transformers. It is measured in evaluation mode, and shared, not copied.
-        images: preprocessed images (B, C, height, width) of a size that the model takes, at least nine that differ;
-            the removal is for this size, and a table is resampled for others.
+        images: preprocessed images (B, C, height, width) of a size that the model takes, at least nine that differ
+            (repeated ones are left out, with a warning); the removal is for this size, and a table is resampled for
+            others.
         method: the method.
         components: number of components (see `DebiasCertificate.components`); by default chosen on held-out images.
         layers: indices of layers from whose patches position is removed as well, for `Debiased.layer_tokens`.
@@ -82,6 +83,10 @@ def debias(
         True
     """
     _check(model, images, method, components, labels, img_size)
+    if images is not None:
+        chosen = different_images(images)
+        images, labels = images[chosen], None if labels is None else labels[chosen]
+        check_images(images, _LEAST)
     view = view_of(model, img_size or (None if images is None else tuple(images.shape[2:])))
     size = view.img_size
     grid = Grid(*view.grids(size)[-1].shape)

@@ -300,16 +300,15 @@ def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
         )
 
 
-def different_images(images: Tensor) -> Tensor:
-    """Return the images without repeats, which tell nothing more; a warning says how many differ."""
+def different_images(images: Tensor) -> list[int]:
+    """Return the indices of the images without repeats, which tell nothing more; a warning says how many differ."""
     values = images.detach().cpu().contiguous()
     first: dict[str, int] = {}
     for index, image in enumerate(values):
         first.setdefault(hashlib.sha256(image.view(torch.uint8).numpy().tobytes()).hexdigest(), index)
     if len(first) < len(images):
-        warnings.warn(f"{len(first)} of the {len(images)} images differ; the others are left out.", stacklevel=3)
-        images = images[list(first.values())]
-    return images
+        warnings.warn(f"{len(first)} of the {len(images)} images differ; the others are left out.", stacklevel=4)
+    return list(first.values())
 
 
 @checked
@@ -344,7 +343,7 @@ def position_share(
         (['0', '1', 'features'], True)
     """
     check_images(images, videos=True)
-    images = different_images(images)
+    images = images[different_images(images)]
     size = tuple(images.shape[2:])
     base = view_of(model, size)
     others = [other for other in dict.fromkeys(map(tuple, sizes or ())) if other != size]
