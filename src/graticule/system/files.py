@@ -15,6 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+@cache
 def _remove_left(folder: Path) -> None:
-    """Remove the temporary files of `write_whole` whose process, on this machine, was killed."""
+    """Remove the temporary files of `write_whole` whose process, on this machine, was killed; once per process."""
     if os.name != "posix":  # elsewhere, asking for a process may end it
         return
     for left in folder.glob(f".*.{glob.escape(platform.node())}.*.tmp"):
