@@ -357,8 +357,11 @@ def test_a_folder_with_the_config_of_another_program_is_refused(model, tmp_path,
 
 
 def test_a_folder_of_a_published_model_is_written_again(model, tmp_path):
-    for _ in range(2):
-        model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    other = copy.deepcopy(model)
+    torch.nn.init.constant_(other.head.bias, 3)
+    other.save_pretrained(tmp_path / "model")
+    assert (graticule.from_pretrained(tmp_path / "model").head.bias == 3).all()
 
 
 def test_a_link_that_leads_nowhere_is_named_as_such(model, tmp_path):
