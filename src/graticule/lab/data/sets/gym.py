@@ -1,7 +1,7 @@
 """The gym: images of marks on a grid, whose class needs one kind of position information, without any download.
 
-An image is a grid of 6 x 6 cells of 4 x 4 pixels, the patches of a model. A cell is blank, or shows a mark (A or B) or a
-distractor. The class is a function of the cells of the marks.
+An image is a grid of 6 x 6 cells of 4 x 4 pixels, the patches of a model. A cell is blank, or shows a mark (A or B) or
+a distractor. The class is a function of the cells of the marks.
 
 Images come in groups, one image per class, whose patches are the same up to their order. A model that sees the patches
 without their order, such as a ViT without position encoding, therefore gives all images of a group the same class, and
@@ -28,8 +28,8 @@ SIDE, CELL = 6, 4
 COUNTS: dict[Split, int] = {"train": 7200, "test": 1440}
 #: Symbols of a cell: nothing, the two marks, and distractors without information.
 BLANK, A, B, DISTRACTORS = 0, 1, 2, (3, 4, 5)
-#: Probability that a cell without a mark shows a distractor.
-DENSITY = 0.1
+#: Cells of an image that show a distractor.
+DISTRACTED = 3
 #: The images of the symbols, (6, 4, 4): 0 if blank, otherwise -1 and 1, orthogonal to each other and of mean 0.
 GLYPHS = np.concatenate([np.zeros((1, 16), int), hadamard(16)[[5, 10, 3, 12, 6]]]).reshape(6, CELL, CELL)
 #: Bytes of the values -1, 0 and 1; mean and standard deviation in `DatasetInfo` turn them into these values again.
@@ -114,8 +114,9 @@ def draw(name: str, split: Split) -> tuple[np.ndarray, np.ndarray]:
     chosen = [
         random.choice(len(arrangements.cells), last, p=arrangements.probabilities(label)) for label in range(classes)
     ]
-    around = random.choice(DISTRACTORS, (2 * last, SIDE * SIDE - len(task.symbols)))
-    around[random.random_sample(around.shape) >= DENSITY] = BLANK
+    around = np.full((2 * last, SIDE * SIDE - len(task.symbols)), BLANK)
+    places = random.random_sample(around.shape).argsort(1)[:, :DISTRACTED]
+    np.put_along_axis(around, places, random.choice(DISTRACTORS, places.shape), axis=1)
     _, unlike = np.unique(around, axis=0, return_index=True)
     groups = np.s_[:first] if split == "train" else np.s_[first:last]
     around = around[np.sort(unlike)[groups]].repeat(classes, axis=0)
