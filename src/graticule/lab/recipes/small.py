@@ -26,8 +26,8 @@ Cost: on one core, digits_quick and digits_posmlp two minutes, digits_cpvt three
     pydoc_nano 75; on 2 cores, digits_sizes about a minute, fashion_mnist 150 s per epoch (2026-11-21). Dense models:
     docs/dense.md.
 Result: docs/results.md has the studies of digits_small, digits_posmlp and digits_gmlp, and of Fashion-MNIST. gym with
-    seed 0 (2026-11-29): none 12.5 % (chance), learnable 17.8 %, learnable with LaPE 100 %, rope 100 %. For the others no
-    score per seed is on record. Dense models: docs/dense.md.
+    seed 0 (2026-11-29): none 12.5 % (chance), learnable 17.8 %, learnable with LaPE 100 %, rope 100 %. For the others
+    no score per seed is on record. Dense models: docs/dense.md.
 """
 
 from __future__ import annotations
