@@ -15,7 +15,6 @@ References: The Control of the False Discovery Rate in Multiple Testing under De
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from statistics import fmean
 
 from scipy import stats
 
-from graticule.lab.gym.profile import read_profile
+from evidence.gym import GymScore, gym_scores
 from graticule.lab.studies.significance import LEVEL, PairedTest, paired_test
 from graticule.lab.studies.study import TRAINED, read_table
 from graticule.lab.studies.tables import read_records
@@ -53,25 +52,17 @@ def parse(contrast: str, variant: str = "", at: str = TRAINED) -> tuple[Term, ..
 
 
 def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Read the scores of a study, or of a gym (in percent), from docs/data.
+    """Read the scores of a study, or of the gym (in percent), from docs/data.
 
     The condition of a metric that is not the accuracy or loss of the recipe begins with the metric.
     """
-    scores: dict[tuple[str, str, str], dict[int, float]] = {}
     if name.startswith("gym"):
-        profile = read_profile(folder / f"{name}.csv")
-        where = {side: TRAINED if side == profile.trained else f"{side} cells" for side in profile.sides}
-        for score in profile.rows:
-            if not math.isnan(score.normalized):
-                of_task = scores.setdefault((score.choice, score.task, where[score.side]), {})
-                of_task[score.seed] = 100 * score.normalized
-        for side, at in where.items():  # a mean over all tasks, where a score below chance counts as chance
-            scores |= {(choice, "mean", at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
-    else:
-        for row in read_table(folder / f"study_{name}.csv"):
-            if row.metric != "loss":
-                at = row.at if row.metric in ("top1", "miou", "bits") else f"{row.metric}, {row.at}"
-                scores.setdefault((row.choice, row.variant, at), {})[row.seed] = row.value
+        return gym_scores(read_records(folder / f"{name}.csv", GymScore))
+    scores: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in read_table(folder / f"study_{name}.csv"):
+        if row.metric != "loss":
+            at = row.at if row.metric in ("top1", "miou", "bits") else f"{row.metric}, {row.at}"
+            scores.setdefault((row.choice, row.variant, at), {})[row.seed] = row.value
     return scores
 
 
@@ -157,7 +148,7 @@ class Asked:
     question: of docs/papers.md; empty for a row that is not printed there.
     label: the data set or condition there.
     task: of docs/which.md; empty for a row that is not printed there.
-    data: study, or 'extrapolation', or a gym: the file in docs/data.
+    data: study, or 'extrapolation', or a name that begins with gym: the file in docs/data.
     variant: of the study, or task of the gym.
     at: condition of the scores that name none.
     contrast: as text; on docs/papers.md it is positive if the paper is right.

@@ -36,7 +36,7 @@ NOT_RUN = {
     r".* --(real|push|devices)\b": "labels of ImageNet, the hub, devices",
 }
 #: Commands that train.
-TRAINS = re.compile(r"graticule (train|compare|gym|study|adapt|demo)\b")
+TRAINS = re.compile(r"graticule (train|compare|study|adapt|demo)\b")
 #: Subcommand -> options that make it small.
 SMALL = {
     "adapt": "--quick",
@@ -46,7 +46,6 @@ SMALL = {
     "check my_encoding.py": "",
     "compare": "--quick",
     "explore": "--no-open",
-    "gym": "--quick",
     "study": "--quick",
     "study evidence": "--list",
     "train": "--quick",
@@ -62,7 +61,6 @@ STANDS = {
     "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
     "--sizes 336 448x672": "--sizes 20 20x40",
     "--window 512 --stride 341": "--window 96 --stride 60",
-    "gym --seeds": "gym --choices encoding=rope --tasks displacement --seeds",
     "new study my_study": "new study other_study",
     "identify FILE.py:NAME": "identify rotation.py:code",
     "...": "",

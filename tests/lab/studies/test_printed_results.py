@@ -11,7 +11,6 @@ from test_compare import results
 import graticule
 import tiny
 from graticule.analysis.share import Estimate, PositionShare
-from graticule.lab.gym.profile import Profile, ProfileRow
 from graticule.system.tables import format_table, plain
 from graticule.testing.identify import Identity
 
@@ -33,22 +32,14 @@ def debiased():
     return graticule.debias(model, tiny.images(batch=12), "leace", components=2, labels=labels).certificate
 
 
-def profile():
-    choices = [f"encoding=rope(base=100, axes={n}),joining=lape" for n in range(9)]
-    cells = [(choice, f"task{task}", "plane", seed) for choice in choices for task in range(30) for seed in (0, 1)]
-    return Profile(tuple(ProfileRow(*cell, 9, 9, 0.5, 0.1, 0.4, 10, 1.0, 12345, "recipe") for cell in cells))
-
-
 RESULTS = {
     "share": share,
     "audit": audit,
     "debiased": debiased,
     "study": lambda: results({f"encoding=rope(base={n}),joining=default": [70.0 + n, 71.5 - n] for n in range(30)}),
     "one run": lambda: results({"a": [70.0]}),
-    "profile": profile,
     "long names": lambda: results({f"rope(base={n})" * 9: [1e3 * n, 7.0, 8.5] for n in range(3)}),
     "a diverged run": lambda: results({"a": [70.0, float("nan")], "b": [71.0, 72.0]}),
-    "no profile": lambda: Profile(()),
     "identity": lambda: Identity(None, "Grid(H, W)", 0.1, ((6, 6), (5, 12)), "rope(base=100)", notes=("words " * 40,)),
 }
 
@@ -82,7 +73,7 @@ def test_names_are_cut_and_numbers_are_not():
     text = str(RESULTS["long names"]())
     assert re.search(r"\n2 rope\(base=1\S*\.\.\.  ", text) and "+666.67 [-2201.77, +3535.10]" in text
     assert "not finite" in str(RESULTS["a diverged run"]())
-    assert len(set(profile().summary()[0])) == 6 and "not tested" in str(results({"a": [7.0], "b": [8.0]}))
+    assert "not tested" in str(results({"a": [7.0], "b": [8.0]}))
     scores = {"a": [70.0, 71.0, 72.0, 73.0], "b": [71.0, 73.0, 73.0, 76.0], "c": [70.0, 71.5, 71.9, 73.2]}
     assert [row[6] for row in results(scores).summary()[1:]] == ["", "not after correction", "no difference found"]
 
