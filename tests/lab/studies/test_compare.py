@@ -272,7 +272,7 @@ def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
         assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
         assert comparison.scores(at)[name] == pytest.approx(
             comparison.scores()[name], rel=1e-5
-        )  # Lightning's are in float32
+        )  # those of the history are in float32
         (score,) = evaluate_text(runs[1].model(checkpoint="last"), runs[1].data(), [32], progress=False)
         assert comparison.scores("32 tokens")[name][1] == score.bits_per_byte
     for wrong in ([32, 32], [0], [100]):  # the first choice has 64 tokens, the other 128
