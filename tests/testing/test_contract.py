@@ -7,7 +7,6 @@ from torch import Tensor, nn
 import graticule
 from graticule import PatchBias, Points
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.position.joining import JOININGS
 from graticule.position.places import Places
 from graticule.position.position import ENCODINGS
@@ -25,8 +24,8 @@ WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",), "peg": ("fill",), "cropped
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_passes_the_contract(encoding):
-    without = ("product",) if issubclass(ENCODINGS[encoding], MixingEncoding) else WITHOUT_EFFECT.get(encoding, ())
-    check_encoding(encoding, compiled=False, without_effect=without)  # tests/backbones/test_compile.py compiles them
+    # tests/backbones/test_compile.py compiles them
+    check_encoding(encoding, compiled=False, without_effect=WITHOUT_EFFECT.get(encoding, ()))
 
 
 @pytest.mark.parametrize("joining", JOININGS)
