@@ -127,8 +127,7 @@ def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
     fingerprints = []
     for text in ("a text " * 20, "a text " * 20, "a test " * 20):
         (tmp_path / "a.txt").write_text(text)
-        (tmp_path / "b.txt").write_text("another text " * 20)
-        data = TextModule("text_folder", root=tmp_path, context=8)
+        data = TextModule("text_file", root=tmp_path / "a.txt", context=8)
         data.setup()
         fingerprints.append(data.fingerprint())
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
