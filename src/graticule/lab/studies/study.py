@@ -216,7 +216,7 @@ def load_study(file: str | Path) -> Study:
 class StudyRow:
     """A score of a run.
 
-    recipe: the hash of its recipe, and that of its data, `run_hash`; earlier versions recorded the first alone.
+    recipe: the hash of its recipe, and that of its data, `run_hash`; some recorded tables have the first alone.
     date: of the end of the training.
     seconds: wall time of the training; not finite if it was not recorded.
     """
