@@ -12,10 +12,10 @@ LINES = """
 benchmarks: . 1730
 evidence: . 4370
 graticule: . 30, analysis 3310, backbones 4970, checkpoints 1910, dense 2090, encodings 5320, external 6570, hub 780,
-  layers 1020, position 3400, registry 1160, surgery 2490, system 540, testing 3400
+  layers 1020, position 3400, registry 1160, surgery 2490, system 540, testing 3390
 graticule/lab: . 750, commands 3120, data 3520, figures 1240, gym 1440, pages 870, recipes 1200, studies 2220, tasks
   2380, training 2620
-tests: . 3370, analysis 2660, backbones 4020, checkpoints 1670, dense 790, encodings 4140, external 3380, gpu 840, hub
+tests: . 3380, analysis 2660, backbones 4020, checkpoints 1670, dense 790, encodings 4140, external 3380, gpu 840, hub
   380, layers 850, parity 1660, position 2310, registry 710, surgery 2770, system 230, testing 2050
 tests/lab: . 130, commands 1530, data 2800, figures 350, gym 850, pages 400, recipes 500, studies 2140, tasks 1740,
   training 1440
