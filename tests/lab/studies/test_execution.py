@@ -76,9 +76,7 @@ def table(folder):
 
 def test_a_comparison_by_an_executor_has_the_same_numbers_and_resumes_runs_that_died(here, tmp_path):
     executor = Scripted(BrokenProcessPool("out of memory"), OSError("the disk was away"))
-    with pytest.raises(
-        RuntimeError, match=r"resumes these:\n.*none.*BrokenProcessPool: out of.*\n.*learnable.*OSError"
-    ):
+    with pytest.raises(RuntimeError, match=r"resumes them:\n.*none.*BrokenProcessPool: out of.*\n.*learnable.*OSError"):
         compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
     compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
     assert executor.calls == 4 and table(tmp_path) == table(here)
@@ -110,7 +108,7 @@ def test_a_run_whose_process_is_killed_is_named_and_the_same_command_resumes_it(
     killer = threading.Thread(target=kill)
     killer.start()
     with (
-        pytest.raises(RuntimeError, match=r"resumes these:\n.*none.*BrokenProcessPool"),
+        pytest.raises(RuntimeError, match=r"resumes them:\n.*none.*BrokenProcessPool"),
         executor_of("local:1") as pool,
     ):
         compare(choices, [0], tmp_path / "there", progress=False, executor=pool)

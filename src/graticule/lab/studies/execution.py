@@ -114,9 +114,7 @@ def train_runs(
                 raise
             raise Interrupted(str(runs[0].folder.parent)) from None
     if failures:
-        raise RuntimeError(
-            "some runs failed; the others are finished, and the same command resumes these:\n" + "\n".join(failures)
-        )
+        raise RuntimeError("runs failed; the same command resumes them:\n" + "\n".join(failures))
 
 
 def _train_here(planned: PlannedRun, runs: Sequence[PlannedRun], progress: bool) -> None:
