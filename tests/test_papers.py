@@ -71,7 +71,7 @@ def test_every_item_has_a_command():
 
 def test_every_recipe_of_a_paper_is_in_a_command():
     text = " ".join(item.command for item in ALL)
-    small = re.compile(r"my_|digits|fashion|gym|scenes|camvid|coco_overfit|adapt|pydoc_nano")
+    small = re.compile(r"my_|digits|fashion|gym|scenes|camvid|coco_overfit|adapt")
     own = [name for name in list_recipes() if RECIPES[name].function.__module__.startswith("graticule.lab.recipes.")]
     missing = [name for name in own if not small.match(name) and not re.search(rf"\b{name}\b", text)]
     assert missing == []
@@ -83,7 +83,7 @@ def test_every_contrast_with_a_question_is_printed_once():
         for row, contrast in asked:
             assert row.control and row.question.endswith("?"), row
             names = [item.item for item in ALL if item.paper == paper and first_name(row.where) in item.names]
-            assert len(names) == 1 and f"{row.label} {text_of(row, contrast)} (" in part, row
+            assert len(names) == 1 and f"{row.label}: {text_of(row, contrast)} (" in part, row
 
 
 @pytest.mark.parametrize("paper", KEYS)

@@ -14,7 +14,6 @@ import torch
 from graticule.lab.studies.arms import OF_LENGTH, Arm, measure_arm
 from graticule.lab.studies.runs import read_metrics
 from graticule.lab.studies.study import Study
-from graticule.lab.tasks.language import check_lengths
 from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
@@ -132,8 +131,6 @@ def check_choices(
         check_sizes(model, study.sizes)
         for size in study.sizes if study.modes == ("crop",) else ():
             check_crop(size, data.size)
-        if study.lengths:
-            check_lengths(model, study.lengths, data)
         examples.add(getattr(data, "num_test", None))
     for planned in runs:
         run = Run(planned.folder)

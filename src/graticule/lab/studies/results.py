@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from graticule.lab.figures.save import save_figures
-from graticule.lab.figures.scores import MOST_LINES, length_plot, resolution_plot, score_plot
+from graticule.lab.figures.scores import MOST_LINES, resolution_plot, score_plot
 from graticule.lab.studies.arms import Arm, arms_table, read_arms
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import (
@@ -29,7 +29,7 @@ from graticule.lab.studies.significance import (
     seeds_needed,
     spread,
 )
-from graticule.lab.studies.study import LENGTH, RESAMPLED, TRAINED, UNPLACED, Study, StudyRow, place, read_table
+from graticule.lab.studies.study import TRAINED, UNPLACED, Study, StudyRow, place, read_table
 from graticule.lab.studies.tables import Rows, markdown
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
@@ -284,15 +284,8 @@ class Results(PrintedTable):
                 "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "
                 "is inconclusive."
             )
-        marks = {
-            UNPLACED: "With the position of a whole image, since they cannot encode a crop",
-            RESAMPLED: "With a table that is resampled to some of the lengths",
-        }
-        for metric, text in marks.items():
-            if choices := dict.fromkeys(row.choice for row in self.rows if row.metric == metric):
-                notes.append(f"{text}: {', '.join(choices)}.")
-        if len({row.value for row in self.rows if row.metric == LENGTH}) > 1:
-            notes.append("Not to be compared: limit_test is in windows of a choice's own tokens, so the text differs.")
+        if choices := dict.fromkeys(row.choice for row in self.rows if row.metric == UNPLACED):
+            notes.append(f"With the position of a whole image, since they cannot encode a crop: {', '.join(choices)}.")
         return [*notes, *filter(None, [self.interim()])]
 
     def interim(self) -> str:
@@ -358,7 +351,7 @@ class Results(PrintedTable):
         return "\n\n".join(filter(None, text))
 
     def figures(self) -> dict[str, Figure]:
-        """Draw the endpoint of every choice and seed, and the scores at other sizes or lengths."""
+        """Draw the endpoint of every choice and seed, and the scores at other sizes."""
         figures = {}
         scores, values = self.scores(), self.endpoints()
         if scores:
@@ -371,10 +364,6 @@ class Results(PrintedTable):
         for mode in self.study.modes if self.study.sizes else ():
             by_size = self._by_condition({place(mode, size): size for size in self.study.sizes})
             figures[f"_{mode}"] = resolution_plot(by_size, trained_at=recipe.img_size)
-        if self.study.lengths:
-            by_length = {f"{length} tokens": length for length in self.study.lengths}
-            contexts = [recipe.context for recipe in self.study.recipes().values()]
-            figures["_lengths"] = length_plot(self._by_condition(by_length), None, contexts)
         return figures
 
     def _by_condition(self, names: Mapping[str, Any]) -> dict[str, dict[Any, list[float]]]:

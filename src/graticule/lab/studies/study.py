@@ -18,7 +18,7 @@ from typing import Any, Literal
 from graticule.lab.studies.arms import check_facts
 from graticule.lab.studies.tables import csv_of_records, read_records, size_text
 from graticule.registry.checks import known_name
-from graticule.registry.fields import Count, Positive, Seed, Side, check_fields
+from graticule.registry.fields import Positive, Seed, Side, check_fields
 from graticule.registry.plugins import call_file
 from graticule.system.files import read_json, write_text
 
@@ -28,7 +28,7 @@ Measured = tuple[str, str, float]
 TRAINED = "trained"
 #: Rows that are no scores: of a crop that had the position of a whole image, of a length that a table was resampled to,
 #: and the bytes of the held-out text.
-UNPLACED, RESAMPLED, LENGTH = "unplaced", "resampled", "bytes"
+UNPLACED = "unplaced"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Study:
     base: fields of the recipe that are changed for all choices.
     seeds: the same for every choice and variant.
     sizes: further (height, width) of images that the last weights are tested at.
-    lengths: for texts, further lengths of windows, in tokens, that the last weights are tested at.
     modes: how images are changed to those sizes: zoom, canvas or crop; only sizes up to the training size are crops.
     tests: (choice, the choice it is tested against); all against the first by default.
     interactions: (a, b, c, d): tests of the contrast (a - b) - (c - d), the gain of a over b minus that of c over d.
@@ -97,7 +96,6 @@ class Study:
     decimals: int = 2
     margin: Positive = 1.0
     deviation: Positive | None = None
-    lengths: tuple[Count, ...] = ()
     expects: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -218,7 +216,7 @@ def load_study(file: str | Path) -> Study:
 class StudyRow:
     """A score of a run.
 
-    recipe: the hash of its recipe, and that of its data, `run_hash`; earlier versions recorded the first alone.
+    recipe: the hash of its recipe, and that of its data, `run_hash`; some recorded tables have the first alone.
     date: of the end of the training.
     seconds: wall time of the training; not finite if it was not recorded.
     """

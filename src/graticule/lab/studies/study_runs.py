@@ -17,8 +17,6 @@ from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.study import (
-    LENGTH,
-    RESAMPLED,
     TRAINED,
     UNPLACED,
     Measured,
@@ -31,7 +29,6 @@ from graticule.lab.studies.study import (
     run_hash,
     write_table,
 )
-from graticule.lab.tasks.language import evaluate_text
 from graticule.lab.tasks.parts.image_scores import Mode, evaluate
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, surroundings
@@ -55,7 +52,6 @@ def compare(
     executor: Executor | None = None,
     sizes: Sequence[tuple[int, int]] = (),
     mode: Mode = "zoom",
-    lengths: Sequence[int] = (),
 ) -> Results:
     """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .png and .json there.
 
@@ -74,7 +70,6 @@ def compare(
             other.
         sizes: (height, width) of further images that the last weights are tested at.
         mode: how images are changed to those sizes.
-        lengths: for texts, further lengths of windows that the last weights are tested at.
 
     Raises:
         ValueError: before any work, if a choice cannot be built or has another metric than the first, an existing run
@@ -99,7 +94,6 @@ def compare(
         seeds=tuple(seeds),
         sizes=tuple(sizes),
         modes=(mode,),
-        lengths=tuple(lengths),
     )
     arms, examples = check_choices(study, runs)
     study = dataclasses.replace(study, decimals=supported_decimals(first.metric, examples, len(seeds)))
@@ -277,14 +271,14 @@ def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[St
 
 
 def _at_conditions(study: Study, run: Run) -> Iterator[Measured]:
-    """Measure the last weights at the sizes or lengths of the study."""
-    if not study.sizes and not study.lengths:
+    """Measure the last weights at the sizes of the study."""
+    if not study.sizes:
         return
     data = run.data()
     gpu = run.recipe().accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
     model = in_precision(run.model(data, "last"), run.recipe().precision, device)
-    for mode in study.modes if study.sizes else ():
+    for mode in study.modes:
         sizes = [(h, w) for h, w in study.sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
         for score in evaluate(model, data, sizes, device=device, mode=mode, measure_cost=False, progress=False):
             at = place(mode, score.size)
@@ -292,10 +286,3 @@ def _at_conditions(study: Study, run: Run) -> Iterator[Measured]:
             yield "loss", at, round(score.loss, 5)
             if score.placed is False:
                 yield UNPLACED, at, 1.0
-    if study.lengths:
-        yield LENGTH, TRAINED, float(data.num_bytes("test"))
-        for text in evaluate_text(model, data, study.lengths, device=device, progress=False):
-            at = f"{text.length} tokens"
-            yield "bpb", at, text.bits_per_byte
-            if text.resampled:
-                yield RESAMPLED, at, 1.0
