@@ -138,8 +138,8 @@ def _fit(
         batches.skip(training.batches_done)
 
     def save(score: float | None = None) -> None:
-        kept = {"rows": history.rows, "seconds": history.seconds if score is None else 0.0}
-        checkpoints.save({**training.state_dict(), "history": kept}, training.steps, score)
+        rows = {"rows": history.rows, "seconds": history.seconds if score is None else 0.0}
+        checkpoints.save({**training.state_dict(), "history": rows}, training.steps, score)
 
     start = f"resumed after step {training.steps}" if training.steps else "starts"
     devices = f"{fabric.world_size} device{'s' * (fabric.world_size > 1)}"

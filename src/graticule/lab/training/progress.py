@@ -53,8 +53,8 @@ class History:
 
     def add(self, scores: dict[str, float], epoch: int, epochs: int, step: int) -> dict[str, float]:
         """Add the row of an epoch, counted from 1, and write the file; returns the row."""
-        shown = {name: float(str(np.float32(value))) for name, value in scores.items()}  # 37.8, not 37.79999923706055
-        row = {"epoch": epoch, **shown, "seconds": self.seconds}
+        values = {name: float(str(np.float32(value))) for name, value in scores.items()}  # 37.8, not 37.79999923706055
+        row = {"epoch": epoch, **values, "seconds": self.seconds}
         self.rows = [*(row for row in self.rows if row["epoch"] < epoch), row]
         if not self.writes:
             return row
@@ -68,8 +68,8 @@ class History:
         for name, value in row.items():
             self._events.add_scalar(name, value, step)
         self._events.flush()
-        values = ", ".join(f"{name} {value:.6g}" for name, value in row.items() if name != "epoch")
-        self.say(f"epoch {epoch} of {epochs}: {values}")
+        line = ", ".join(f"{name} {value:.6g}" for name, value in row.items() if name != "epoch")
+        self.say(f"epoch {epoch} of {epochs}: {line}")
         return row
 
     def close(self) -> None:

@@ -151,8 +151,8 @@ class Training:
         """Return whether `value` is true in any process."""
         if self.fabric.world_size == 1:
             return bool(value)
-        there = torch.tensor(float(value), device=self.fabric.device)
-        return bool(self.fabric.all_reduce(there, reduce_op="max"))
+        flag = torch.tensor(float(value), device=self.fabric.device)
+        return bool(self.fabric.all_reduce(flag, reduce_op="max"))
 
     @torch.inference_mode()
     def validate(self, loader: Any) -> dict[str, float]:
