@@ -38,7 +38,6 @@ def test_it_is_timms_with_every_weight_drawn(side, kwargs):
     assert all(torch.equal(published[name], value) for name, value in reference.state_dict().items())
 
 
-@pytest.mark.filterwarnings("ignore:.*does not say what grid it is for")
 @torch.no_grad()
 def test_a_grid_that_is_not_square_has_timms_formula_with_its_own_coordinates():
     ours, reference = both((32, 48))  # timm takes the root of the number of patches for the side

@@ -195,7 +195,6 @@ def test_a_checkpoint_of_the_other_code_is_refused_by_what_it_lacks(tmp_path):
     assert "pos_block.0.proj.0.bias" in message
 
 
-@pytest.mark.filterwarnings("ignore:.*does not say what grid it is for")
 @pytest.mark.parametrize("size", [(64, 96), (32, 64)])
 def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
     model = draw(pvt()).double().eval()

@@ -199,7 +199,7 @@ def test_a_table_that_is_a_map_is_for_the_grid_of_its_shape():
 
 
 #: Image size of the file and of the model, and the grid that is assumed, if several fit.
-UNCLEAR = [(32, 32, None), ((24, 40), (24, 40), None), ((16, 64), (16, 64), "2 x 8"), ((24, 64), (32, 48), "4 x 6")]
+UNCLEAR = [(32, 32, None), ((24, 40), (24, 40), None), ((16, 64), (16, 64), "2 x 8"), ((32, 48), (24, 64), "3 x 8")]
 
 
 @in_turn(("there", "here", "assumed"), UNCLEAR)

@@ -338,10 +338,10 @@ def _is_of(module: GridModule, name: str, value: Tensor, shape: Any) -> bool:
 def _others(shape: Shape) -> list[Shape]:
     """Return other grids for a table of as many rows, or offsets, unless this one is a square, the usual grid.
 
-    They are no more oblong than this one, or than 1 : 4. A grid with its sides exchanged is no other one.
+    They are no more oblong than this one, or than 1 : 2. A grid with its sides exchanged is no other one.
 
-    >>> _others((4, 6)), _others((2, 8)), _others((4, 4))
-    ([(3, 8)], [(4, 4), (3, 5)], [])
+    >>> _others((3, 8)), _others((2, 8)), _others((4, 6))
+    ([(4, 6)], [(4, 4), (3, 5)], [])
     """
     *first, height, width = (1, *shape)
     rows, offsets = height * width, (2 * height - 1) * (2 * width - 1)
@@ -351,7 +351,7 @@ def _others(shape: Shape) -> list[Shape]:
     return [
         (*first[1:], *pair)
         for pair in pairs
-        if least != most and pair != (least, most) and pair[1] <= pair[0] * max(4, most / least)
+        if least != most and pair != (least, most) and pair[1] <= pair[0] * max(2, most / least)
     ]
 
 
