@@ -336,23 +336,15 @@ def _is_of(module: GridModule, name: str, value: Tensor, shape: Any) -> bool:
 
 
 def _others(shape: Shape) -> list[Shape]:
-    """Return other grids for a table of as many rows, or offsets, unless this one is a square, the usual grid.
-
-    They are no more oblong than this one, or than 1 : 2. A grid with its sides exchanged is no other one.
+    """Return other grids of as many patches, no more oblong than this one, or than 1 : 2; of a square, the usual, none.
 
     >>> _others((3, 8)), _others((2, 8)), _others((4, 6))
-    ([(4, 6)], [(4, 4), (3, 5)], [])
+    ([(4, 6)], [(4, 4)], [])
     """
     *first, height, width = (1, *shape)
-    rows, offsets = height * width, (2 * height - 1) * (2 * width - 1)
-    pairs = [(side, rows // side) for side in range(2, isqrt(rows) + 1) if rows % side == 0]
-    pairs += [(side // 2 + 1, offsets // side // 2 + 1) for side in range(3, isqrt(offsets) + 1) if offsets % side == 0]
-    least, most = sorted((height, width))
-    return [
-        (*first[1:], *pair)
-        for pair in pairs
-        if least != most and pair != (least, most) and pair[1] <= pair[0] * max(2, most / least)
-    ]
+    count, (least, most) = height * width, sorted((height, width))
+    pairs = [(side, count // side) for side in range(2, isqrt(count) + 1) if count % side == 0 and side != least < most]
+    return [(*first[1:], *pair) for pair in pairs if pair[1] <= pair[0] * max(2, most / least)]
 
 
 def _halved(shape: Shape) -> list[Shape]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import re
 import struct
 import warnings
 from collections import OrderedDict
@@ -85,11 +86,8 @@ def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
     """
     check_whole(state)
     tensors = {name: value.contiguous() for name, value in state.items()}
-    recorded = read_metadata(state)
-    metadata = {
-        "format": "pt",
-        **{name: json.dumps(recorded[name], sort_keys=True) for name in sorted(recorded) if name != SIZES},
-    }
+    recorded = {name: value for name, value in read_metadata(state).items() if name != SIZES}
+    metadata = {"format": "pt", **{entry: json.dumps(value, sort_keys=True) for entry, value in recorded.items()}}
 
     def write(temporary: Path) -> None:
         save_file(tensors, temporary, metadata)
@@ -128,8 +126,7 @@ def _image_sizes(contents: Any) -> list[tuple[int, int]]:
         seen[id(part)] = part
         left.extend(value for value in part.values() if not isinstance(value, Tensor))
         for size in [part.get(name) for name in _NAMES_OF_SIZES]:
-            with suppress(ValueError, RecursionError):
-                size = json.loads(size) if isinstance(size, str) else size
+            size = [int(side) for side in re.findall(r"\d+", size)] if isinstance(size, str) else size
             size = tuple(size[-2:]) if isinstance(size, list | tuple) else (size, size)
             if _is_size(size):
                 sizes[size] = None

@@ -306,10 +306,9 @@ def fingerprint(count: int, parts: Iterable[bytes | np.ndarray], files: Iterable
             status = file.stat()
             entries.append((status.st_size, status.st_mtime_ns))
     if entries:
-        sizes, times = np.array(entries, dtype="<i8").T
-        described |= {"sizes": hashlib.sha256(sizes.tobytes()).hexdigest()}
-        described |= {"times": hashlib.sha256(times.tobytes()).hexdigest()}
-        described |= {"oldest": int(times.min()), "newest": int(times.max())}
+        columns = dict(zip(("sizes", "times"), np.array(entries, dtype="<i8").T, strict=True))
+        described |= {name: hashlib.sha256(column.tobytes()).hexdigest() for name, column in columns.items()}
+        described |= {"oldest": int(columns["times"].min()), "newest": int(columns["times"].max())}
     return described
 
 
