@@ -168,7 +168,7 @@ TENSORS = {
     "without values": lambda: IMAGES.to("meta"),
     "quantized": lambda: torch.quantize_per_tensor(IMAGES, 0.1, 0, torch.qint8),
     "float8_e4m3fn": lambda: IMAGES.to(torch.float8_e4m3fn),
-    "must be float32, as the model's weights": IMAGES.double,
+    "must be torch.float32, as the model's weights": IMAGES.double,
     r"must be \(B, C, height, width\)": lambda: torch.tensor(3.0),
 }
 CALLS = {

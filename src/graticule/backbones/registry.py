@@ -429,5 +429,5 @@ def open_backbone(config: Path, weights: Path | None) -> nn.Module:
     try:
         return model if weights is None else load_checkpoint(model, weights)
     except ValueError as error:
-        said = f"num_classes={model.num_classes} and global_pool={model.global_pool!r}"
-        raise ValueError(f"{str(error).removesuffix('.')}; {config} says {said}.") from error
+        settings = f"num_classes={model.num_classes} and global_pool={model.global_pool!r}"
+        raise ValueError(f"{str(error).removesuffix('.')}; {config} says {settings}.") from error

@@ -306,7 +306,7 @@ def table_grids(position: Position, file: FileTensors, first: Shape | None) -> d
     sizes = file.metadata[SIZES] if steps else []
     named = [_halved(tuple(map(floordiv, size, steps))) for size in sizes]
     used = not first
-    for name, own in position.table_shapes().items():
+    for name, grid in position.table_shapes().items():
         target, (module, leaf) = f"position.{name}", position.holder_of(name)
         value, known = values.get(target), recorded.get(target, ())
         if not isinstance(value, Tensor) or module is None:
@@ -320,8 +320,8 @@ def table_grids(position: Position, file: FileTensors, first: Shape | None) -> d
         used |= halved is not None
         if shapes and (halved or known or len(shapes) == 1):
             grids[target] = halved or known or shapes[0]
-        elif _is_of(module, leaf, value, own) and any(_is_of(module, leaf, value, shape) for shape in _others(own)):
-            assumed.setdefault(by(own), file.sources.get(target, target))
+        elif _is_of(module, leaf, value, grid) and any(_is_of(module, leaf, value, shape) for shape in _others(grid)):
+            assumed.setdefault(by(grid), file.sources.get(target, target))
     for shape, name in assumed.items():
         _warn(f"{name} does not say what grid it is for: {shape}, that of the model, is assumed; `grid` gives another.")
     if not used:

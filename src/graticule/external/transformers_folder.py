@@ -180,10 +180,8 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
                     raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
                 classes = tensors.get_slice(key).get_shape()[0] if key == "classifier.weight" else config.num_labels
                 if classes != config.num_labels:
-                    raise ValueError(
-                        f"{folder} must have one number of classes, got {config.num_labels} in its config.json and "
-                        f"{classes} in {key}."
-                    )
+                    both = f"{config.num_labels} in its config.json and {classes} in {key}"
+                    raise ValueError(f"{folder} must have one number of classes, got {both}.")
     if problems["unexpected_keys"]:
         say_unused(folder, sorted(problems["unexpected_keys"]), f"outside of the {name} that is opened")
     return model

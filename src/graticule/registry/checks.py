@@ -176,7 +176,7 @@ def checked(function: F) -> F:
             if name in values and name in hints:
                 check(name, values[name], hints[name])
         if "images" in values and type(None) not in _alternatives(hints.get("images")):  # optional ones are converted
-            _check_dtype(values.get("model"), values["images"])
+            _check_batch(values.get("model"), values["images"])
         return function(*args, **kwargs)
 
     return typing.cast("F", call)
@@ -208,25 +208,25 @@ def check(name: str, value: Any, kind: Any) -> None:
 
 
 def check_tensor(name: str, value: Any) -> None:
-    """Check that a tensor has real values in memory, one for each index, and is a batch if it is named `images`."""
+    """Check that a tensor has real values in memory, one for each index."""
     kinds = {"nested": value.is_nested, "quantized": value.is_quantized, "complex": value.is_complex()}
     kinds |= {"sparse": "strided" not in str(value.layout), "without values": value.is_meta}
     kinds |= {str(value.dtype): "float8" in str(value.dtype) or "float4" in str(value.dtype)}
     if wrong := [kind for kind, is_so in kinds.items() if is_so]:
-        raise ValueError(f"`{name}` must be a dense tensor with real values, got one that is {wrong[0]}.")
-    if name == "images" and value.ndim < 4:
-        raise ValueError(f"`images` must be (B, C, height, width), got {tuple(value.shape)}; {TENSORS}.")
+        raise ValueError(f"`{name}` must be a dense tensor with values, got one that is {wrong[0]}.")
 
 
-def _check_dtype(model: Any, images: Any) -> None:
-    """Check that images have the dtype of a model to which they are given, unless autocast converts them."""
+def _check_batch(model: Any, images: Any) -> None:
+    """Check that images are a batch of the dtype of the model that takes them, unless autocast converts them."""
     if not (hasattr(model, "parameters") and getattr(images, "is_floating_point", lambda: False)()):
         return
+    if images.ndim < 4:
+        raise ValueError(f"`images` must be (B, C, height, width), got {tuple(images.shape)}; {TENSORS}.")
     dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     if dtypes and images.dtype not in dtypes and not sys.modules["torch"].is_autocast_enabled(images.device.type):
-        dtype = min(map(str, dtypes)).removeprefix("torch.")
+        dtype = min(map(str, dtypes))
         raise ValueError(
-            f"`images` must be {dtype}, as the model's weights, got {images.dtype}; call images.{dtype}()."
+            f"`images` must be {dtype}, as the model's weights, got {images.dtype}; call images.to({dtype})."
         )
 
 

@@ -85,8 +85,8 @@ def _place_of(error: BaseException, model: nn.Module) -> str:
     while traceback is not None:
         values += traceback.tb_frame.f_locals.values()
         traceback = traceback.tb_next
-    found = [names[id(value)] for value in (*values, getattr(error, "obj", None)) if id(value) in names]
-    return f"`{found[-1]}`, {type(model.get_submodule(found[-1])).__name__}: " if found else ""
+    places = [names[id(value)] for value in (*values, getattr(error, "obj", None)) if id(value) in names]
+    return f"`{places[-1]}`, {type(model.get_submodule(places[-1])).__name__}: " if places else ""
 
 
 def read(model: nn.Module) -> Conversion:

@@ -92,10 +92,7 @@ class DenseModule(Loading):
         return self.images["train"].skipped
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hashes of the images of each split, which tell whether they are the same.
-
-        They cover the contents of at most 32 images with their targets, and the size and the time of every file.
-        """
+        """Return the number of each split, and hashes of 32 images and targets, and of all sizes and times."""
         return {
             split: fingerprint(
                 len(chosen),

@@ -134,10 +134,7 @@ class DataModule(Loading):
         return getattr(self._images.get("train"), "skipped", [])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hashes of the images of each split, which tell whether they are the same.
-
-        They cover all labels, the contents of at most 32 images, and the size and the time of every file.
-        """
+        """Return the number of each split, and hashes of all labels, 32 images, and the size and time of every file."""
         return {
             split: fingerprint(
                 len(images),

@@ -194,10 +194,8 @@ class Run(RunFolder):
             now = current.get(split, {})
             changed = {name for name, value in known.items() if now.get(name) != value}
             if changed & {"examples", "sha256", "sizes"}:
-                others = "" if "examples" in changed else " others"
-                changes.append(
-                    f"{split} has {now.get('examples', 0):,} examples, and had {known['examples']:,}{others}"
-                )
+                counts = f"{now.get('examples', 0):,} examples, and had {known['examples']:,}"
+                changes.append(f"{split} has {counts}{'' if 'examples' in changed else ' others'}")
             elif times and "times" in changed and now["oldest"] <= known["newest"]:
                 changes.append(f"{split} has files that were written again, of the same sizes")
         return changes
