@@ -307,8 +307,8 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
 @in_turn(
     ("model", "message"),
     [
-        (lambda: torch.nn.Linear(2, 2), "`model` must be a backbone of one stage, got Linear"),
-        (lambda: graticule.create_model("pvt_tiny", img_size=32), "`model` must be a backbone of one stage"),
+        (lambda: torch.nn.Linear(2, 2).double(), "`model` must be a backbone of one stage, got Linear"),
+        (lambda: graticule.create_model("pvt_tiny", img_size=32).double(), "`model` must be a backbone of one stage"),
         (lambda: small("learnable", "lape"), "one table to the embedded tokens.*got after_norm in the first layer"),
         (lambda: small("learnable", "shared"), "`model` must add one table to the embedded tokens"),
         (lambda: small("rope"), "`model` must add one table to the embedded tokens"),

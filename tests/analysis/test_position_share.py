@@ -194,7 +194,7 @@ def test_repeated_images_are_left_out_of_an_audit_and_a_removal_with_their_label
     ("wrong", "message"),
     [
         (torch.randn(2, 3, 32, 32) * 1e20, "`images` must be normalized, got values for which"),
-        (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is of"),
+        (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is sparse"),
         (torch.empty(2, 3, 32, 32, device="meta"), "`images` must be a dense tensor with values, .* without values"),
         (
             torch.nested.nested_tensor([torch.randn(3, 32, 32)] * 2, layout=torch.jagged),

@@ -426,7 +426,7 @@ def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(h
 def test_a_published_table_that_does_not_say_its_grid_is_for_that_of_the_model_and_a_warning_says_so(saved):
     state = timms(img_size=(16, 64)).state_dict()
     model = tiny(img_size=(16, 64))
-    with pytest.warns(UserWarning, match="pos_embed does not say what grid it is for: it is taken for 2 x 8"):
+    with pytest.warns(UserWarning, match="pos_embed does not say what grid it is for: 2 x 8"):
         load_checkpoint(model, saved(state))
     assert torch.equal(model.position.encodings[0].pos_embed, state["pos_embed"])
 

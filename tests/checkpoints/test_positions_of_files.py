@@ -1,17 +1,19 @@
 """Positions that a file holds are the model's, or the file is refused or a warning names the difference."""
 
 import warnings
+from argparse import Namespace
 
 import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import graticule
 from graticule import Grid, create_model, load_checkpoint, transfer
 from graticule.encodings.sinusoidal import Sinusoidal2d
 from in_turn import case, in_turn
-from tiny import SIZE, draw, tiny
+from tiny import SIZE, build, draw, tiny
 
 
 def waves(places, dim):
@@ -154,6 +156,63 @@ def test_the_grid_of_a_table_is_that_which_is_given(there, here, grid, written):
         model = tiny(img_size=here)
         load(model, written(state), grid=grid)
         assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
+
+
+def wrapped(state):
+    return {f"model.{name}": value for name, value in state.items()}
+
+
+#: What a file has beside a bare state dict for 2 x 8 patches, as its own metadata or that of a `.safetensors` file.
+NAMED = {
+    "DeiT": lambda state: {"model": state, "args": Namespace(input_size=(16, 64), arch="vit")},
+    "timm": lambda state: {"state_dict": state, "args": Namespace(input_size=(3, 16, 64), img_size=None)},
+    "Lightning": lambda state: {"state_dict": wrapped(state), "hyper_parameters": {"vit": {"img_size": [16, 64]}}},
+    "two sizes, one of which fits": lambda state: {"model": state, "a": {"img_size": 224}, "b": {"img_size": (16, 64)}},
+    "safetensors": {"img_size": "[16, 64]"},
+    "transformers": {"config": '{"vision_config": {"image_size": [16, 64]}}'},
+}
+
+
+@in_turn("name", NAMED)
+def test_the_grid_of_a_table_is_that_of_the_image_size_that_its_file_names(name, tmp_path):
+    state = draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (16, 64)})).state_dict()
+    expected, contents = Grid(2, 8, prefix=1).resize(state["pos_embed"][0], Grid(4, 4, prefix=1)), NAMED[name]
+    if callable(contents):
+        torch.save(contents(dict(state)), path := tmp_path / "file.pth")
+    else:
+        save_file(state, path := tmp_path / "file.safetensors", contents)
+    for load in (load_checkpoint, transfer):
+        load(model := tiny(), path)
+        assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
+    load_checkpoint(model := tiny(img_size=(16, 64)), path)  # without a warning
+    assert torch.equal(model.position.encodings[0].pos_embed, state["pos_embed"])
+    with pytest.warns(UserWarning, match="resampled: 1 from 4 x 4 to 2 x 8"):
+        load_checkpoint(model, path, grid=(4, 4))  # what is given comes first
+
+
+def test_a_table_that_is_a_map_is_for_the_grid_of_its_shape():
+    first, model = (draw(build("SAM", img_size=size)) for size in ((16, 64), 32))
+    model.load_state_dict(dict(graticule.published_state_dict(first)))
+    first.set_input_size(32)
+    state = first.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+#: Image size of the file and of the model, and the grid that is assumed, if several fit.
+UNCLEAR = [(32, 32, None), ((24, 40), (24, 40), None), ((16, 64), (16, 64), "2 x 8"), ((32, 48), (24, 64), "3 x 8")]
+
+
+@in_turn(("there", "here", "assumed"), UNCLEAR)
+def test_a_table_for_one_of_several_grids_is_said(there, here, assumed, written):
+    path = written(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": there}).state_dict())
+    for load in (load_checkpoint, transfer):
+        with warnings.catch_warnings(record=True) as records:
+            warnings.simplefilter("always")
+            load(tiny(img_size=here), path)
+        said = (
+            [f"pos_embed does not say what grid it is for: {assumed}, that of the model, is assumed"] if assumed else []
+        )
+        assert [str(record.message).partition(";")[0] for record in records] == said
 
 
 #: Rows of a table that was replaced by hand, and its grid: YuanGongND/ast#27, Martinser/REG#9, LLaVA#1090, SelfMedMAE.

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from random import Random
 
 import pytest
@@ -19,6 +20,7 @@ from graticule.external.images import call, image_size
 from graticule.lab.commands.opening import open_model, open_source
 from graticule.lab.commands.options import NamedModels
 from graticule.lab.data.transforms import evaluation_transform
+from in_turn import in_turn
 
 PREPROCESSOR = {
     "image_mean": [0.5, 0.4, 0.3],
@@ -64,6 +66,7 @@ def test_preprocessing_is_that_of_the_folder(saved):
     assert opened.img_size == (32, 32) and opened.info.mean == (0.5, 0.4, 0.3)
 
 
+@pytest.mark.filterwarnings("ignore:.*makes images of 32 x 48 pixels, and the model is for 32 x 32")
 @pytest.mark.parametrize(
     "entries",
     [
@@ -138,6 +141,13 @@ DAMAGED = [
     # transformers' own class, but with code of the repository beside it, which is not run
     ({"architectures": ["MyModel"], "auto_map": OWN_CODE}, {}, "MyModel;"),
     ({"quantization_config": {"quant_method": "bitsandbytes"}}, {}, "floating-point weights, got a quantized one"),
+    ({"num_hidden_layers": 10**9}, {}, "`num_hidden_layers` must be at most 1,000, got 1000000000"),
+    ({"text": {"depths": [1, 10**9]}}, {}, "`depths` must be at most 1,000, got 1000000000"),
+    (
+        {"num_labels": 9},
+        {"classifier.weight": torch.ones(7, 64)},
+        "got 9 in its config.json and 7 in classifier.weight",
+    ),
     ({"num_hidden_layers": 3}, {}, "must have all weights of Dinov2Model, but lacks "),
     ({"image_size": 64}, {}, "but has in another shape than by its config embeddings.position_embeddings"),
     ({"hidden_size": 2**20}, {}, "more than the file has bytes"),
@@ -168,6 +178,7 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
     assert not capfd.readouterr().err and not (tmp_path / "was_run").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*makes images of 32 x 32 pixels")
 @pytest.mark.parametrize("name", [pytest.param("HieraModel", marks=pytest.mark.slow), "PixioModel"])
 def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name, tmp_path, capsys):
     original, folder, image_folder = build(name, configured(name)).float(), tmp_path / "model", tmp_path / "images"
@@ -260,6 +271,29 @@ def test_an_index_names_only_files_in_its_folder(sharded, tmp_path):
     (tmp_path / min(index["weight_map"].values())).touch()
     with pytest.raises(ValueError, match="must be of a model whose weights are in"):
         graticule.load(tmp_path)
+
+
+#: File, entries that it gets, and what is said of them when a model for 32 pixels is opened; None for nothing.
+SAID = [
+    ("config.json", {"out_features": ["stage2"], "out_indices": [2]}, None),
+    ("config.json", {"out_features": ["stem", "stage1"], "out_indices": [0, 1]}, "`out_features` stem, stage1, which"),
+    ("preprocessor_config.json", {"crop_size": {"height": 32, "width": 32}}, None),
+    ("preprocessor_config.json", {"crop_size": {"height": 24, "width": 24}}, "of 24 x 24 pixels, .* for 32 x 32"),
+]
+
+
+@in_turn(("file", "entries", "said"), SAID)
+def test_entries_that_the_opened_model_does_not_follow_are_said(saved, tmp_path, file, entries, said):
+    folder = shutil.copytree(saved[1], tmp_path / "model", dirs_exist_ok=True)
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **entries}))
+    with nullcontext() if said is None else pytest.warns(UserWarning, match=said):
+        opened = graticule.load(folder)
+    assert opened.img_size == (32, 32)
+    if "stem" in entries.get("out_features", ()):  # the warning names the call that returns them
+        theirs = transformers.Dinov2Backbone.from_pretrained(folder).eval()
+        x = torch.randn(1, 3, 32, 32)
+        ours = opened.forward_intermediates(x, indices=[0], norm=True, intermediates_only=True)
+        torch.testing.assert_close(ours[0], theirs(x).feature_maps[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_constructors_of_a_class_and_its_subclasses_check_their_arguments():
 
 GRID, IMAGES = Grid(2, 2), images()
 MODEL = "vit_nano_patch4_28"
-REFUSED = {
+REFUSED: dict[str, Callable[[], object]] = {
     "depth": lambda: create_model(MODEL, depth=10**9),
     "embed_dim": lambda: create_model(MODEL, embed_dim=-4),
     "num_heads": lambda: create_model(MODEL, num_heads=0),
@@ -160,6 +160,50 @@ REFUSED = {
 }  # fmt: skip
 
 
+#: What comes as an argument that must be a tensor of images, a module or numbers, and the words of the refusal.
+TENSORS = {
+    "nested": lambda: torch.nested.nested_tensor([*IMAGES]),
+    "sparse": IMAGES.to_sparse,
+    "complex": lambda: IMAGES.to(torch.complex64),
+    "without values": lambda: IMAGES.to("meta"),
+    "quantized": lambda: torch.quantize_per_tensor(IMAGES, 0.1, 0, torch.qint8),
+    "float8_e4m3fn": lambda: IMAGES.to(torch.float8_e4m3fn),
+    "must be torch.float32, as the model's weights": IMAGES.double,
+    r"must be \(B, C, height, width\)": lambda: torch.tensor(3.0),
+}
+CALLS = {
+    "position_share": lambda images: graticule.position_share(tiny(), images),
+    "attention_maps": lambda images: attention_maps(tiny(), images),
+    "translation_error": lambda images: translation_error(tiny(), images),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested tensors is in prototype|quantize_per_tensor)")
+@in_turn(("call", "words"), [*product(CALLS, TENSORS)])
+def test_images_that_are_no_dense_batch_of_the_models_dtype_are_refused(call, words):
+    with pytest.raises(ValueError, match=f"^`images` .*({words}|floating point)"):
+        CALLS[call](TENSORS[words]())
+
+
+WAVES = "rope(scaling='dy_ntk', reference=(2, 2))"
+REFUSED |= {
+    "model of TorchScript": lambda: graticule.convert(torch.jit.script(nn.Linear(2, 2))),
+    "model without weights": lambda: graticule.position_share(nn.Identity(), IMAGES),
+    "skip": lambda: graticule.check_model(tiny(), skip=[["a"]]),
+    "skip of tensors": lambda: graticule.check_model(tiny(), skip=torch.zeros(2)),
+    "progress": lambda: graticule.set_progress(tiny(WAVES), torch.ones(2)),
+    "progress of a word": lambda: graticule.set_progress(tiny(WAVES), "a"),
+    "overlap": lambda: graticule.get_rope_index([GRID], torch.ones(2)),
+    "shape of tensors": lambda: Grid(torch.ones(2), 2),
+    "crop": lambda: Grid(2, 2, crop=3),
+    "box": lambda: graticule.Crop((4, 4), torch.ones(2, 4)),
+    "prefix of points": lambda: graticule.Points(torch.zeros(2, 2), torch.ones(2)),
+    "extent": lambda: graticule.Points(torch.zeros(2, 2), extent="ab"),
+    "name of a plugin": lambda: graticule.load_plugin(3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @in_turn("name", REFUSED)
 def test_an_invalid_argument_is_refused_by_name(name):
     with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(' ')[0]}`"):

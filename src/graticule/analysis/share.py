@@ -31,7 +31,7 @@ from graticule.external.images import Size
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
-from graticule.registry.checks import TENSORS, checked
+from graticule.registry.checks import TENSORS, check_tensor, checked
 from graticule.system.tables import PrintedTable
 
 #: The largest number of groups of images that are left out one at a time for the intervals.
@@ -283,9 +283,7 @@ class LayerShares:
 
 def check_images(images: Tensor, least: int = 2, videos: bool = False) -> None:
     """Check images from which position and content are told apart: several that differ; or videos, if they may be."""
-    if images.is_nested or images.layout is not torch.strided or images.is_meta:
-        kind = "nested" if images.is_nested else "without values" if images.is_meta else f"of {images.layout}"
-        raise ValueError(f"`images` must be a dense tensor with values, got one that is {kind}.")
+    check_tensor("images", images)
     if images.ndim not in (4, 4 + videos) or len(images) < least or not images.is_floating_point():
         hint = f"; {TENSORS}" * (not images.is_floating_point())
         raise ValueError(

@@ -403,6 +403,8 @@ class _BackboneConfig(Architecture):
 
     pretrained_cfg: Preparation
     graticule: ModelWords | None = None
+    num_classes: int | None = None
+    global_pool: str | bool | None = None
 
 
 @register_kind("backbone")
@@ -416,8 +418,16 @@ def open_backbone(config: Path, weights: Path | None) -> nn.Module:
             raise ValueError(
                 f"{config} must name one {word}, got {here!r} in `model_args` and {there!r} in `graticule`."
             )
+    for word in ("num_classes", "global_pool"):
+        there, here = getattr(described, word), getattr(model, word)
+        if there not in (None, here):
+            raise ValueError(f"{config} must have one `{word}`, got {here!r} of the model and {there!r}.")
     names = described.pretrained_cfg.label_names or ()
     if names and model.num_classes not in (0, len(names)):
         raise ValueError(f"{config} is damaged: it must name {model.num_classes} classes, got {len(names)} names.")
     prepare(model, described.pretrained_cfg)
-    return model if weights is None else load_checkpoint(model, weights)
+    try:
+        return model if weights is None else load_checkpoint(model, weights)
+    except ValueError as error:
+        settings = f"num_classes={model.num_classes} and global_pool={model.global_pool!r}"
+        raise ValueError(f"{str(error).removesuffix('.')}; {config} says {settings}.") from error

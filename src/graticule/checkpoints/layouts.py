@@ -104,6 +104,8 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     in_order = dict(zip(layout, part, strict=True)) if len(layout) == len(part) else {}
     sources = {name: names.get(_place(value), in_order.get(name, name)) for name, value in layout.items()}
     metadata = read_metadata(part)
+    maps = {name: tuple(value.shape[1:3]) for name, value in part.items() if name == "pos_embed" and value.ndim == 4}
+    metadata[GRIDS] = {**maps, **metadata[GRIDS]}  # SAM's table is a map (1, H, W, D)
     published = {**tables, **model.position.published_names()}
 
     def rename(name: str) -> str:

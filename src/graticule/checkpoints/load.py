@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from math import isqrt
+from operator import floordiv
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from graticule.checkpoints.layouts import FileTensors, own_tensors, renamed, say
 from graticule.checkpoints.read import (
     GRIDS,
     POSITION,
+    SIZES,
     check_whole,
     dtype_name,
     kind,
@@ -252,7 +254,7 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
     for note in fold_prefix_rows(module, values).values():
         _warn(note)
     position: Any = module.position
-    grids = table_grids(position, values, recorded[GRIDS], first)
+    grids = table_grids(position, file, first)
     own_grids, changes = position.table_shapes(), Counter[str]()
     for name, parameter in position.named_parameters():
         target = f"position.{name}"
@@ -264,12 +266,6 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
         grid = grids.get(target)
         fitted = position.fit(name, value, grid)
         values[target] = parameter.detach() if fitted is None else fitted
-        square = len({*(own_grid or ())}) > 1 and math.isqrt(math.prod(own_grid)) ** 2 == math.prod(own_grid)
-        if grid is None and square and value.shape == parameter.shape:
-            _warn(
-                f"{names[target]} does not say what grid it is for: it is taken for {by(own_grid)}, that of the model."
-            )
-            continue
         if own_grid is None or fitted is value:
             continue
         before = grid or getattr(encoding.grid_of(leaf, value, None), "shape", None)
@@ -296,32 +292,64 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
     return file._replace(tensors={name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
 
 
-def table_grids(
-    position: Position, values: Mapping[str, Any], recorded: Mapping[str, Any], first: Shape | None
-) -> dict[str, Shape]:
-    """Return the (H, W) of the tables `values` of a file that it records, or that follow from that of the first stage.
+def table_grids(position: Position, file: FileTensors, first: Shape | None) -> dict[str, Shape]:
+    """Return the (H, W) of the tables of a file that it records, or that follow from that of the first stage.
 
-    That of a table that was replaced after its grid was recorded is left out. `first` is halved as often as fits.
+    That of a table that was replaced after its grid was recorded is left out. `first` is halved as often as fits;
+    without it, and where no grid is recorded, so are the grids of the image sizes that the file names.
     """
-    grids: dict[str, Shape] = {}
-    stages: list[Any] = [tuple(-(-side >> stage) for side in first) for stage in range(8)] if first else []
+    grids, assumed = dict[str, Shape](), dict[str, str]()
+    values, recorded = file.tensors, file.metadata[GRIDS]
+    stages = _halved(first) if first else []
+    kernel = values.get("patch_embed.proj.weight")
+    steps = kernel.shape[2:] if isinstance(kernel, Tensor) and kernel.ndim == 4 and not first else ()
+    sizes = file.metadata[SIZES] if steps else []
+    named = [_halved(tuple(map(floordiv, size, steps))) for size in sizes]
     used = not first
-    for name in position.table_shapes():
+    for name, grid in position.table_shapes().items():
         target, (module, leaf) = f"position.{name}", position.holder_of(name)
         value, known = values.get(target), recorded.get(target, ())
         if not isinstance(value, Tensor) or module is None:
             continue
-        is_of = {s: getattr(module.grid_of(leaf, value, s), "shape", None) == s for s in (known, *stages) if s}
-        shapes = [shape for shape, fits in is_of.items() if fits]
+        stage = int(name.split(".")[1]) if name.startswith("stages.") else 0
+        tried = dict.fromkeys([known, *stages] if known else [*stages, *(shapes[stage] for shapes in named)])
+        shapes: list[Any] = [shape for shape in tried if _is_of(module, leaf, value, shape)]
         halved = next((shape for shape in stages if shape in shapes), None)
         if halved and known in shapes and halved != known:
             raise ValueError(f"`grid` must be that which the file records for {target}, {by(known)}.")
         used |= halved is not None
-        if shapes:
-            grids[target] = halved or known
+        if shapes and (halved or known or len(shapes) == 1):
+            grids[target] = halved or known or shapes[0]
+        elif _is_of(module, leaf, value, grid) and any(_is_of(module, leaf, value, shape) for shape in _others(grid)):
+            assumed.setdefault(by(grid), file.sources.get(target, target))
+    for shape, name in assumed.items():
+        _warn(f"{name} does not say what grid it is for: {shape}, that of the model, is assumed; `grid` gives another.")
     if not used:
         raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
     return grids
+
+
+def _is_of(module: GridModule, name: str, value: Tensor, shape: Any) -> bool:
+    """Return whether the value of a parameter may be for a grid of this shape."""
+    grid = module.grid_of(name, value, shape)
+    return grid is not None and grid.shape == shape
+
+
+def _others(shape: Shape) -> list[Shape]:
+    """Return other grids of as many patches, no more oblong than this one, or than 1 : 2; of a square, the usual, none.
+
+    >>> _others((3, 8)), _others((2, 8)), _others((4, 6))
+    ([(4, 6)], [(4, 4)], [])
+    """
+    *first, height, width = (1, *shape)
+    count, (least, most) = height * width, sorted((height, width))
+    pairs = [(side, count // side) for side in range(2, isqrt(count) + 1) if count % side == 0 and side != least < most]
+    return [(*first[1:], *pair) for pair in pairs if pair[1] <= pair[0] * max(2, most / least)]
+
+
+def _halved(shape: Shape) -> list[Shape]:
+    """Return the grids of eight stages, the first of which has `shape`; odd sides are padded."""
+    return [tuple(-(-side >> stage) for side in shape) for stage in range(8)]
 
 
 def fold_prefix_rows(model: Any, values: dict[str, Any]) -> dict[str, str]:

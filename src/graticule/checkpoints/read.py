@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import re
 import struct
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,8 +22,11 @@ from torch import Tensor, nn
 from graticule.registry.checks import checked
 from graticule.system.files import write_whole
 
-#: Entries of the metadata of a state dict: the grid of each table, and the encoding and the joining of the model.
-GRIDS, POSITION = "grids", "position"
+#: Entries of the metadata of a state dict: the grid of each table, the encoding and the joining of the model, and the
+#: image sizes that are named beside the weights.
+GRIDS, POSITION, SIZES = "grids", "position", "sizes"
+#: Names under which the files of DeiT, timm, Lightning and transformers have the size of images, in pixels.
+_NAMES_OF_SIZES = ("img_size", "image_size", "input_size")
 #: Exceptions of the readers for a file that is damaged or of another kind.
 _UNREADABLE = (
     *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
@@ -82,7 +86,7 @@ def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
     """
     check_whole(state)
     tensors = {name: value.contiguous() for name, value in state.items()}
-    recorded = read_metadata(state)
+    recorded = {name: value for name, value in read_metadata(state).items() if name != SIZES}
     metadata = {"format": "pt", **{entry: json.dumps(value, sort_keys=True) for entry, value in recorded.items()}}
 
     def write(temporary: Path) -> None:
@@ -105,7 +109,32 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     for entry in (GRIDS, POSITION):
         with suppress(ValueError, RecursionError):  # an entry of another program with the same name
             recorded[entry] = json.loads(metadata.get(entry, "{}"))
-    return with_metadata(tensors, valid_metadata(recorded))
+    return with_metadata(tensors, valid_metadata({**recorded, SIZES: _image_sizes(metadata)}))
+
+
+def _image_sizes(contents: Any) -> list[tuple[int, int]]:
+    """Return the sizes (height, width) of images that entries beside the weights name, such as those of a training."""
+    sizes, seen, left = dict[tuple[int, int], None](), dict[int, Any](), [contents]
+    while left:
+        part = left.pop()
+        if isinstance(part, str) and part[:1] == "{":  # an entry of the metadata of a .safetensors file
+            with suppress(ValueError, RecursionError):
+                part = json.loads(part)
+        part = vars(part) if isinstance(part, argparse.Namespace) else part
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        left.extend(value for value in part.values() if not isinstance(value, Tensor))
+        for size in [part.get(name) for name in _NAMES_OF_SIZES]:
+            size = [int(side) for side in re.findall(r"\d+", size)] if isinstance(size, str) else size
+            size = tuple(size[-2:]) if isinstance(size, list | tuple) else (size, size)
+            if _is_size(size):
+                sizes[size] = None
+    return [*sizes][:8]
+
+
+def _is_size(size: object) -> TypeGuard[tuple[int, int]]:
+    return isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and 0 < side < 1 << 16 for side in size)
 
 
 def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
@@ -173,11 +202,12 @@ def read_metadata(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def valid_metadata(metadata: object) -> dict[str, Any]:
     """Return the well-formed entries of the metadata of a checkpoint, whose author may be unknown.
 
-    They are (H, W) of the grid of each table, as far as it is recorded, and the encoding and the joining.
+    They are (H, W) of the grid of each table, as far as it is recorded, the encoding and the joining, and image sizes.
     """
     entries = metadata if isinstance(metadata, Mapping) else {}
     grids, words = (entry if isinstance(entry := entries.get(name), Mapping) else {} for name in (GRIDS, POSITION))
-    valid: dict[str, Any] = {GRIDS: {}}
+    sizes = entries.get(SIZES)
+    valid: dict[str, Any] = {GRIDS: {}, SIZES: [*filter(_is_size, sizes)] if isinstance(sizes, list) else []}
     for name, shape in grids.items():
         is_shape = isinstance(shape, list | tuple) and shape and all(type(side) is int and side > 0 for side in shape)
         if isinstance(name, str) and is_shape:
@@ -211,7 +241,8 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     while wrapper := next((w for w in wrappers if all(name.startswith(w) for name in tensors)), None):
         tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
         removed += wrapper
-    return with_metadata(tensors, read_metadata(state, removed))
+    metadata = read_metadata(state, removed)
+    return with_metadata(tensors, metadata | {SIZES: metadata[SIZES] or _image_sizes(checkpoint)})
 
 
 def with_metadata(tensors: Mapping[str, Tensor], recorded: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -164,8 +164,9 @@ def transfer(
     origins = _origins(model.state_dict(), tensors)
     notes = fold_prefix_rows(model, tensors)
     matched = {name: tensors[origin] for name, origin in origins.items()}
-    grids = {name: recorded[origin] for name, origin in origins.items() if origin in recorded}
-    grids = table_grids(model.position, matched, grids, grid)
+    known = {name: recorded[origin] for name, origin in origins.items() if origin in recorded}
+    metadata = {**file.metadata, GRIDS: known}
+    grids = table_grids(model.position, file._replace(tensors=matched, metadata=metadata), grid)
     fitting = Fitting(model, tensors)
     classifier_modules = head if isinstance(head := model.get_classifier(), tuple) else (head,)
     classifiers = {name for name, module in model.named_modules() if any(module is part for part in classifier_modules)}

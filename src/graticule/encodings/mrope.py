@@ -15,6 +15,7 @@ from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.position.position import register_encoding
+from graticule.registry.checks import check
 
 
 @register_encoding("mrope")
@@ -101,6 +102,7 @@ def get_rope_index(parts: Sequence[Grid], overlap: bool = False) -> Points:
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
     """
     grids = isinstance(parts, Sequence) and all(isinstance(part, Grid) for part in parts)
+    check("overlap", overlap, bool)
     if not grids or not parts or any(part.ndim > 3 or part.prefix or part.crop for part in parts):
         raise ValueError(f"`parts` must be grids of one to three axes, without prefix tokens and crops, got {parts}.")
     start, places = 0, []

@@ -185,7 +185,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
         )
     channels = image_channels(model)
     if images is None:
-        weight = next(model.parameters())
+        weight = next(model.parameters(), torch.empty(0))
         images = torch.zeros(2, channels, *size, device=weight.device, dtype=weight.dtype)
     tracer = PositionTracer(model)
     try:

@@ -27,8 +27,10 @@ from graticule.external.resize import resize_in_place
 from graticule.hub.config import Preparation, prepare
 from graticule.hub.files import PREPROCESSOR, shards
 from graticule.hub.kinds import register_kind
-from graticule.registry.checks import install, printable
+from graticule.position.places import by
+from graticule.registry.checks import RANGES, Range, check_numbers, install, printable
 from graticule.registry.fields import check_value, read_typed
+from graticule.system.files import read_json
 
 #: Patterns of classes that have more than an encoder of images -> the class of the encoder, if that converts.
 _ENCODERS = {
@@ -62,6 +64,7 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     """
     transformers = import_transformers(config)
     described = read_typed(config, _FolderDescription)
+    _check_layers(config)
     name = described.architectures[0] if described.architectures else "no architecture"
     encoders = (re.sub(pattern, encoder, name) for pattern, encoder in _ENCODERS.items())
     known = (encoder for encoder in (name, *encoders) if f"transformers.{encoder}" in CONVERSIONS)
@@ -77,15 +80,34 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
     there = with_weights(transformers, kind, weights)
     model = converted_or_itself(there, config.parent)
+    settings: Any = there.config
+    outputs = getattr(settings, "out_features", None)
+    if model is not there and outputs and outputs != settings.stage_names[-1:]:
+        indices = [index - 1 for index in settings.out_indices if index > 0]
+        warnings.warn(
+            f"{config} has `out_features` {', '.join(outputs)}, which a {name} does not return: "
+            f"forward_intermediates(images, indices={indices}) does, without the stem.",
+            stacklevel=2,
+        )
+    size = next((sizes_of(part)[0][-2:] for part in encoders_of([settings])), None)
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
-        prepare(model, _preparation(transformers, preprocessor))
-    size = next((sizes_of(part)[0][-2:] for part in encoders_of([there.config])), None)
+        prepare(model, _preparation(transformers, preprocessor, size))
     if model is there and size is not None:
         untyped: Any = model
         untyped.pretrained_cfg = {**untyped.pretrained_cfg, "input_size": (image_channels(model), *size)}
         if size[0] != size[1]:
             resize_in_place(model)  # whose grids its class reads as squares
     return model
+
+
+def _check_layers(config: Path) -> None:
+    """Refuse more layers than any model has, before a configuration of transformers names each of them."""
+    left: list[Any] = [read_json(config)]
+    while left:
+        for name, value in left.pop().items():
+            left += [value] if isinstance(value, dict) else []
+            if re.search(r"layers|depth|blocks", name):
+                check_numbers(name, value, Range(most=RANGES["depth"].most))
 
 
 def converted_or_itself(model: nn.Module, source: object) -> nn.Module:
@@ -151,13 +173,17 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
     for verb, keys in (("lacks", "missing_keys"), ("has in another shape than by its config", "mismatched_keys")):
         if names := sorted(key if isinstance(key, str) else key[0] for key in problems[keys]):
             raise ValueError(f"{folder} must have all weights of {name}, but {verb} {printable(names[0])}.")
-    if problems["unexpected_keys"]:
-        say_unused(folder, sorted(problems["unexpected_keys"]), f"outside of the {name} that is opened")
     for file in files:
         with safe_open(file, "pt") as tensors:  # transformers casts the whole numbers of a quantized tensor
             for key in tensors.keys():  # noqa: SIM118
                 if (dtype := tensors.get_slice(key).get_dtype()) in ("I8", "U8"):
                     raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
+                classes = tensors.get_slice(key).get_shape()[0] if key == "classifier.weight" else config.num_labels
+                if classes != config.num_labels:
+                    both = f"{config.num_labels} in its config.json and {classes} in {key}"
+                    raise ValueError(f"{folder} must have one number of classes, got {both}.")
+    if problems["unexpected_keys"]:
+        say_unused(folder, sorted(problems["unexpected_keys"]), f"outside of the {name} that is opened")
     return model
 
 
@@ -176,8 +202,8 @@ def _silent(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _preparation(transformers: Any, file: Path) -> Preparation:
-    """Return the preprocessing of images in timm's words; what these cannot say is a warning."""
+def _preparation(transformers: Any, file: Path, model_size: tuple[int, ...] | None) -> Preparation:
+    """Return the preprocessing of images in timm's words; what these cannot say, or another size, is a warning."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(file.parent, **options)
@@ -210,6 +236,12 @@ def _preparation(transformers: Any, file: Path) -> Preparation:
         reason = printable(" ".join(str(error).split())[:200]).removesuffix(".")
         warnings.warn(f"the preprocessing of {file} is not known: {reason}; give your own.", stacklevel=2)
         return Preparation()
+    if model_size and size != model_size:
+        warnings.warn(
+            f"{file} makes images of {by(size)} pixels, and the model is for {by(model_size)}, to which they are "
+            "prepared; resize(model, size) makes a model for others.",
+            stacklevel=2,
+        )
     return preparation
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sample_map
+from graticule.position.places import Axis, Places, Shape, axis_of, by, check_counts, lattice, ravel, sample_map
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.registry.checks import check_sides, format_value
 from graticule.system.symbolic import ceiling, holds
@@ -42,7 +41,7 @@ class Crop:
     box: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.box) != 2 * len(self.image):
+        if isinstance(self.box, Tensor) or isinstance(self.image, Tensor) or len(self.box) != 2 * len(self.image):
             raise ValueError(
                 "`box` must have a start and a size for each axis of `image`, such as (top, left, height, width) for "
                 f"(height, width), in patches, got {self.box} for {self.image}."
@@ -135,10 +134,12 @@ class Grid(Places):
         assign(self, "windows", tuple(windows))
         if not shape:
             raise ValueError("`shape` must have at least one axis, got none.")
-        _check_counts("shape", shape, 1)
-        _check_counts("prefix", (prefix,), 0)
+        check_counts("shape", shape, 1)
+        check_counts("prefix", (prefix,), 0)
         if prefix + math.prod(shape) > _MOST:
             raise ValueError(f"`shape` must be at most {_MOST:,} patches, got {by(shape)}.")
+        if crop is not None and not isinstance(crop, Crop):
+            raise TypeError(f"`crop` must be a graticule.Crop, got {format_value(crop)}.")
         if crop is not None and len(crop.image) != len(shape):
             raise ValueError(f"`crop` must have {len(shape)} axes, as many as the grid, got {len(crop.image)}.")
         if spacing is not None and (len(spacing) != len(shape) or not all(0 < unit < math.inf for unit in spacing)):
@@ -417,11 +418,3 @@ class Grid(Places):
         displacements = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
         axes = [Axis(a.first + length - 1, a.step) for a, length in zip(displacements, self.crop.image, strict=True)]
         return sample_map(image, axes, self.table)
-
-
-def _check_counts(name: str, counts: Sequence[Any], least: int) -> None:
-    for count in counts:
-        if isinstance(count, bool) or not hasattr(count, "__index__"):
-            raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
-        if count < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {count}.")

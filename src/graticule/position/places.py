@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.resampling import BICUBIC
-from graticule.registry.checks import format_value
+from graticule.registry.checks import check, format_value
 from graticule.system.memory import check_memory
 
 Shape = tuple[int, ...]
@@ -29,6 +29,16 @@ def ravel(index: Sequence[Any], shape: Sequence[int]) -> Any:
 def by(shape: Sequence[float]) -> str:
     """Return a shape as text, such as '14 x 14'."""
     return " x ".join(map(str, shape))
+
+
+def check_counts(name: str, counts: Sequence[Any], least: int) -> None:
+    """Check that each of `counts` is a whole number, at least `least`; tensors without axes are, as in traces."""
+    for count in counts:
+        is_index = hasattr(count, "__index__") and not getattr(count, "ndim", 0)
+        if isinstance(count, bool) or not is_index or "float" in str(getattr(count, "dtype", "")):
+            raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
+        if count < least:
+            raise ValueError(f"`{name}` must be at least {least}, got {count}.")
 
 
 def letters(axes: int) -> Sequence[str]:
@@ -134,9 +144,10 @@ class Points(Places):
         known = not (torch.compiler.is_compiling() or self.places.is_meta)
         if known and not self.places.isfinite().all():
             raise ValueError("`places` must be finite numbers, got infinite ones or NaN.")
-        if self.prefix < 0:
-            raise ValueError(f"`prefix` must be at least 0, got {self.prefix}.")
+        check_counts("prefix", (self.prefix,), 0)
         if self.extent is not None:
+            if not isinstance(self.extent, Tensor):
+                check("extent", self.extent, Sequence[float])
             lengths, axes = torch.as_tensor(self.extent), self.places.shape[-1:]
             if lengths.shape != axes or (known and not ((lengths > 0) & lengths.isfinite()).all()):
                 raise ValueError(f"`extent` must be a positive length for each of {axes[0]} axes, got {self.extent}.")

@@ -10,6 +10,7 @@ import math
 import numbers
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -159,6 +160,8 @@ def checked(function: F) -> F:
         for name in names:
             if name in values and name in hints:
                 check(name, values[name], hints[name])
+        if "images" in values and type(None) not in _alternatives(hints.get("images")):  # optional ones are converted
+            _check_batch(values.get("model"), values["images"])
         return function(*args, **kwargs)
 
     return typing.cast("F", call)
@@ -183,6 +186,33 @@ def check(name: str, value: Any, kind: Any) -> None:
         got = f"{type(value).__name__}; {TENSORS}" if name == "images" else format_value(value)
         raise TypeError(f"`{name}` must be {type_words(kind)}, got {got}.")
     check_numbers(name, value)
+    if hasattr(value, "is_sparse"):
+        check_tensor(name, value)
+    elif hasattr(value, "original_name") and hasattr(value, "graph"):
+        raise TypeError(f"`{name}` must be a Python module, got {type(value).__name__}; give it before `torch.jit`.")
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Check that a tensor has real values in memory, one for each index."""
+    kinds = {"nested": value.is_nested, "quantized": value.is_quantized, "complex": value.is_complex()}
+    kinds |= {"sparse": "strided" not in str(value.layout), "without values": value.is_meta}
+    kinds |= {str(value.dtype): "float8" in str(value.dtype) or "float4" in str(value.dtype)}
+    if wrong := [kind for kind, is_so in kinds.items() if is_so]:
+        raise ValueError(f"`{name}` must be a dense tensor with values, got one that is {wrong[0]}.")
+
+
+def _check_batch(model: Any, images: Any) -> None:
+    """Check that images are a batch of the dtype of the model that takes them, unless autocast converts them."""
+    if not (hasattr(model, "parameters") and getattr(images, "is_floating_point", lambda: False)()):
+        return
+    if images.ndim < 4:
+        raise ValueError(f"`images` must be (B, C, height, width), got {tuple(images.shape)}; {TENSORS}.")
+    dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    if dtypes and images.dtype not in dtypes and not sys.modules["torch"].is_autocast_enabled(images.device.type):
+        dtype = min(map(str, dtypes))
+        raise ValueError(
+            f"`images` must be {dtype}, as the model's weights, got {images.dtype}; call images.to({dtype})."
+        )
 
 
 def check_numbers(name: str, value: Any, limits: Range | None = None) -> None:
@@ -244,14 +274,15 @@ def _rule(kind: Any) -> tuple[str, Callable[[Any], bool]]:
     if origin is Literal:
         words = f"one of {', '.join(map(str, inner))}"
         return words, lambda value: any(type(value) is type(word) and value == word for word in inner)
-    if origin in (tuple, list, collections.abc.Sequence):
+    if origin in (tuple, list, collections.abc.Sequence, collections.abc.Collection):
         fixed = origin is tuple and inner[-1:] != (...,)
         plural = _plural(inner[0]) if not fixed or len(set(inner)) == 1 else "values"
 
         def matches(value: Any) -> bool:
             if fixed:
                 return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_matches, value, inner))
-            sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+            others = (set, frozenset) if origin is collections.abc.Collection else ()
+            sequence = isinstance(value, (collections.abc.Sequence, *others)) and not isinstance(value, str | bytes)
             return sequence and all(_matches(part, inner[0]) for part in value)
 
         return f"{len(inner)} {plural}" if fixed else f"a sequence of {plural}", matches

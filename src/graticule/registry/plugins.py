@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graticule.registry.checks import BrokenContract
+from graticule.registry.checks import BrokenContract, checked
 
 GROUP = "graticule.plugins"
 #: The commands whose target can be a Python file.
@@ -32,6 +32,7 @@ _files: dict[str, Path] = {}
 _registered: dict[Path, str] = {}
 
 
+@checked
 def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     """Import a plugin, a file such as `my_methods.py` or an entry point, which registers its classes and recipes.
 

@@ -22,7 +22,7 @@ from graticule.external.structure import added_tensors
 from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.position.rotation import PairRotation
-from graticule.registry.checks import known_name
+from graticule.registry.checks import checked, known_name
 from graticule.testing import order
 from graticule.testing.model_under_test import (
     EXACT,
@@ -422,6 +422,7 @@ class Finding:
             return cls(name, "failed", f"the check could not be run, got {error_line(error)}")
 
 
+@checked
 def inspect_model(
     model: nn.Module,
     img_size: tuple[int, int] | None = None,

@@ -20,7 +20,7 @@ from graticule.position.layer import LayerPosition
 from graticule.position.places import Points
 from graticule.position.position import FROM_STAGE, Encoding, Position, SharedPosition, StageSpec
 from graticule.position.rotation import PairRotation, Rotation
-from graticule.registry.checks import known_name
+from graticule.registry.checks import checked, known_name
 from graticule.registry.registry import Option, options_of
 
 #: The channels of a pair: neighbors, or channel i and i + d / 2, of a head, of each axis or of the channels that are
@@ -248,13 +248,14 @@ class RotaryPosition(SharedPosition):
         return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
 
 
-def set_progress(model: nn.Module, progress: float) -> None:
+@checked
+def set_progress(model: nn.Module, progress: float | Tensor) -> None:
     """Set the progress of diffusion, 1 - t, for the encodings of `model` with scaling 'dy_ntk' or 'dy_yarn'.
 
     It is 0 for pure noise, where encodings begin, and 1 for the image. Tables change in place, so that a compiled model
     is not compiled again; an exported one keeps its progress, and a saved one is opened with progress 0.
     """
-    if not 0 <= progress <= 1:
+    if getattr(progress, "ndim", 0) or not 0 <= progress <= 1:
         raise ValueError(f"`progress` must be in [0, 1], from noise to image, got {progress}.")
     encodings = [part for part in model.modules() if isinstance(part, FixedRotary) and part.time is not None]
     if not encodings:

@@ -78,6 +78,17 @@ def can_convert(model: nn.Module) -> bool:
     return _reader(model) is not None
 
 
+def _place_of(error: BaseException, model: nn.Module) -> str:
+    """Return the name of the innermost part of a model that an error is about, or at which it was raised."""
+    names = {id(part): name for name, part in model.named_modules() if name}
+    values, traceback = list[object](), error.__traceback__
+    while traceback is not None:
+        values += traceback.tb_frame.f_locals.values()
+        traceback = traceback.tb_next
+    places = [names[id(value)] for value in (*values, getattr(error, "obj", None)) if id(value) in names]
+    return f"`{places[-1]}`, {type(model.get_submodule(places[-1])).__name__}: " if places else ""
+
+
 def read(model: nn.Module) -> Conversion:
     """Describe a model of timm or transformers as one of ours."""
     if isinstance(model, Backbone):
@@ -106,7 +117,7 @@ def read(model: nn.Module) -> Conversion:
     except Exception as error:  # a part lacks what a part of its place has
         raise ValueError(
             f"`model` must be a {kind.__name__} as {library} builds it, got one with a part that cannot be read: "
-            f"{error_line(error)}"
+            f"{_place_of(error, model)}{error_line(error)}"
         ) from error
     return conversion
 

@@ -92,10 +92,12 @@ class DenseModule(Loading):
         return self.images["train"].skipped
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and a hash of the images of each split, which tell whether they are the same."""
+        """Return the number of each split, and hashes of 32 images and targets, and of all sizes and times."""
         return {
             split: fingerprint(
-                len(chosen), (part for index in spread(len(chosen)) for part in self._parts(split, int(chosen[index])))
+                len(chosen),
+                (part for index in spread(len(chosen)) for part in self._parts(split, int(chosen[index]))),
+                (file for index in chosen for file in self.images[split].files_of(int(index))),
             )
             for split, chosen in self.indices.items()
         }

@@ -155,6 +155,10 @@ class StoredImages(Dataset[Any], ABC):
     def place(self, index: int) -> Path:
         """Return the name of an image in messages: its file, or the file that contains it and its name there."""
 
+    def files_of(self, index: int) -> Sequence[Path]:
+        """Return the paths of the files of an example."""
+        return (self.place(index),)
+
     @abstractmethod
     def read_first(self, index: int) -> Callable[[], Any]:
         """Return a function that makes the example of what was read; an error in it means that the image is broken."""
@@ -286,12 +290,26 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     return None
 
 
-def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, Any]:
-    """Return the number of examples of a split, and a hash of their labels and of some contents, `parts`."""
+def fingerprint(count: int, parts: Iterable[bytes | np.ndarray], files: Iterable[Path] = ()) -> dict[str, Any]:
+    """Return the number of examples of a split, and hashes: of labels and some contents, `parts`, and of all `files`.
+
+    Of files, which are not read, these are of the sizes and of the times of modification, beside the first and the
+    last of these times. So a file that is written again is noticed unless all are, as in a copy, at the same size.
+    """
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
-    return {"examples": count, "sha256": digest.hexdigest()}
+    described = {"examples": count, "sha256": digest.hexdigest()}
+    entries = []
+    for file in files:
+        with contextlib.suppress(OSError):  # a name in messages, of an example that is in no file of its own
+            status = file.stat()
+            entries.append((status.st_size, status.st_mtime_ns))
+    if entries:
+        columns = dict(zip(("sizes", "times"), np.array(entries, dtype="<i8").T, strict=True))
+        described |= {name: hashlib.sha256(column.tobytes()).hexdigest() for name, column in columns.items()}
+        described |= {"oldest": int(columns["times"].min()), "newest": int(columns["times"].max())}
+    return described
 
 
 def spread(count: int, most: int = 32) -> list[int]:

@@ -134,10 +134,12 @@ class DataModule(Loading):
         return getattr(self._images.get("train"), "skipped", [])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and a hash of the images of each split, which tell whether they are the same."""
+        """Return the number of each split, and hashes of all labels, 32 images, and the size and time of every file."""
         return {
             split: fingerprint(
-                len(images), (np.asarray(images.labels), *(_content(images, index) for index in spread(len(images))))
+                len(images),
+                (np.asarray(images.labels), *(_content(images, index) for index in spread(len(images)))),
+                (file for index in range(len(images)) for file in _files(images, index)),
             )
             for split, images in self._images.items()
         }
@@ -274,6 +276,12 @@ def _source(images: Any, index: int) -> tuple[Any, int]:
     while isinstance(images, Subset):
         images, index = images.dataset, images.indices[index]
     return images, index
+
+
+def _files(images: Any, index: int) -> Sequence[Path]:
+    """Return the paths of the files of an image; none of one in memory."""
+    images, index = _source(images, index)
+    return images.files_of(index) if isinstance(images, EncodedImages) else ()
 
 
 def _content(images: Any, index: int) -> bytes | np.ndarray:

@@ -264,10 +264,14 @@ def recipe_hash(recipe: Any) -> str:
 
 
 def run_hash(recipe: Any, data: Mapping[str, Any] | None) -> str:
-    """Return the hash of a recipe, and after a hyphen that of the fingerprint of its data, if it is known."""
+    """Return the hash of a recipe, and after a hyphen that of its data, if it is known.
+
+    Sizes and times of files are left out, which tables of earlier versions lack, and so it is the same for a copy.
+    """
     if not data:
         return recipe_hash(recipe)
-    text = json.dumps(data, sort_keys=True)
+    parts = {split: {name: known[name] for name in ("examples", "sha256")} for split, known in data.items()}
+    text = json.dumps(parts, sort_keys=True)
     return f"{recipe_hash(recipe)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

@@ -41,6 +41,10 @@ class MaskImages(DenseImages):
         """Return the path of an image."""
         return self.pairs[index][0]
 
+    def files_of(self, index: int) -> Sequence[Path]:
+        """Return the paths of an image and its mask."""
+        return self.pairs[index]
+
     def example(self, index: int) -> tuple[Tensor, Target]:
         """Return an image and the class of each of its pixels."""
         image_file, mask_file = self.pairs[index]
