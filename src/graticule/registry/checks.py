@@ -33,7 +33,7 @@ REMOVED = {
     "pictures": "unlabeled_folder has the same images",
     "pape": "its bias of pairs of tokens had no other use",
     **dict.fromkeys(("per_frame", "moving_digits", "solids", "film_"), _VIDEOS),
-    "report": "compare, study and train write their page themselves",
+    "report": "compare and train write their page themselves",
 }
 
 

@@ -11,7 +11,7 @@ import graticule
 from commands import run_command
 from graticule.lab.cli import main
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.studies.study import recipe_hash
+from graticule.lab.studies.comparison import recipe_hash
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted
