@@ -80,7 +80,7 @@ def differences(facts: Facts, expected: Mapping[str, Any]) -> list[str]:
         if name in REGISTRIES:
             wanted, parts = parse_sum(value), _specs(name, built)
             alike = [spec.name for spec in wanted] == [part.name for part in parts] and all(
-                tuples(part.options[key]) == tuples(option)
+                tuples(part.options.get(key)) == tuples(option)
                 for spec, part in zip(wanted, parts, strict=True)
                 for key, option in spec.options.items()
             )

@@ -6,6 +6,7 @@ import re
 from statistics import fmean
 
 from evidence.contrasts import Asked, Contrast, Registry
+from evidence.gym import GRIDS
 from evidence.papers import link
 from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import spread
@@ -69,7 +70,7 @@ def ranked(registry: Registry, task: str) -> list[tuple[str, str, Asked, Contras
         if len(reference) == 1 and first in reference:
             first, second, contrast = second, first, contrast.reversed()
         text, less = (re.sub("encoding=|joining=", "", re.sub(r",(?=joining)", ", ", name)) for name in (first, second))
-        size = {TRAINED: "6 x 6 cells", "9 cells": "9 x 9 cells"}.get(at, "") if row.data == "gym" else variant
+        size = GRIDS[at] if row.data == "gym" else variant
         column = CLASSIFY.get(task, size) or "difference"
         label = f"`{text}`" if len(reference) == 1 else f"`{text}` less `{less}`"
         labeled.append((label, column, row, contrast))

@@ -15,7 +15,6 @@ References: The Control of the False Discovery Rate in Multiple Testing under De
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +24,8 @@ from statistics import fmean
 
 from scipy import stats
 
+from evidence.gym import GymScore, gym_scores
 from evidence.studies import CELL, read_table
-from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import LEVEL, PairedTest, paired_test
 from graticule.lab.studies.tables import read_records
@@ -54,26 +53,18 @@ def parse(contrast: str, variant: str = "", at: str = TRAINED) -> tuple[Term, ..
 
 
 def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Read the scores of a study, or of a gym (in percent), from docs/data.
+    """Read the scores of a study, or of the gym (in percent), from docs/data.
 
     The condition of a metric that is not the accuracy or loss of the recipe begins with the metric.
     """
-    scores: dict[tuple[str, str, str], dict[int, float]] = {}
     if name.startswith("gym"):
-        profile = read_profile(folder / f"{name}.csv")
-        where = {side: TRAINED if side == profile.trained else f"{side} cells" for side in profile.sides}
-        for score in profile.rows:
-            if not math.isnan(score.normalized):
-                of_task = scores.setdefault((score.choice, score.task, where[score.side]), {})
-                of_task[score.seed] = 100 * score.normalized
-        for side, at in where.items():  # a mean over all tasks, where a score below chance counts as chance
-            scores |= {(choice, "mean", at): dict(enumerate(means)) for choice, means in profile.overall(side).items()}
-    else:
-        rows = read_table(folder / f"study_{name}.csv")
-        for choice, variant, seed, metric, at, value in rows[[*CELL, "metric", "at", "value"]].itertuples(index=False):
-            if metric != "loss":
-                where = at if metric in ("top1", "miou", "bits") else f"{metric}, {at}"
-                scores.setdefault((choice, variant, where), {})[seed] = value
+        return gym_scores(read_records(folder / f"{name}.csv", GymScore))
+    scores: dict[tuple[str, str, str], dict[int, float]] = {}
+    rows = read_table(folder / f"study_{name}.csv")
+    for choice, variant, seed, metric, at, value in rows[[*CELL, "metric", "at", "value"]].itertuples(index=False):
+        if metric != "loss":
+            where = at if metric in ("top1", "miou", "bits") else f"{metric}, {at}"
+            scores.setdefault((choice, variant, where), {})[seed] = value
     return scores
 
 
@@ -159,7 +150,7 @@ class Asked:
     question: of docs/papers.md; empty for a row that is not printed there.
     label: the data set or condition there.
     task: of docs/which.md; empty for a row that is not printed there.
-    data: study, or 'extrapolation', or a gym: the file in docs/data.
+    data: study, or 'extrapolation', or a name that begins with gym: the file in docs/data.
     variant: of the study, or task of the gym.
     at: condition of the scores that name none.
     contrast: as text; on docs/papers.md it is positive if the paper is right.

@@ -1,8 +1,8 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `papers`, `which` and `why_lape` with that of a part, and others of `PARTS`. The models of the
-studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
+with the name of a file, `papers`, `which`, `why_lape` and `gym` with that of a part, and others of `PARTS`. The models
+of the studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pandas import DataFrame
 from evidence.built import built_text, read_built, write_built
 from evidence.choices import which_part, why_part
 from evidence.contrasts import Registry
+from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
 from evidence.studies import Study, load, names, read_table
 from graticule.lab.studies.results import TRAINED, mean_table, provenance
@@ -144,7 +145,7 @@ def study_text(name: str, registry: Registry) -> str:
 
 
 def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> str:
-    """Return the rows of a study or gym, with a column for every variant and condition if there are several."""
+    """Return the rows of a study or the gym, with a column for every variant and condition if there are several."""
     rows = registry.of(data=name)
     found = [(re.sub("encoding=|joining=", "", row.contrast), row, contrast) for row, contrast in rows]
     places = list(dict.fromkeys((row.variant, row.at) for _, row, _ in found))
@@ -204,6 +205,7 @@ def measured_text(name: str, registry: Registry) -> str:
 #: Kind of a generated part -> its text by name.
 PARTS: dict[str, Callable[[str, Registry], str]] = {
     "measured": measured_text,
+    "gym": lambda name, registry: gym_part(name, registry.folder),
     "older": older_text,
     "origin": origin_text,
     "study": study_text,

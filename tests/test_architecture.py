@@ -16,7 +16,7 @@ FLOORS = (
     *("system", "registry", "position", "encodings", "layers", "checkpoints", "hub", "backbones", "dense"),
     *("surgery", "external", "analysis", "testing"),
     *("lab.terminal", "lab.arguments", "lab.data", "lab.training", "lab.figures", "lab.tasks", "lab.recipes"),
-    *("lab.studies", "lab.gym", "lab.pages", "lab.testing", "lab.commands", "lab.cli", "lab", "__main__"),
+    *("lab.studies", "lab.pages", "lab.testing", "lab.commands", "lab.cli", "lab", "__main__"),
 )
 FLOOR = {room: floor for floor, room in enumerate(FLOORS)}
 #: The package re-exports public names: it is above the tasks, and those above them may import it.
@@ -168,7 +168,7 @@ VAGUE_LEFT = """
 surgery 3
 """
 LATE_LEFT = """
-. 1, external 1, lab 1, lab/commands 5, lab/data 1, lab/gym 1, lab/recipes 2, lab/studies 5, lab/tasks 5,
+. 1, external 1, lab 1, lab/commands 5, lab/data 1, lab/recipes 2, lab/studies 5, lab/tasks 5,
 lab/training 4, system 2
 """
 

@@ -50,7 +50,6 @@ CALLS = {
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
     "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
-    "gym": ["--list --choices encoding=learnable encoding=rope"],
 }
 #: Options that let a command work for long, start processes, or import files.
 LONG = {

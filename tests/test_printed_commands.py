@@ -36,7 +36,7 @@ NOT_RUN = {
     r".* --(real|push|devices)\b": "labels of ImageNet, the hub, devices",
 }
 #: Commands that train.
-TRAINS = re.compile(r"graticule (train|compare|gym|adapt|demo)\b")
+TRAINS = re.compile(r"graticule (train|compare|adapt|demo)\b")
 #: Subcommand -> options that make it small.
 SMALL = {
     "adapt": "--quick",
@@ -46,7 +46,6 @@ SMALL = {
     "check my_encoding.py": "",
     "compare": "--quick",
     "explore": "--no-open",
-    "gym": "--quick",
     "train": "--quick",
 }
 #: Options of commands that are small without more.
@@ -60,7 +59,6 @@ STANDS = {
     "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
     "--sizes 336 448x672": "--sizes 20 20x40",
     "--window 512 --stride 341": "--window 96 --stride 60",
-    "gym --seeds": "gym --choices encoding=rope --tasks displacement --seeds",
     "identify FILE.py:NAME": "identify rotation.py:code",
     "...": "",
     "DETECTOR_RUN": "./DETECTOR_RUN",

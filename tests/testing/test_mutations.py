@@ -59,7 +59,7 @@ def shift_by_one(position: Any, grid: Any, layers: Any) -> Any:
 def transpose_pairs(position: Any, grid: Any, layers: Any) -> Any:
     of_pairs = ("bias", "mixing", "positional")
     return changed(
-        layers, lambda value, key: value.mT if key[1] in of_pairs and value.shape[-1] == value.shape[-2] else value
+        layers, lambda value, key: value.mT if key[1] in of_pairs and value.shape[-1:] == value.shape[-2:-1] else value
     )
 
 

@@ -9,9 +9,10 @@ import pytest
 from test_study import table_of
 
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
+from evidence.gym import GymScore, rank_intervals
 from evidence.papers import OLDER, link, older_text
 from evidence.studies import load, names, write_table
-from graticule.lab.gym.profile import Profile, ProfileRow, write_profile
+from graticule.lab.studies.tables import csv_of_records
 
 TOP = Path(__file__).parents[3]
 DOCS = TOP / "docs"
@@ -19,8 +20,8 @@ DOCS = TOP / "docs"
 REGISTRY = Registry(DOCS / "data")
 
 
-def score_of(choice, side, normalized, seed=0):
-    return ProfileRow(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
+def score_of(side, normalized, task="place", seed=0):
+    return GymScore("encoding=peg", task, "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
 
 
 def test_every_contrast_names_choices_of_its_study():
@@ -90,18 +91,28 @@ def test_a_difference_that_is_the_same_in_all_seeds_is_not_tested():
 
 def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_path):
     scored = [
-        score_of("encoding=peg", 6, 0.75),
-        score_of("encoding=peg", 9, 0.5),
-        score_of("encoding=peg", 9, float("nan"), seed=1),
+        *(score_of(6, 0.75), score_of(6, -11.0, "box")),
+        *(score_of(9, 0.5), score_of(9, 0.25, "box")),
+        *(score_of(9, 0.5, seed=1), score_of(9, float("nan"), "box", seed=1)),
     ]
-    write_profile(tmp_path / "gym.csv", Profile(tuple(scored)))
+    (tmp_path / "gym.csv").write_text(csv_of_records(GymScore, scored))
     assert read_scores("gym", tmp_path) == {
         ("encoding=peg", "place", "trained"): {0: 75.0},
-        ("encoding=peg", "place", "9 cells"): {0: 50.0},
-        ("encoding=peg", "mean", "trained"): {0: 75.0},  # over all tasks
-        ("encoding=peg", "mean", "9 cells"): {0: 50.0},
+        ("encoding=peg", "box", "trained"): {0: -1100.0},
+        ("encoding=peg", "place", "9 cells"): {0: 50.0, 1: 50.0},
+        ("encoding=peg", "box", "9 cells"): {0: 25.0},
+        ("encoding=peg", "mean", "trained"): {0: 37.5},  # a score below chance counts as chance
+        ("encoding=peg", "mean", "9 cells"): {0: 37.5},  # of the seed that has both tasks
     }
     assert read_scores("gym", tmp_path / "nowhere") == {}
+
+
+def test_the_interval_of_a_rank_has_the_choices_that_a_test_cannot_tell_apart():
+    near = [0.50, 0.52, 0.51, 0.53, 0.49]
+    noise = [0.51, 0.50, 0.53, 0.51, 0.49]
+    low, high = [0.9 * score - 0.3 for score in near], [0.9 * score + 0.4 for score in noise]
+    assert rank_intervals([low, near, noise, high]) == [(4, 4, 4), (2, 2, 3), (3, 2, 3), (1, 1, 1)]
+    assert rank_intervals([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3], [0.2, 0.3, 0.4]]) == [(2, 1, 3), (2, 1, 3), (1, 1, 3)]
 
 
 def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):

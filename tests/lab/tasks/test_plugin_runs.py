@@ -10,7 +10,6 @@ import torch
 import graticule
 from commands import run_command
 from graticule.lab.cli import main
-from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.comparison import recipe_hash
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
@@ -112,21 +111,18 @@ def test_a_comparison_takes_it_and_mixes_no_versions_of_it(run, tmp_path, capsys
     assert code == 1 and "its plugin my_methods.py has changed since it was started" in err
 
 
-def test_scores_of_a_gym_or_study_are_of_one_version_of_a_plugin(monkeypatch):
+def test_scores_of_a_study_are_of_one_version_of_a_plugin(monkeypatch):
     with_plugin = [
         graticule.Recipe(encoding="learnable(resampler='nearest')"),
         graticule.Recipe(joining="decayed"),
-        GymRecipe(encoding="rope + distance"),
-        GymRecipe(model="convolutional_vit"),
+        graticule.Recipe(encoding="rope + distance"),
+        graticule.Recipe(model="convolutional_vit"),
     ]
-    others = [graticule.Recipe(encoding="rope"), GymRecipe(encoding="rope")]
-
-    def hashes(recipes):
-        return [recipe.hash if isinstance(recipe, GymRecipe) else recipe_hash(recipe) for recipe in recipes]
-
-    before = hashes(with_plugin), hashes(others)
+    other = graticule.Recipe(encoding="rope")
+    before = [recipe_hash(recipe) for recipe in (*with_plugin, other)]
     monkeypatch.setattr(plugins, "_registered", {FILE: "0" * 64})
-    assert all(a != b for a, b in zip(before[0], hashes(with_plugin), strict=True)) and hashes(others) == before[1]
+    *changed, same = (recipe_hash(recipe) for recipe in (*with_plugin, other))
+    assert all(a != b for a, b in zip(before[:-1], changed, strict=True)) and same == before[-1]
 
 
 def test_a_recipe_imports_modules_beside_it(tmp_path, capsys):

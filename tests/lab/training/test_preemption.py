@@ -150,9 +150,7 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
     assert main(command) == 0
 
 
-@pytest.mark.parametrize(
-    "command", ["demo", "compare digits_quick --choices encoding=peg", "gym --choices encoding=peg"]
-)
+@pytest.mark.parametrize("command", ["demo", "compare digits_quick --choices encoding=peg"])
 def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes(
     tmp_path, monkeypatch, capsys, command
 ):

@@ -42,6 +42,8 @@ _FILES = {
     **dict.fromkeys(("mask_folder", "ade20k", "camvid"), "mask_folder"),
     **dict.fromkeys(("image_folder", "unlabeled_folder"), "folder"),
     **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
+    **dict.fromkeys(("gym_place", "gym_border", "gym_symmetry", "gym_order", "gym_region"), "gym"),
+    **dict.fromkeys(("gym_neighbors", "gym_displacement", "gym_direction", "gym_distance", "gym_scale"), "gym"),
     **dict.fromkeys(("pydoc", "text_folder"), "texts"),
     "hugging_face": "hugging_face",
 }

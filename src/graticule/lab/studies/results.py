@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,36 +100,29 @@ class Results(PrintedTable):
     def summary(self) -> Rows:
         """Return a header, then a row per choice: its score, and its test."""
         rows: Rows = [("choice", "seeds", "score", "difference [95 %]", "p (Holm)", "finding")]
-        _, *findings = self.findings(self.tests())
-        tests = {name: cells for name, _, _, *cells in findings}
+        tests = {name: texts for name, _, _, *texts in self._texts(self.tests())}
         for name, scores in self.scores().items():
-            cells = ("",) * 3
-            if test := tests.get(name):
-                difference, interval, _, adjusted, finding = test
-                finding = finding.replace("a difference beyond", "beyond").partition(" for ")[0]
-                limits = interval.replace(" to ", ", ")
-                cells = ("", "", finding) if limits == "-" else (f"{difference} [{limits}]", adjusted, finding)
-            rows.append((name, str(len(scores)), spread(scores, self.decimals), *cells))
+            difference, low, high, _, adjusted, finding = tests.get(name, ("", "", "", "", "", ""))
+            cells = (f"{difference} [{low}, {high}]", adjusted) if low not in ("", "-") else ("", "")
+            rows.append((name, str(len(scores)), spread(scores, self.decimals), *cells, finding))
         return rows
 
     def findings(self, tests: DataFrame) -> Rows:
         """Return a header, then a row per test of `tests()`: difference, interval, p, p adjusted, finding."""
         rows: Rows = [("choice", "against", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")]
-        for _, test in tests.iterrows():
-            difference, low, high = (
-                f"{value:+.{self.decimals}f}" if math.isfinite(value) else "-"
-                for value in (test.difference, test.low, test.high)
-            )
-            finding = conclusion(test.seeds, test.difference, test.p, test["p (Holm)"], tests.p.count())
-            cells = (
-                difference,
-                "-" if low == "-" else f"{low} to {high}",
-                format_p(test.p),
-                format_p(test["p (Holm)"]),
-            )
-            name = test.choice if test["at"] == TRAINED else f"{test.choice}, {test['at']}"
-            rows.append((name, next(iter(self.choices)), str(test.seeds), *cells, finding))
+        first = next(iter(self.choices))
+        for choice, at, seeds, difference, low, high, *texts in self._texts(tests):
+            name = choice if at == TRAINED else f"{choice}, {at}"
+            rows.append((name, first, seeds, difference, "-" if low == "-" else f"{low} to {high}", *texts))
         return rows
+
+    def _texts(self, tests: DataFrame) -> Iterator[tuple[str, ...]]:
+        """Yield the columns of `paired` as text, and the conclusion; a dash for what is not finite."""
+        count = tests.p.count()
+        for choice, at, seeds, *numbers, p, adjusted in tests.itertuples(index=False, name=None):
+            texts = [f"{value:+.{self.decimals}f}" if math.isfinite(value) else "-" for value in numbers]
+            finding = conclusion(seeds, numbers[0], p, adjusted, count)
+            yield choice, at, str(seeds), *texts, format_p(p), format_p(adjusted), finding
 
     def notes(self) -> list[str]:
         """Return sentences on the tests, and on scores that are not alike."""

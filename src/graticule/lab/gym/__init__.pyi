@@ -1,9 +1,0 @@
-from .base import TASKS as TASKS
-from .base import GymExamples as GymExamples
-from .base import GymTask as GymTask
-from .base import build_task as build_task
-from .profile import Profile as Profile
-from .profile import read_profile as read_profile
-from .recipe import GymRecipe as GymRecipe
-from .run import gym as gym
-from .run import standard_choices as standard_choices
