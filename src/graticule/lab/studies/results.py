@@ -128,7 +128,8 @@ class Results(PrintedTable):
         """Return sentences on the tests, and on scores that are not alike."""
         tests = self.tests()
         count = tests.p.count()
-        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {count} tests."]
+        family = f"{count} test{'s' * (count != 1)}"
+        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {family}."]
         if not count:
             few = f"Differences are not tested: fewer than {LEAST} seeds, or the same difference in all."
             notes = [few] * (len(tests) > 0)
