@@ -93,7 +93,8 @@ def link(data: str, docs: Path) -> str:
     """Link the page of a file of docs/data; that of a study has its markers."""
     for page in (*docs.glob("*.md"), *docs.glob("results/*.md")):
         if re.search(rf"<!-- (study|origin|contrasts) {data}: begin", page.read_text(encoding="utf-8")):
-            return f"[rows]({page.relative_to(docs)})"
+            place = page.relative_to(docs)
+            return "[rows](#older-studies)" if place.name == "papers.md" else f"[rows]({place})"
     return f"[rows]({PAGES.get(data, '#older-studies')})"
 
 
@@ -147,7 +148,7 @@ def answers(item: Item, registry: Registry) -> str:
         several = [*pairs]
         controls = dict.fromkeys(row.control for row, _ in several)
         cells = "; ".join(
-            f"{row.label} {text_of(row, contrast)} ({len(contrast.values)}"
+            f"{row.label}: {text_of(row, contrast)} ({len(contrast.values)}"
             + f", {row.control}" * (len(controls) > 1)
             + ")"
             for row, contrast in several
@@ -174,6 +175,6 @@ def papers_part(name: str, registry: Registry) -> str:
     rows: Rows = [("item", "what it shows", "command", "in the paper", "here")]
     for item in read_records(ITEMS, Item):
         if item.paper == name:
-            here = " ".join(filter(None, (filled(item.here, timed), answers(item, registry))))
+            here = "<br>".join(filter(None, (filled(item.here, timed), answers(item, registry))))
             rows.append((item.item, item.shows, item.command, item.printed, here))
     return markdown(rows)

@@ -83,7 +83,7 @@ def test_every_contrast_with_a_question_is_printed_once():
         for row, contrast in asked:
             assert row.control and row.question.endswith("?"), row
             names = [item.item for item in ALL if item.paper == paper and first_name(row.where) in item.names]
-            assert len(names) == 1 and f"{row.label} {text_of(row, contrast)} (" in part, row
+            assert len(names) == 1 and f"{row.label}: {text_of(row, contrast)} (" in part, row
 
 
 @pytest.mark.parametrize("paper", KEYS)

@@ -23,10 +23,10 @@ tests/lab: . 140, commands 1620, data 3040, figures 380, pages 400, recipes 520,
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
 audit.md 1680, backbones.md 1570, conformance.md 1450, convert.md 2110, dense.md 1820, encodings.md
-  2540, extending.md 1640, extrapolation.md 2580, papers.md 7710, pretrained.md 2010, results/gpu.md 1360,
+  2540, extending.md 1640, extrapolation.md 2580, papers.md 7790, pretrained.md 2010, results/gpu.md 1360,
   results/gym.md 2090, results/lape_place.md 3970, training.md 1280, which.md 1570, why_lape.md 1210
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 47_000, 31, 280
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 47_100, 31, 280
 
 
 def limits(table: str) -> dict[str, int]:
