@@ -127,7 +127,7 @@ class Results(PrintedTable):
     def notes(self) -> list[str]:
         """Return sentences on the tests, and on scores that are not alike."""
         tests = self.tests()
-        count = tests.p.count()
+        count = int(tests.p.count())
         family = f"{count} test{'s' * (count != 1)}"
         notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {family}."]
         if not count:
