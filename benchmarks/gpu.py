@@ -45,7 +45,6 @@ GOALS = {
     "biases": "One attention layer of DeiT-Ti, forward and backward, over the same without a bias; goal: factors at "
     "most 1.1 at 4,096 tokens.",
     "windows": "Attention within windows, with a bias and without gradients, by each kernel over PyTorch's choice.",
-    "mixing": "A product of PosMLP's unit by displacements over the product by its matrix.",
     "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03.",
 }
 
@@ -306,38 +305,6 @@ def small_windows(bench: Bench) -> None:
             bench.add(f"{name}, {key}, over timm", times[key], times["timm"], batch=bench.batch, compiled=compiled)
 
 
-def mixing(bench: Bench) -> None:
-    """Measure PosMLP-T, and the product of a unit by displacements over that by its matrix."""
-    import torch
-
-    import graticule
-    from graticule.encodings.forms.mixing import MixingPosition
-    from graticule.encodings.lrpe import LearnableMixing
-    from graticule.layers.gating import mix_tokens
-    from graticule.position.grid import Grid
-
-    if not bench.quick:
-        for phase in ("training", "inference"):
-            bench.free()
-            times = bench.turns({"": bench.step(graticule.create_model("posmlp_tiny_224"), phase, compiled=False)})[""]
-            bench.add("posmlp_tiny_224", times, phase=phase, images_per_second=bench.batch / statistics.median(times))
-    for side in (8,) if bench.quick else (14, 28, 56, 96):
-        bench.free()
-        grid = Grid(side, side)
-        steps = {}
-        for path in ("matrix", "displacement"):
-            torch.manual_seed(0)
-            unit = MixingPosition([LearnableMixing(grid, 4)], bias=False, product=path).to(bench.device)
-            x = torch.randn(16, grid.patches, 96, device=bench.device, requires_grad=True)
-
-            def step(unit: Any = unit, x: torch.Tensor = x, grid: Grid = grid) -> None:
-                mix_tokens(x, unit(grid)[0].mixing).sum().backward()
-
-            steps[path] = step
-        times = bench.turns(steps)
-        bench.add("displacements over matrix", times["displacement"], times["matrix"], tokens=side * side)
-
-
 def loop(bench: Bench) -> None:
     """Measure graticule's training loop over a bare one: DeiT-Ti on digits of 14 x 14 patches, on the device."""
     from loop import measure
@@ -372,7 +339,6 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "windows": windows,
     "loop": loop,
     f"models: {NAMES[1]}": partial(models, name=NAMES[1]),
-    "mixing": mixing,
 }
 
 

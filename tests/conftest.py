@@ -89,12 +89,12 @@ def lape_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder_run(tmp_path_factory):
-    """Train a short run on a folder of texts; tests must not change its folder."""
+    """Train a short run on a text file; tests must not change its folder."""
     from graticule.lab.training.loop import train
-    from text_commands import short_recipe, write_text_folder
+    from text_commands import short_recipe, write_text
 
     folder = tmp_path_factory.mktemp("folder")
-    texts = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
+    texts = {"dataset": "text_file", "data_root": write_text(folder / "text.txt")}
     recipe = short_recipe(encoding="bucketed_bias", **texts)
     return train(recipe, folder / "run", progress=False)
 
@@ -125,11 +125,11 @@ def quick_figures(monkeypatch):
 
 @pytest.fixture
 def registered_data():
-    """Unregister the data sets and texts that a test registers."""
-    from graticule.lab.data.registry import DATASETS, TEXTS
+    """Unregister the data sets that a test registers."""
+    from graticule.lab.data.registry import DATASETS
     from graticule.registry import plugins
 
-    copies = [(table, dict(table)) for table in (DATASETS, TEXTS, plugins._registered)]
+    copies = [(table, dict(table)) for table in (DATASETS, plugins._registered)]
     yield
     for table, before in copies:
         table.clear()
@@ -142,7 +142,7 @@ def forgotten():
     import timm.models._registry as timm_registry
 
     from graticule.backbones import registry
-    from graticule.lab.data.registry import DATASETS, TEXTS
+    from graticule.lab.data.registry import DATASETS
     from graticule.lab.recipes.load import RECIPES
     from graticule.lab.training.task import list_tasks
     from graticule.position.joining import JOININGS
@@ -150,7 +150,7 @@ def forgotten():
     from graticule.position.resampling import RESAMPLERS
     from graticule.registry import plugins
 
-    for table in (RECIPES, DATASETS, TEXTS):
+    for table in (RECIPES, DATASETS):
         table.discover()  # those of the package are registered first and stay
     ours = [
         ENCODINGS,
@@ -161,7 +161,6 @@ def forgotten():
         registry.default_cfgs,
         RECIPES,
         DATASETS,
-        TEXTS,
         plugins._registered,
     ]
     ours.append(list_tasks())

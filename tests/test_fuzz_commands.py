@@ -28,7 +28,7 @@ SCENES = "--quick --patch-size 16 --model-kwargs depth=1 embed_dim=24 num_heads=
 RUNS = {
     "image": IMAGES,
     "mixer": f"digits_gmlp {SHORT} --model-kwargs num_blocks=1",
-    "text": "pydoc_nano --quick --context 32 --accelerator cpu",
+    "text": "pydoc_quick --model lm_nano --quick --context 32 --accelerator cpu",
 }
 #: Command -> its targets and options that keep it quick, one of each to choose from.
 CALLS = {
@@ -37,7 +37,7 @@ CALLS = {
     "models": ["", "deit*"],
     "new": ["encoding Mine --output mine", "task Other --output mine"],
     "runs": [".", "./image ./text", "./image --json"],
-    "evaluate": ["./image", "./published --images ./images", "./text --lengths 16", "./image --sizes 20"],
+    "evaluate": ["./image", "./published --images ./images", "./text", "./image --sizes 20"],
     "predict": ["./image ./images/val/0/0.png"],
     "analyze": [
         *("correlations ./image", "correlations ./published", "mixing ./mixer"),

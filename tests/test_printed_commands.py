@@ -20,7 +20,7 @@ import graticule
 from graticule.backbones import registry
 from graticule.lab.cli import main
 from graticule.lab.commands import options
-from text_commands import write_text_folder
+from text_commands import write_text
 
 TOP = Path(__file__).parents[1]
 _COMMAND = r"(?:graticule|python|pip|make|git|torchrun|srun|pytest) \S"
@@ -218,7 +218,7 @@ def clone(tmp_path_factory, lape_run, forgotten):
             for number in range(8):
                 image(number).save(f"CAMVID/images/{split}/{number}.jpg")
                 image(number, 11).convert("L").save(f"CAMVID/annotations/{split}/{number}.png")
-        write_text_folder(Path("TEXTS"))
+        write_text(Path("FILE.txt"))
         graticule.convert(timm.create_model("vit_small_patch14_dinov2")).save_pretrained("FOLDER2")
         save_file(registry.create_model("deit_tiny_patch16_224").state_dict(), "FILE.safetensors")
         sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": 1}

@@ -41,13 +41,10 @@ def spoiled_after_first_epoch() -> Iterator[None]:
         yield
 
 
-def write_text_folder(root: Path, **files: str | bytes) -> Path:
-    """Write two texts of 2 kB in English and French, and the additional `files`."""
-    root.mkdir(parents=True)
-    texts = {
-        "a": "the cat sat on the mat and the dog sat beside the cat. " * 40,
-        "b": "où est le château où l'été passait? " * 50,
-    }
-    for name, content in {**texts, **files}.items():
-        (root / f"{name}.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
-    return root
+def write_text(path: Path) -> Path:
+    """Write 4 kB of text in English and French, in lines."""
+    text = (
+        "the cat sat on the mat and the dog sat beside the cat.\n" * 40 + "où est le château où l'été passait?\n" * 50
+    )
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,8 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry.specs import Spec
+from graticule.testing.model_under_test import NotApplicable
+from graticule.testing.places import LAWS, check_law
 
 SIZE: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 TOKENS, DIM, DEPTH, CLASSES = 17, 24, 3, 5
@@ -243,3 +245,13 @@ def holds(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
 def count(model: nn.Module) -> int:
     """Count the parameters, trained or not."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def laws_of_places(encoding, joining="default"):
+    """Check the laws of places, and return the names of those that apply."""
+    names = []
+    for name in LAWS:
+        with suppress(NotApplicable):
+            check_law(name, encoding, joining)
+            names.append(name)
+    return names

@@ -35,7 +35,6 @@ from .hub.kinds import from_pretrained as from_pretrained
 from .lab.data.augmentation import Augmentation as Augmentation
 from .lab.data.augmentation import DenseAugmentation as DenseAugmentation
 from .lab.data.registry import register_dataset as register_dataset
-from .lab.data.registry import register_text as register_text
 from .lab.recipes.load import register_recipe as register_recipe
 from .lab.studies.comparison import compare as compare
 from .lab.tasks.classification import ImageMixing as ImageMixing

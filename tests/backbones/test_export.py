@@ -43,8 +43,9 @@ def test_a_folded_model_is_exported_with_its_constants():
     assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 3))
 
 
-def test_a_product_over_displacements_is_exported_too():
-    model = build("gMLP", "ggqpe(product='displacement')", num_blocks=1).double().eval()
+@pytest.mark.parametrize(("family", "encoding"), [("gMLP", "ggqpe"), ("GFNet", "global_filter")])
+def test_mixing_by_a_matrix_or_by_fourier_transforms_is_exported_too(family, encoding):
+    model = build(family, encoding, num_blocks=1).double().eval()
     assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 3))
 
 

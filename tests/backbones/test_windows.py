@@ -129,15 +129,15 @@ def cut(grid, window, index, shift):
 
 
 @in_turn(
-    ("encoding", "product", "windows", "shift"),
+    ("encoding", "windows", "shift"),
     [
-        *[(encoding, product, *BORDERS[-1]) for encoding in MIXING for product in ("matrix", "displacement")],
-        *[(encoding, "displacement", *border) for encoding in ("lrpe_m", "ggqpe") for border in BORDERS[:-1]],
+        *[(encoding, *BORDERS[-1]) for encoding in MIXING],
+        *[(encoding, *border) for encoding in ("lrpe_m", "ggqpe") for border in BORDERS[:-1]],
     ],
 )
-def test_no_token_receives_from_outside_its_window_or_the_image(encoding, product, windows, shift):
+def test_no_token_receives_from_outside_its_window_or_the_image(encoding, windows, shift):
     """Weights are cut from those of a whole window and, after a softmax, renormalized; beyond, gradients are zero."""
-    model = posmlp(spec(encoding, product=product), windows=windows, shift=shift)
+    model = posmlp(encoding, windows=windows, shift=shift)
     layers, layer = model.position(model.grid), 0
     for stage, grid in enumerate(model.grid.pyramid(4)):
         window = grid.window(windows[stage])
@@ -220,9 +220,8 @@ def test_a_checkpoint_of_other_windows_is_resampled_as_set_input_size_does_it(en
 
 
 @in_turn("encoding", [*MIXING, "learnable+ggqpe"])
-@in_turn("product", ["matrix", "displacement"])
-def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding, product):
-    model, x = posmlp(spec(encoding, product=product)), image(64, 96)
+def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding):
+    model, x = posmlp(encoding), image(64, 96)
     twin = fold(copy.deepcopy(model))
     for made in (model, twin):
         made.set_input_size((64, 96), windows=LARGER)
@@ -286,12 +285,11 @@ def rolled(x, grid, window, mask):
     return out.roll(move, (1, 2)).flatten(1, 2)
 
 
-@in_turn("product", ["matrix", "displacement"])
 @in_turn(("size", "stage"), [((64, 64), 0), ((32, 64), 1), ((64, 64), 2)])
 @torch.no_grad()
-def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_are_extreme(size, stage, product):
+def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_are_extreme(size, stage):
     """A group whose center is far away has logits below -200 for all neighbors, so it takes the opposite border."""
-    model = posmlp(spec("ggqpe", bias=False, product=product), img_size=size, shift="released", depths=(2, 2, 2, 1))
+    model = posmlp(spec("ggqpe", bias=False), img_size=size, shift="released", depths=(2, 2, 2, 1))
     grid = model.grid.pyramid(4)[stage]
     encoding = mixing_of(model)[stage].encodings.get_submodule("1")
     encoding.center[0] = torch.tensor([300.0, -400.0])

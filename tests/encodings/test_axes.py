@@ -18,12 +18,12 @@ from graticule.testing.places import (
     LAWS,
     build_random,
     check_layers,
-    check_places,
     mixes,
     reorder,
     values,
 )
 from in_turn import in_turn
+from tiny import laws_of_places
 
 #: Encodings that depend on coordinates through formulas or small networks, and take points.
 COMPUTED = [
@@ -71,11 +71,11 @@ OPTIONS = [
 
 @in_turn("encoding", [encoding for encoding in OPTIONS if encoding not in ENCODINGS])
 def test_the_laws_of_places_hold_with_options(encoding):
-    assert check_places(encoding)
+    assert laws_of_places(encoding)
 
 
 def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
-    outcomes = {name: check_places(name) for name in ENCODINGS}
+    outcomes = {name: laws_of_places(name) for name in ENCODINGS}
     without = {law: {name for name in ENCODINGS if law not in outcomes[name]} for law in LAWS}
     divided = {"sinusoidal_2d", "rope", "rope_golden_gate", "pope", "mrope", "irpe"}
     convolved = {"peg", "convolutional_projection"}
@@ -100,7 +100,7 @@ def test_the_laws_of_places_hold_with_every_joining(encoding, joining):
         build_position(Grid(2, 3), dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=encoding, joining=joining)
     except ValueError:
         return  # this joining does not take it
-    assert check_places(encoding, joining)
+    assert laws_of_places(encoding, joining)
 
 
 @in_turn("encoding", [*ENCODINGS, *OPTIONS])

@@ -11,7 +11,6 @@ from PIL import Image
 
 import graticule
 import tiny
-from graticule.lab.data.registry import DATASETS
 from graticule.lab.recipes.load import load_recipe
 
 MODEL = tiny.tiny("learnable").eval()
@@ -35,7 +34,6 @@ MISTAKES = {
     "load.'hf:facebook/dinov2-base'": lambda: graticule.create_model("hf:facebook/dinov2-base"),
     "load.'./weights.safetensors'": lambda: graticule.create_model("./weights.safetensors"),
     "if its class converts": lambda: graticule.create_model("resnet50"),
-    "unlabeled_folder": lambda: DATASETS["pictures"],
     "12 of .height, width. .32, 32., got .12, 3, 48, 48.": lambda: graticule.audit(
         MODEL, {(32, 32): torch.rand(12, 3, 48, 48)}
     ),

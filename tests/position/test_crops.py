@@ -11,8 +11,9 @@ from graticule import Crop, Grid
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.position import ENCODINGS
 from graticule.position.tokens import Subset
-from graticule.testing.places import DIM, HEADS, build_random, check_layers, check_places
+from graticule.testing.places import DIM, HEADS, build_random, check_layers
 from in_turn import in_turn
+from tiny import laws_of_places
 
 BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
 #: A crop of whole patches, and its tokens in the whole image.
@@ -43,7 +44,7 @@ def test_positional_attention_is_over_the_patches_of_the_crop():
     ],
 )
 def test_coordinates_and_frequencies_relative_to_a_grid_are_relative_to_the_whole_image(encoding):
-    assert check_places(encoding)[-1] == "crop"
+    assert laws_of_places(encoding)[-1] == "crop"
 
 
 def test_a_crop_between_patches_is_evaluated_there():

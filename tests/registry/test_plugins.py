@@ -116,7 +116,7 @@ def test_the_names_are_known_everywhere(capsys):
                 f"import graticule\n@graticule.register_{kind}\ndef mine():\n    pass\n",
                 rf"write @graticule\.register_{kind}\('my_{kind}'\) above it, in line 2",
             )
-            for kind in ("encoding", "joining", "resampler", "backbone", "task", "dataset", "text", "recipe")
+            for kind in ("encoding", "joining", "resampler", "backbone", "task", "dataset", "recipe")
         ),
         (
             "import graticule\n@graticule.register_encoding('mine')\nclass Mine(graticule.PatchBias):\n    pass\n",

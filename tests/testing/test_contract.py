@@ -7,7 +7,6 @@ from torch import Tensor, nn
 import graticule
 from graticule import PatchBias, Points
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.position.joining import JOININGS
 from graticule.position.places import Places
 from graticule.position.position import ENCODINGS
@@ -15,9 +14,9 @@ from graticule.position.tokens import Subset
 from graticule.registry import plugins
 from graticule.testing import methods
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
-from graticule.testing.places import LAWS, check_places
+from graticule.testing.places import LAWS
 from in_turn import in_turn
-from tiny import SMALL, every_family, layers, shallow
+from tiny import SMALL, every_family, laws_of_places, layers, shallow
 
 #: Options that change nothing in a model of 15 patches, or only training, or the algorithm of the same result.
 WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",), "peg": ("fill",), "cropped": ("least", "aspect")}
@@ -25,8 +24,8 @@ WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",), "peg": ("fill",), "cropped
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_passes_the_contract(encoding):
-    without = ("product",) if issubclass(ENCODINGS[encoding], MixingEncoding) else WITHOUT_EFFECT.get(encoding, ())
-    check_encoding(encoding, compiled=False, without_effect=without)  # tests/backbones/test_compile.py compiles them
+    # tests/backbones/test_compile.py compiles them
+    check_encoding(encoding, compiled=False, without_effect=WITHOUT_EFFECT.get(encoding, ()))
 
 
 @pytest.mark.parametrize("joining", JOININGS)
@@ -231,10 +230,10 @@ def test_each_law_of_places_finds_a_fault(monkeypatch, fault):
     with pytest.raises(
         AssertionError, match=f"`{fault}`" if fault != "text" else "must be taken or refused with a Val"
     ):
-        check_places(f"wrong(fault={fault!r})")
+        laws_of_places(f"wrong(fault={fault!r})")
     monkeypatch.setattr(Wrong, "exempt", (f"{fault}: it is so by definition",), raising=False)
     if fault != "text":
-        assert check_places(f"wrong(fault={fault!r})") == [law for law in LAWS if law != fault]
+        assert laws_of_places(f"wrong(fault={fault!r})") == [law for law in LAWS if law != fault]
 
 
 def test_a_subset_of_other_outputs_is_found(monkeypatch):

@@ -252,7 +252,7 @@ class GfNet(Mixer):
     """GFNet with any mixing encoding instead of its global filter; a pyramid of one stage.
 
     By default it is GFNet as published: a learnable table, added once, and a filter per channel in every layer
-    ('learnable + global_filter'), applied as a convolution over displacements. `load_state_dict` accepts the weights
+    ('learnable + global_filter'), applied by Fourier transforms. `load_state_dict` accepts the weights
     of the authors' code.
 
     Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021).
@@ -265,7 +265,7 @@ class GfNet(Mixer):
     init_module = TokenModel.init_module  # as in the authors' code
     default_encoding = "learnable + global_filter"
     published_parts = (("stem", "patch_embed"), ("blocks.*.mlp_channels", "blocks.*.mlp"))  # in the authors' code
-    encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
+    encoding_options: ClassVar = {"global_filter": {"bias": False}}
 
     def __init__(
         self,

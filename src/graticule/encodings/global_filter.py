@@ -35,6 +35,7 @@ class GlobalFilter(MixingEncoding):
     """
 
     resampled = True
+    spectral = True
 
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
         super().__init__(grid, groups)

@@ -27,7 +27,7 @@ _GROUPS = {
         "demo": "train, evaluate and analyze on embedded digits, in minutes",
     },
     "Look": {
-        "evaluate": "score models at several image sizes or text lengths",
+        "evaluate": "score models, also at several image sizes",
         "predict": "draw and write predictions of a run: classes, boxes, masks",
         "runs": "list runs with their progress and results",
         "analyze": "draw position in each layer: correlations, attention, mixing",

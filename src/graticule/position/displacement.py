@@ -1,17 +1,16 @@
-"""Token mixing by displacement: the product with a matrix of all pairs of tokens, computed as a convolution."""
+"""Token mixing by an MLP over the tokens, or by weights that depend only on the displacement of two tokens."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import scipy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.grid import Grid
-from graticule.position.places import Shape, by
-from graticule.system.symbolic import without_autocast
+from graticule.position.places import Shape
+from graticule.system.symbolic import holds
 
 
 class TokenMlp(NamedTuple):
@@ -47,13 +46,6 @@ class TokenMlp(NamedTuple):
         return self.second.to(x.dtype) @ hidden
 
 
-#: Number of tokens from which the convolution is as fast as the matrix, and on a GPU (`benchmarks/gpu.py`).
-LARGE, LARGE_ON_GPU = 1024, 9216
-
-#: Maximum size of an intermediate result, in numbers, so that it fits the cache; more work is done in pieces.
-_WORKSPACE = 1 << 20
-
-
 class Displacements(NamedTuple):
     r"""Weights (groups, N, N) that depend only on the displacement of j from i, and on the normalizer of row i.
 
@@ -62,7 +54,7 @@ class Displacements(NamedTuple):
     Args:
         table: t, (groups, 2H - 1, 2W - 1), over (dy, dx) from (1 - H, 1 - W) on; or with any number of axes.
         softmax: whether the weights are the softmax of the table over each row.
-        weights: the weights themselves, (groups, N, N), if tokens are mixed by a matrix product; None if by `mix`.
+        weights: the weights themselves, (groups, N, N); None if tokens are mixed by `mix`.
     """
 
     table: Tensor
@@ -102,115 +94,21 @@ class Displacements(NamedTuple):
         """
         sides = zip(self.grid.shape, grid.shape, strict=True)
         cuts = [slice(longer - side, longer + side - 1) for longer, side in sides]
-        part = Displacements(self.table[:, *cuts], self.softmax)
-        return part if self.weights is None else part.with_weights()
+        return Displacements(self.table[:, *cuts], self.softmax).with_weights()
 
     def mix(self, x: Tensor) -> Tensor:
-        r"""Return the product of the weights with x: (B, N, C), without computing the weights.
+        r"""Mix the tokens x: (B, N, C) by a periodic table without a softmax, whose weights need not be computed.
 
-        .. math:: y_i = \sum_j t[p_j - p_i] x_j
-
-        is a convolution with a kernel of all displacements, computed by Fourier transform: O(C N log N) time and O(C N)
-        memory instead of O(C N^2) and O(groups N^2). It is exact, not truncated: the transform is computed in float64
-        whatever the dtype of x. There is a backward pass, but no double backward.
-
-        Raises:
-            ValueError: if x does not fit the table, or the weights are a softmax.
+        .. math:: y_i = \sum_j t[p_j - p_i] x_j = F^{-1}(F(k) \odot F(x)), \quad k[p] = t[-p]
         """
-        groups = len(self.table)
-        if self.softmax:
-            raise ValueError("`softmax` must be False for the product without weights, got True.")
-        if x.ndim != 3 or x.shape[1] != self.grid.patches or x.shape[2] % groups:
-            raise ValueError(
-                f"`x` must be (B, {self.grid.patches}, C), C a multiple of {groups}, for a table of {groups} groups on "
-                f"{by(self.grid.shape)} tokens, got {tuple(x.shape)}."
-            )
+        if holds(x.numel() == 0):  # which MKL does not transform
+            return x
+        shape, axes = self.grid.shape, tuple(range(-len(self.grid.shape), 0))
         wide = torch.promote_types(x.dtype, torch.float32)
-        mixed: Tensor = _mix(x.to(wide), self.table.to(wide))
-        return mixed.to(x.dtype)
-
-
-# One operator forward and one backward, which keeps no transforms for it and is opaque to the compiler.
-
-
-@torch.library.custom_op("graticule::mix_by_displacement", mutates_args=())
-def _mix(x: Tensor, table: Tensor) -> Tensor:
-    with without_autocast(x):
-        grid, maps = _to_maps(x, table)
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _, mixed = _to_maps(y, table)
-        sides, axes, middle = _transform(grid)
-        spectrum = torch.fft.rfftn(table.double().flip(axes), sides, axes)[:, None]
-        for piece in _pieces(maps):
-            tokens = torch.fft.rfftn(maps[piece].double(), sides, axes).mul_(spectrum)
-            mixed[piece] = torch.fft.irfftn(tokens, sides, axes)[middle]
-    return y
-
-
-@_mix.register_fake
-def _(x: Tensor, table: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("graticule::mix_by_displacement_backward", mutates_args=())
-def _mix_backward(grad: Tensor, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    with without_autocast(x):
-        grid, maps = _to_maps(x, table)
-        _, gradients = _to_maps(grad, table)
-        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _, grad_maps = _to_maps(grad_x, table)
-        sides, axes, middle = _transform(grid)
-        spectrum = torch.fft.rfftn(table.double(), sides, axes)[:, None]
-        products = torch.zeros_like(spectrum[:, 0])
-        for piece in _pieces(maps):
-            tokens, of_grad = (torch.fft.rfftn(part[piece].double(), sides, axes) for part in (maps, gradients))
-            # not the lazy conj(), which is lost within a compiled graph
-            products += torch.conj_physical(of_grad).mul_(tokens).sum((0, 2))
-            grad_maps[piece] = torch.fft.irfftn(of_grad.mul_(spectrum), sides, axes)[middle]
-        # sum_i of gradient_i times token_{i + displacement}, for all displacements
-        sums = torch.fft.irfftn(products, sides, axes).roll([side - 1 for side in grid.shape], axes)
-    return grad_x, sums[:, *(slice(side) for side in grid.table)].contiguous().to(table.dtype)
-
-
-@_mix_backward.register_fake
-def _(grad: Tensor, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), torch.empty_like(table)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-_mix.register_autograd(lambda ctx, grad: _mix_backward(grad, *ctx.saved_tensors), setup_context=_save)
-
-
-def _to_maps(x: Tensor, table: Tensor) -> tuple[Grid, Tensor]:
-    """Return the grid, and tokens (B, N, C) as maps, (B, groups, C / groups, H, W), a view."""
-    grid = Displacements(table, False).grid
-    return grid, x.transpose(1, 2).view(len(x), len(table), x.shape[2] // len(table), *grid.shape)
-
-
-def _transform(grid: Grid) -> tuple[Shape, Shape, tuple[Any, ...]]:
-    """Return the sides and the axes of the transform, and the slices of its middle part, H x W, which is the result.
-
-    A side of 2H - 1 is enough, since only entries outside of that part wrap around.
-    """
-    sides = tuple(scipy.fft.next_fast_len(side, real=True) for side in grid.table)
-    return sides, tuple(range(-len(sides), 0)), (..., *(slice(side - 1, 2 * side - 1) for side in grid.shape))
-
-
-def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Cut x: (B, groups, c, H, W) over samples and channels into pieces that fit the workspace after padding."""
-    if not x.numel():
-        return []
-    count = max(_WORKSPACE // max(4 * x[0, :, 0].numel(), 1), 1)  # maps of every group
-    channels = min(count, x.shape[2])
-    samples = max(count // channels, 1)
-    return [
-        (slice(b, b + samples), slice(None), slice(c, c + channels))
-        for b in range(0, x.shape[0], samples)
-        for c in range(0, x.shape[2], channels)
-    ]
+        kernel = self.table[:, *(slice(side) for side in shape)].flip(axes).to(wide)
+        maps = x.mT.unflatten(1, (self.groups, x.shape[2] // self.groups)).unflatten(-1, shape).to(wide)
+        frequencies = torch.fft.rfftn(maps, dim=axes) * torch.fft.rfftn(kernel, dim=axes)[:, None]
+        return torch.fft.irfftn(frequencies, shape, axes).flatten(3).flatten(1, 2).mT.to(x.dtype)
 
 
 def _slices(table: Tensor, grid: Grid) -> Tensor:

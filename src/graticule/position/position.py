@@ -295,7 +295,7 @@ class Encoding(GridModule, ABC):
     layered: ClassVar[bool] = True
     #: True if it encodes a crop (`Grid.crop`) as a part of the whole image, by the coordinates of the grid.
     crops: ClassVar[bool] = False
-    #: The laws of `graticule.testing.check_places` that do not hold, with the reason, as "one_frame, permutation: ...".
+    #: The laws of places (see `check_encoding`) that do not hold, with the reason, as "one_frame, permutation: ...".
     exempt: tuple[str, ...] = ()
 
     @classmethod

@@ -23,18 +23,6 @@ TENSORS = (
     "timm.data.create_transform(**timm.data.resolve_model_data_config(model)), or a processor of transformers, makes a "
     "tensor of an image, and torch.stack a batch of tensors"
 )
-_VIDEOS = "videos are no task any more; ViT and the encodings take grids of three axes, for volumes"
-#: Beginning of a removed name -> the reason, which the error for the name gives.
-REMOVED = {
-    "mvitv2_": "timm has the model; graticule.audit and graticule.check_model take it as it is",
-    "MultiscaleVisionTransformer": "it was the class of mvitv2 models, which timm has",
-    "cait_": "timm has the model; graticule.audit and graticule.check_model take it as it is",
-    "Cait": "it was the class of cait models, which timm has",
-    "pictures": "unlabeled_folder has the same images",
-    "pape": "its bias of pairs of tokens had no other use",
-    **dict.fromkeys(("per_frame", "moving_digits", "solids", "film_"), _VIDEOS),
-    "report": "compare and train write their page themselves",
-}
 
 
 def known_name(argument: str, name: str, known: Collection[str], cure: str = "") -> str:
@@ -45,9 +33,6 @@ def known_name(argument: str, name: str, known: Collection[str], cure: str = "")
     """
     if name in known:
         return name
-    for start, reason in REMOVED.items():
-        if name.removeprefix("graticule_").startswith(start):
-            raise ValueError(f"`{argument}` must be a known name, got {name!r}, which was removed: {reason}.")
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; {cure}." if cure else f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(known) > _MANY_NAMES:

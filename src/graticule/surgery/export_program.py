@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from graticule.backbones.base import Backbone
-from graticule.encodings.forms.mixing import MixingPosition
+from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.hub.kinds import HubModel
 from graticule.position.places import by
 from graticule.position.windows import Windows
@@ -140,8 +140,8 @@ class Exportable:
         """Return a copy for inference on the CPU in float32, not folded, with only PyTorch's operators."""
         model = unfold(copy.deepcopy(self.model)).cpu().float().eval()
         for module in model.modules():
-            if isinstance(module, MixingPosition):
-                module.product = "matrix"  # a product over displacements is an operator of this library
+            if isinstance(module, MixingEncoding):
+                module.spectral = False  # Fourier transforms are not among the operators of every runtime
         return Exportable.of(model)
 
     def at(self, sizes: Sizes, folded: bool = True) -> Exportable:

@@ -7,6 +7,5 @@ from .methods import check_model as check_model
 from .methods import check_resampler as check_resampler
 from .pairs import BiasCode as BiasCode
 from .pairs import RotationCode as RotationCode
-from .places import check_places as check_places
 from .tables import TableCode as TableCode
 from .tables import inspect_code as inspect_code

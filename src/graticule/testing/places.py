@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,24 +30,10 @@ DIM, DEPTH, HEADS = 72, 2, 6
 _EXACT = 1e-12
 
 
-def check_places(encoding: str, joining: str = "default") -> list[str]:
-    """Check the laws of places in float64, to 1e-12, and return the names of those that apply.
+def check_law(name: str, encoding: str, joining: str = "default") -> None:
+    """Check one of the laws of places in float64, to 1e-12.
 
     A law applies unless its grid or points are refused with a `ValueError`, or an encoding has it in `exempt`.
-
-    Raises:
-        AssertionError: naming the law that does not hold.
-    """
-    names = []
-    for name in LAWS:
-        with suppress(NotApplicable):
-            check_law(name, encoding, joining)
-            names.append(name)
-    return names
-
-
-def check_law(name: str, encoding: str, joining: str = "default") -> None:
-    """Check one of the laws of places.
 
     Raises:
         NotApplicable: with the reason.

@@ -152,7 +152,7 @@ def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
 
 
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
-    encoding = "learnable + ggqpe(form='gamma', product='displacement')"
+    encoding = "learnable + ggqpe(form='gamma', bias_start=0.5)"
     typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
     typed += ["--model-kwargs", "gate_norm=true", "embed_dim=16"]
     run = trained(tmp_path / "run", "digits_posmlp", *typed)

@@ -60,7 +60,6 @@ def test_the_traceback_of_an_error_is_shown_on_request(monkeypatch):
             "evaluate --sizes 28 56 RUN",
             ") must be given before --sizes, which takes every value up to the next option; see graticule evaluate",
         ),
-        ("evaluate --device cpu --lengths 128 RUN", "must be given before --lengths"),
         ("evaluate --sizes RUN", "must be given before --sizes"),
         ("analyze attention --without-position --layers 1 RUN", "must be given before --layers"),
         ("analyze translation --shifts 1x0 RUN", "must be given before --shifts"),

@@ -1,5 +1,6 @@
 """Commands for runs on text: results and error messages."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -32,6 +33,19 @@ def test_a_look_at_images_refuses_a_run_on_text(capsys, table_run):
     assert "`runs` must be on images" in err and str(table_run.folder) in err and "graticule evaluate" in err
 
 
+def test_evaluate_gives_the_score_of_each_run_at_its_context(capsys, tmp_path, table_run, folder_run):
+    folders = (table_run.folder, folder_run.folder)
+    code, out, err = run_command(capsys, "evaluate", *folders, "--checkpoint", "last", "--output", tmp_path)
+    assert code == 0 and "bits/byte" in out, err
+    records = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [record["run"] for record in records] == list(map(str, folders))
+    for record, run in zip(records, (table_run, folder_run), strict=True):
+        assert record["bits_per_byte"] == pytest.approx(run.result()["last_bpb"], rel=1e-5)
+        assert f"{record['bits_per_byte']:.3f}" in out
+    err = refused(capsys, "evaluate", table_run.folder, "--sizes", 28)
+    assert "`sizes` must be left out with the task language, which has no such options" in err
+
+
 # Training
 
 
@@ -44,30 +58,23 @@ def refused_training(capsys, tmp_path: Path, *arguments: object, recipe: object 
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("content", "message"),
     [
         (None, ["`data_root`", "which does not exist"]),
-        ({}, ["`data_root` must have text files", "got none in"]),
-        ({"a.txt": b" \n", "b.txt": b""}, ["`data_root`", "got 2 empty ones"]),
-        ({"a.txt": b"one text"}, ["two text files or more", "only a.txt", "split it in two"]),
-        ({"a.txt": b"text", "b.txt": b"\xdcbung"}, ["b.txt", "byte 0xdc at offset 0", "Latin-1", "save it as UTF-8"]),
-        ({"a.txt": b"text", "b.txt": b"caf\xe9"}, ["b.txt", "byte 0xe9 at offset 3", "save it as UTF-8"]),
-        ({"a.txt": b"text", "b.txt": "text".encode("utf-16")}, ["b.txt", "byte 0xff", "UTF-16", "save it as UTF-8"]),
-        ({"a.txt": b"text", "b.txt": b"t\0e\0"}, ["b.txt", "byte 0x00 at offset 1", "UTF-16"]),
-        ({"a.txt": b"text", "b.txt": b"other"}, ["`context`", "training tokens"]),
-        ({"train/a.txt": b"text"}, ["`data_root`", "val"]),
+        (b" \n", ["`data_root` must have text in its first nine tenths"]),
+        (b"text, \xdcbung", ["byte 0xdc at offset 6", "Latin-1", "save it as UTF-8"]),
+        ("text".encode("utf-16"), ["byte 0xff", "UTF-16", "save it as UTF-8"]),
+        (b"t\0e\0", ["byte 0x00 at offset 1", "UTF-16"]),
+        (b"text and other", ["`context`", "training tokens"]),
     ],
 )
-def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, message):
-    root = tmp_path / "texts"
-    for name, content in (files or {}).items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    if files is not None:
-        root.mkdir(exist_ok=True)
-    err = refused_training(capsys, tmp_path, "--dataset", "text_folder", "--data-root", root)
+def test_a_file_that_cannot_be_trained_on_is_named(capsys, tmp_path, content, message):
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    err = refused_training(capsys, tmp_path, "--dataset", "text_file", "--data-root", file)
     assert all(text in err for text in message), err
-    assert str(root) in err or "`context`" in message
+    assert str(file) in err or "`context`" in message
 
 
 def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run):

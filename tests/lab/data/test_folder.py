@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.registry import load_dataset, load_text
+from graticule.lab.data.registry import load_dataset
 from image_files import BROKEN, draw_image, write_folder
 
 
@@ -79,9 +79,9 @@ def test_images_skipped_by_a_worker_are_known_to_the_main_process(tmp_path):
     assert all(torch.equal(train.dataset[0, i][0], train.dataset[1, i][0]) for i in range(6))
 
 
-@pytest.mark.parametrize("name", ["image_folder", "unlabeled_folder", "hugging_face", "text_folder"])
+@pytest.mark.parametrize("name", ["image_folder", "unlabeled_folder", "hugging_face"])
 def test_a_missing_root_is_named(tmp_path, name):
-    load = partial(load_text, name) if name == "text_folder" else partial(load_dataset, name, "train")
+    load = partial(load_dataset, name, "train")
     with pytest.raises(FileNotFoundError, match=r"got none; a folder .* is written \./NAME"):
         load(root=None)
     with pytest.raises(FileNotFoundError, match="nowhere', which does not exist"):

@@ -7,7 +7,8 @@ import sys
 import pytest
 from PIL import Image
 
-from graticule.lab.data.registry import load_dataset, load_text
+from graticule.lab.data.registry import load_dataset
+from graticule.lab.data.sets.texts import load_text
 from image_files import draw_image, write_folder
 
 
@@ -36,22 +37,14 @@ if hasattr(os, "geteuid") and os.geteuid() == 0:
     SPECIAL["device"] = (device, "got a device")
 
 
-def write_texts(root):
-    for split in ("train", "val"):
-        (root / split).mkdir(parents=True)
-        (root / split / "a.txt").write_text(f"some text for {split}")
-    return root
-
-
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize(
     ("write", "load", "where"),
     [
         (write_folder, lambda root: load_dataset("image_folder", "train", root), "train/cat/x.png"),
         (write_folder, lambda root: load_dataset("image_folder", "train", root), "val/dog/below/x.JPEG"),
-        (write_texts, lambda root: load_text("text_folder", root), "train/x.txt"),
     ],
-    ids=["image", "image below", "text"],
+    ids=["image", "image below"],
 )
 def test_pipes_devices_and_circular_links_are_refused_by_name_before_they_are_opened(
     tmp_path, kind, write, load, where
@@ -71,9 +64,10 @@ def test_a_file_that_is_too_large_for_an_image_or_a_text_is_not_read(tmp_path):
     images, _ = load_dataset("image_folder", "test", root)
     with pytest.raises(ValueError, match=r"0\.JPEG must have at most"):
         images[0]
-    os.truncate(write_texts(tmp_path / "texts") / "train" / "a.txt", 1 << 40)
+    (tmp_path / "a.txt").touch()
+    os.truncate(tmp_path / "a.txt", 1 << 40)
     with pytest.raises(ValueError, match=r"a\.txt must have at most"):
-        load_text("text_folder", tmp_path / "texts")
+        load_text("text_file", tmp_path / "a.txt")
 
 
 def test_only_the_accepted_image_formats_are_opened(tmp_path):

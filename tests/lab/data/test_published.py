@@ -122,7 +122,11 @@ def test_fashion_mnist_is_read_as_written_packed_or_not_in_either_folder(tmp_pat
         ("train-labels-idx1-ubyte", idx(LABELS[:5]), "as many labels"),
         ("train-labels-idx1-ubyte", idx(np.full(6, 10, np.uint8)), "labels from 0 to 9"),
         ("train-images-idx3-ubyte.gz", gzip.compress(idx(PIXELS), mtime=0)[:-9], "ubyte.gz is damaged"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((9, 28, 28), np.uint8)), mtime=0), "ubyte.gz is damaged"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(np.zeros((9, 28, 28), np.uint8)), mtime=0),
+            "ubyte.gz is damaged",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path, file, content, message, monkeypatch):

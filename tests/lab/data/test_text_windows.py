@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from graticule.lab.data.registry import load_text
 from graticule.lab.data.sampling import PADDING
+from graticule.lab.data.sets.texts import load_text
 from graticule.lab.data.text_module import ByteTokenizer, EvaluationWindows, TextModule, TextWindows
 
 TOKENIZER = ByteTokenizer()
-TEXTS = [document.text for document in load_text("pydoc")["train"]][:12]
-LENGTHS = (64, 128, 256, 512, 1024)
+TEXTS = load_text("pydoc")["train"][:12]
 
 
 def counted(n=1000):
@@ -86,17 +85,16 @@ def test_processes_and_parts_share_the_windows_of_an_epoch_and_a_resumed_run_see
     assert not torch.equal(epoch_batches(data, 6)[0][0], epoch[0])
 
 
-def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_processes():
+def test_the_held_out_text_is_seen_once_by_any_number_of_processes():
     data = module(eval_batch_size=32)
     everything = torch.from_numpy(data._tokens["test"].astype(np.int64))
-    for length in LENGTHS:
-        batches = list(data.eval_dataloader(length))
-        assert torch.equal(torch.cat([t[t != PADDING] for _, t in batches]), everything)
-        assert all(inputs.numel() <= 32 * 128 and inputs.shape[1] == length for inputs, _ in batches)
-        ranks = [list(data.eval_dataloader(length, rank, 3)) for rank in range(3)]
-        assert len({len(of_rank) for of_rank in ranks}) == 1
-        targets = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
-        assert torch.equal(targets.sort().values, everything.sort().values)
+    batches = list(data.eval_dataloader(data.size))
+    assert torch.equal(torch.cat([t[t != PADDING] for _, t in batches]), everything)
+    assert all(len(inputs) <= 32 and inputs.shape[1] == 128 for inputs, _ in batches)
+    ranks = [list(data.eval_dataloader(data.size, rank, 3)) for rank in range(3)]
+    assert len({len(of_rank) for of_rank in ranks}) == 1
+    targets = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
+    assert torch.equal(targets.sort().values, everything.sort().values)
 
 
 def test_invalid_settings_are_refused_by_name():

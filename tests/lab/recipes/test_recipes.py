@@ -311,22 +311,6 @@ def test_every_recipe_can_be_written_and_read():
         assert read_recipe(json.loads(json.dumps(recipe.to_dict()))) == recipe, name
 
 
-@pytest.mark.parametrize(
-    ("name", "same", "other"),
-    [
-        ("digits_quick", {"strategy": "ddp", "nonfinite": "stop", "group_by_aspect": False}, {"nonfinite": "skip"}),
-        ("pydoc_quick", {"tokenizer": "bytes", "vocab_size": None}, {"tokenizer": "bpe"}),
-        ("scenes_detection", {"strategy": "auto", "frozen_batchnorm": False}, {"strategy": "fsdp"}),
-        ("digits_quick", {"tokens_per_step": None}, {"tokens_per_step": 2000}),
-    ],
-)
-def test_recipes_of_earlier_versions_open_if_they_mean_the_same(name, same, other):
-    recipe = load_recipe(name)
-    assert read_recipe({**recipe.to_dict(), **same}) == recipe
-    with pytest.raises(ValueError, match=f"must not have the keys {next(iter(other))}"):
-        read_recipe({**recipe.to_dict(), **same, **other})
-
-
 def test_the_model_of_every_recipe_can_be_built_for_its_size():
     for name in NAMES:
         recipe = load_recipe(name)

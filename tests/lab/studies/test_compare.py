@@ -17,14 +17,12 @@ from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.significance import format_p, holm, paired, paired_test
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import TextRecipe, evaluate_text
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model
 from image_files import write_folder
-from text_commands import spoiled_after_first_epoch
 
 
 def small(**kwargs) -> Recipe:
@@ -259,9 +257,7 @@ def test_the_hash_of_a_recipe_depends_only_on_values_that_change_the_result():
 
 def test_crops_are_measured_at_conditions_up_to_that_of_the_training(trained):
     run = Run.open(trained[1] / "joining=default" / "seed-0")
-    scores = [
-        score for score in _at_conditions(run, ((28, 28), (20, 20), (32, 36)), ("crop",), ()) if score[0] == "top1"
-    ]
+    scores = [score for score in _at_conditions(run, ((28, 28), (20, 20), (32, 36)), ("crop",)) if score[0] == "top1"]
     assert [at for _, at, _ in scores] == ["crop 28", "crop 20"]
     assert scores[0][2] == run.result()["last_top1"]
 
@@ -306,34 +302,4 @@ def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
         assert comparison.scores("zoom 20x36")[name][1] == score.top1
     with pytest.raises(ValueError, match="`img_size`"):
         compare(choices, [0], tmp_path / "other", progress=False, sizes=[(30, 28)])
-    with pytest.raises(ValueError, match="`model` must be a LanguageModel"):
-        compare(choices, [0], tmp_path / "other", progress=False, lengths=[16])
     assert not (tmp_path / "other").exists()
-
-
-def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
-    base = {"model": "lm_nano", "limit_train": 16, "limit_test": 4, "batch_size": 8, "epochs": 2, "accelerator": "cpu"}
-    base |= {"model_kwargs": ("depth=1",), "lr": 1e-2}
-    choices = {
-        "learnable": TextRecipe(encoding="learnable", context=16, **base),
-        "bucketed_bias": TextRecipe(encoding="bucketed_bias", context=32, **base),
-    }
-    with spoiled_after_first_epoch():
-        comparison = compare(choices, [0, 1], tmp_path, progress=False, lengths=[32, 16])
-    assert (
-        comparison.conditions() == ["trained", "32 tokens", "16 tokens"]
-        and (tmp_path / "comparison_lengths.png").is_file()
-    )
-    notes = " ".join(comparison.notes())
-    assert "resampled to some of the lengths: learnable." in notes and "Not to be compared: limit_test" in notes
-    for name, at in (("learnable", "16 tokens"), ("bucketed_bias", "32 tokens")):
-        runs = comparison.runs[name]
-        assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
-        assert comparison.scores(at)[name] == pytest.approx(
-            comparison.scores()[name], rel=1e-5
-        )  # Lightning's are in float32
-        (score,) = evaluate_text(runs[1].model(checkpoint="last"), runs[1].data(), [32], progress=False)
-        assert comparison.scores("32 tokens")[name][1] == score.bits_per_byte
-    for wrong in ([32, 32], [0], [100]):  # the first choice has 64 tokens, the other 128
-        with pytest.raises(ValueError, match="`lengths"):
-            compare(choices, [0, 1], tmp_path, progress=False, lengths=wrong)

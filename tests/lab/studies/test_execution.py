@@ -7,13 +7,15 @@ import threading
 import time
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children
 
 import pytest
+import torch
 
 import graticule.lab.studies.execution as module
 from forked import forked
 from graticule.lab.studies.comparison import compare
-from graticule.lab.studies.execution import ATTEMPTS, OUTPUT, executor_of, outcomes, train_job, train_runs
+from graticule.lab.studies.execution import OUTPUT, executor_of, outcomes, train_job, train_runs
 from graticule.lab.studies.plan import plan
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.run import Run
@@ -46,7 +48,6 @@ def here(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(module, "_POLL", 0.0)
-    monkeypatch.setattr(module, "_PAUSE", 0.0)
     monkeypatch.setattr(module, "_TIMEOUT", 0.5)
 
 
@@ -73,8 +74,10 @@ def table(folder):
     return {key: record[key] for key in ("recipe", "choices", "seeds", "top1", "parameters")}
 
 
-def test_a_comparison_by_an_executor_has_the_same_numbers_also_if_processes_died(here, tmp_path):
-    executor = Scripted(BrokenProcessPool("a process died"), OSError("the disk was away"))
+def test_a_comparison_by_an_executor_has_the_same_numbers_and_resumes_runs_that_died(here, tmp_path):
+    executor = Scripted(BrokenProcessPool("out of memory"), OSError("the disk was away"))
+    with pytest.raises(RuntimeError, match=r"resumes them:\n.*none.*BrokenProcessPool: out of.*\n.*learnable.*OSError"):
+        compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
     compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
     assert executor.calls == 4 and table(tmp_path) == table(here)
     assert all((run.folder / OUTPUT).exists() for run in plan(CHOICES, [0], tmp_path))
@@ -83,13 +86,37 @@ def test_a_comparison_by_an_executor_has_the_same_numbers_also_if_processes_died
     assert finished.calls == 0
 
 
-def test_outcomes_are_those_of_the_jobs_and_errors_of_their_own_are_not_tried_again():
+def test_outcomes_are_the_results_and_the_errors_of_the_jobs():
     executor = Scripted(None, ValueError("wrong"), BrokenProcessPool("died"))
     results = dict(outcomes([1, 2, 3], lambda job: (pow, job, 2), executor))
-    assert (results[1], results[3], str(results[2]), executor.calls) == (1, 9, "wrong", 4)
+    assert (results[1], str(results[2]), str(results[3]), executor.calls) == (1, "wrong", "died", 3)
     assert list(outcomes([2, 3], lambda job: (pow, job, 2))) == [(2, 4), (3, 9)]
-    (lost,) = outcomes([1], lambda job: (pow, job, 2), Scripted(*[OSError("gone")] * (ATTEMPTS + 1)))
-    assert str(lost[1]) == "gone"
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_is_named_and_the_same_command_resumes_it(tmp_path, monkeypatch):
+    monkeypatch.undo()  # polls as usual
+    choices = {name: Recipe(**{**vars(recipe), "epochs": 4}) for name, recipe in CHOICES.items()}
+    alone = compare(choices, [0], tmp_path / "here", progress=False)
+    first, _ = plan(choices, [0], tmp_path / "there")
+
+    def kill():
+        while not Run(first.folder).last:
+            time.sleep(0.02)
+        active_children()[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with (
+        pytest.raises(RuntimeError, match=r"resumes them:\n.*none.*BrokenProcessPool"),
+        executor_of("local:1") as pool,
+    ):
+        compare(choices, [0], tmp_path / "there", progress=False, executor=pool)
+    killer.join()
+    assert not first.run.finished
+    with executor_of("local:1") as pool:
+        results = compare(choices, [0], tmp_path / "there", progress=False, executor=pool)
+    assert results.scores() == alone.scores()
 
 
 @pytest.mark.slow
@@ -122,31 +149,7 @@ def test_a_run_whose_worker_of_a_dask_cluster_is_killed_has_the_same_numbers(tmp
     assert killed and results.scores() == alone.scores()
 
 
-def test_a_run_that_dies_again_and_again_without_a_new_checkpoint_is_given_up_after_the_others(tmp_path):
-    runs = plan(CHOICES, [0], tmp_path)
-
-    class Dies(Scripted):
-        def submit(self, fn, *args):
-            folder = runs[0].folder
-            if args[1] == str(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / OUTPUT).touch()
-                self.script.insert(0, BrokenProcessPool("out of memory"))
-            return super().submit(fn, *args)
-
-    executor = Dies()
-    with pytest.raises(RuntimeError, match=r"some runs failed.*\n.*none.*BrokenProcessPool: out of memory"):
-        train_runs(runs, executor, progress=False)
-    assert executor.calls == ATTEMPTS + 2 and Run(runs[1].folder).finished
-
-
-def test_runs_that_only_waited_are_not_counted_as_dead(tmp_path):
-    executor = Scripted(*[BrokenProcessPool("another run's memory")] * (4 * ATTEMPTS))
-    train_runs(plan(CHOICES, [0], tmp_path)[:1], executor, progress=False)
-    assert executor.calls == 4 * ATTEMPTS + 1
-
-
-def test_a_run_with_an_invalid_recipe_is_not_submitted_again(tmp_path):
+def test_a_run_with_an_invalid_recipe_is_named_after_the_others(tmp_path):
     runs = plan(CHOICES, [0], tmp_path)
     executor = Scripted(ValueError("`lr` must be positive"))
     with pytest.raises(RuntimeError, match="`lr` must be positive"):
@@ -154,15 +157,13 @@ def test_a_run_with_an_invalid_recipe_is_not_submitted_again(tmp_path):
     assert executor.calls == 2 and not Run(runs[0].folder).finished and Run(runs[1].folder).finished
 
 
-def test_a_run_that_another_process_trains_is_submitted_again(tmp_path):
+def test_a_run_that_another_process_trains_is_not_trained(tmp_path):
     (run, *_) = plan(CHOICES, [0], tmp_path)
     run.folder.mkdir(parents=True)
     with lock_folder(run.folder) as free:
         assert free
         with pytest.raises(BlockingIOError):
             train_job(run.recipe.to_dict(), str(run.folder), [])
-    train_runs([run], Scripted(BlockingIOError("in use"), BlockingIOError("in use")), progress=False)
-    assert Run(run.folder).finished
 
 
 def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tmp_path, monkeypatch):
@@ -171,7 +172,7 @@ def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tm
         (tmp_path / "begun").touch()
         time.sleep(60)
 
-    monkeypatch.setattr("graticule.lab.studies.execution.LocalProcesses", lambda count: Idle())
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda *_: Idle())
     with pytest.raises(KeyboardInterrupt), executor_of("local:1"):
         process = forked(two_runs)
         while not (tmp_path / "begun").exists():
@@ -180,9 +181,8 @@ def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tm
     assert process.exitcode == -signal.SIGTERM
 
 
-class Idle:
-    def shutdown(self, **_):
-        pass
+class Idle(Executor):
+    pass
 
 
 def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data):
@@ -193,12 +193,10 @@ def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data
         train_job(run.recipe.to_dict(), str(run.folder), [str(plugin)])
 
 
-def test_a_local_process_starts_with_one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda *_, **options: Scripted())
-    threads = [module.LocalProcesses(1).submit(os.getenv, f"{name}_NUM_THREADS").result() for name in ("OMP", "MKL")]
-    assert threads == ["1", "1"] and os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
+@pytest.mark.slow
+def test_a_local_process_has_one_thread():
+    with executor_of("local:1") as pool:
+        assert pool.submit(torch.get_num_threads).result() == 1
 
 
 def test_unknown_executors_are_refused():

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, cast, get_args
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from graticule.position.displacement import LARGE, LARGE_ON_GPU, Displacements, TokenMlp
+from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition, MixingWeights
 from graticule.position.position import Encoding, GridModule, Position, StageSpec
 from graticule.position.resampling import resize_rows
 from graticule.registry.registry import Option
-from graticule.system.symbolic import holds
 
 
 class MixingEncoding(GridModule, ABC):
@@ -26,6 +25,9 @@ class MixingEncoding(GridModule, ABC):
     by the same weights (a dense matrix, LRPE, GQPE). It depends on parameters and grid only, so it is computed once per
     forward pass and can be folded.
     """
+
+    #: Whether whole windows are mixed by Fourier transforms of `displacements`, which must be periodic then.
+    spectral: bool = False
 
     def __init__(self, grid: Grid, groups: int) -> None:
         super().__init__()
@@ -50,10 +52,6 @@ class MixingEncoding(GridModule, ABC):
         return f"grid={self.grid.shape}, groups={self.groups}"
 
 
-#: The way to mix tokens: by the matrix of all pairs, or by a convolution over displacements without that matrix.
-Product = Literal["auto", "matrix", "displacement"]
-
-
 class MixingPosition(Position):
     """One mixing encoding per joined layer and, with `bias`, numbers that are added to the mixed tokens.
 
@@ -68,9 +66,6 @@ class MixingPosition(Position):
         encodings: one per joined layer, all for the same grid or window.
         bias: whether each layer has that bias.
         bias_start: initial value of the bias.
-        product: 'matrix', or 'displacement' if the encoding has a table of displacements (`Displacements`) and no
-            softmax, whose memory grows with N instead of N^2; 'auto' uses the latter from 1,024 patches on, where it is
-            faster (with 8 samples or more only from about 1,600 on).
         depth: number of layers; as many as there are encodings by default.
         layers: indices of the joined layers; the first ones by default.
     """
@@ -79,15 +74,11 @@ class MixingPosition(Position):
         self,
         encodings: Iterable[MixingEncoding],
         bias: bool = True,
-        product: Product = "auto",
         bias_start: float = 1.0,
         depth: int | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if product not in get_args(Product):
-            raise ValueError(f"`product` must be one of {', '.join(get_args(Product))}, got {product!r}.")
-        self.product = product
         modules = list(encodings)
         if not modules:
             raise ValueError("`encodings` must be one per layer, got none.")
@@ -116,10 +107,8 @@ class MixingPosition(Position):
 
     def _mixing(self, encoding: MixingEncoding, grid: Grid) -> MixingWeights:
         table = encoding.displacements(grid)
-        if table is not None and not table.softmax:
-            least = LARGE_ON_GPU if table.table.is_cuda else LARGE
-            if self.product == "displacement" or (self.product == "auto" and holds(grid.patches >= least)):
-                return table
+        if table is not None and encoding.spectral:
+            return table
         encoding.check_pairs(grid, encoding.groups * (2 if table is not None and table.softmax else 1))
         return cast("MixingWeights", encoding(grid)) if table is None else table.with_weights()
 
@@ -187,7 +176,6 @@ class TokenMixing(Encoding):
         *,
         bias: bool = True,
         bias_start: float | None = None,
-        product: Product = "auto",
         **options: Any,
     ) -> Position:
         """Build one instance per joined layer.
@@ -197,12 +185,11 @@ class TokenMixing(Encoding):
             joining: 'default'; it decides which layers are joined.
             bias: whether one number per token is added to the mixed tokens.
             bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
-            product: 'matrix' for a matrix of all pairs, 'displacement' for a convolution, 'auto' for the faster one.
             options: of the constructor.
         """
         modules: list[Any] = [cls.build(stage, stage.within, options) for _ in joining.joined]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(modules, bias, product, start, stage.depth, joining.joined)
+        return MixingPosition(modules, bias, start, stage.depth, joining.joined)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:

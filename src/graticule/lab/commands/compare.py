@@ -47,8 +47,6 @@ class Compare(RunOptions):
     """for images: also evaluate every run at these sides, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
     """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop that of the middle"""
-    lengths: list[int] = dataclasses.field(default_factory=list)
-    """for text: also evaluate every run in windows of these numbers of tokens: a second table and a plot"""
     quick: bool = False
     """only a few steps, to check that everything works"""
     replace: Rare[bool] = False
@@ -71,7 +69,7 @@ def run(arguments: list[str]) -> int:
             f"`sizes` must be left out with the task {base.task}: compare scores classifiers at other sizes, and "
             f"graticule evaluate a run of any task on images, got {' '.join(options.sizes)}."
         )
-    check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
+    check_task_options(base.task, sizes=options.sizes)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_:
@@ -86,7 +84,6 @@ def run(arguments: list[str]) -> int:
             executor=executor,
             sizes=sizes,
             mode=options.mode,
-            lengths=options.lengths,
         )
     tables = show_results(results, options)
     page = run_page(results.runs, results).write(folder / "report.html")

@@ -35,11 +35,10 @@ from graticule.system.files import write_json
 
 @dataclass
 class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
-    """Score models on held-out data: image classifiers at several sizes, language models at several lengths.
+    """Score models on held-out data: models on images at several sizes.
 
         graticule evaluate RUN RUN --sizes 20 28 40 28x56
         graticule evaluate deit_tiny_patch16_224 --images FOLDER --sizes 160 224 288
-        graticule evaluate RUN --lengths 128 512
         graticule evaluate timm:NAME --images FOLDER --probe ridge
 
     A table and a plot. A probe reads the class of each image from the others.

@@ -17,7 +17,8 @@ from graticule.dense.features import NECKS
 from graticule.dense.segmentation import DECODERS
 from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
 from graticule.lab.commands.declared import Models
-from graticule.lab.data.registry import list_datasets, list_texts
+from graticule.lab.data.registry import list_datasets
+from graticule.lab.data.sets.texts import TEXTS
 from graticule.lab.data.text_module import ByteTokenizer
 from graticule.lab.recipes.load import list_recipes
 from graticule.lab.studies.matrix import combinations, families, family_defaults, initials, rows
@@ -67,7 +68,7 @@ def list_names() -> dict[str, Any]:
         "heads of detectors": list(HEADS),
         "decoders of segmentation": list(DECODERS),
         "data sets": list(list_datasets()),
-        "texts": list(list_texts()),
+        "texts": list(TEXTS),
         "recipes": dict(list_recipes()),
     }
 

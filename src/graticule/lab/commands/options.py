@@ -137,8 +137,8 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
         recipe = _shorten_schedule(recipe, epochs, names)
     options: Any = _build(kind, changes, recipe=recipe)
     root = getattr(options.recipe, "data_root", None)
-    if root is not None and not root.is_dir():
-        raise FileNotFoundError(f"`data_root` must be the folder of the data, got {str(root)!r}, which does not exist.")
+    if root is not None and not root.exists():
+        raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.overrides | names)
     return options

@@ -1,10 +1,9 @@
-"""Data sets and texts by name: those of the package and those that a plugin registers."""
+"""Data sets by name: those of the package and those that a plugin registers."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,27 +13,12 @@ from graticule.lab.data.images import DatasetInfo, Split
 from graticule.registry.checks import known_name
 from graticule.registry.registry import NameTable
 
-
-@dataclass(frozen=True)
-class Document:
-    """A text and its name: a topic, or the path of a file in its folder."""
-
-    name: str
-    text: str
-
-
-#: The documents to train on and the held-out ("test") ones.
-Corpus = dict[Split, list[Document]]
-
-
 #: A function of a split and the folder of the data or None that returns (image, label) pairs and their `DatasetInfo`.
 Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
-#: A function of the folder of the text or None that returns the documents of both splits.
-TextLoader = Callable[[Path | None], Corpus]
 F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
 
-#: The folder of the files that register data sets and texts, and the file of each name.
+#: The folder of the files that register data sets, and the file of each name.
 _SETS = "graticule.lab.data.sets"
 _FILES = {
     **dict.fromkeys(("cifar10", "cifar100", "digits", "fashion_mnist"), "published"),
@@ -44,7 +28,6 @@ _FILES = {
     **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
     **dict.fromkeys(("gym_place", "gym_border", "gym_symmetry", "gym_order", "gym_region"), "gym"),
     **dict.fromkeys(("gym_neighbors", "gym_displacement", "gym_direction", "gym_distance", "gym_scale"), "gym"),
-    **dict.fromkeys(("pydoc", "text_folder"), "texts"),
     "hugging_face": "hugging_face",
 }
 
@@ -69,7 +52,6 @@ class SetTable(NameTable[str, V]):
 
 
 DATASETS: SetTable[Loader] = SetTable("dataset", _SETS)
-TEXTS: SetTable[TextLoader] = SetTable("text", _SETS)
 
 
 def register_dataset(name: str) -> Callable[[F], F]:
@@ -94,26 +76,6 @@ def register_dataset(name: str) -> Callable[[F], F]:
     return _register(DATASETS, name, split="train", folder=None)
 
 
-def register_text(name: str) -> Callable[[F], F]:
-    """Return a decorator that registers a function that loads a text, for `--dataset` and `load_text`.
-
-    The function takes the folder (`--data-root`) or None, and returns a dictionary: the list of `Document` to train on
-    under "train", that of the held-out ones under "test".
-
-    Raises:
-        ValueError: if `name` is not an identifier or already taken.
-        TypeError: if the decorated object is not a function of one argument.
-
-    Example::
-
-        @graticule.register_text("counting")
-        def counting(root):
-            lines = [Document(f"line {n}", " ".join(map(str, range(n, n + 100)))) for n in range(50)]
-            return {"train": lines[:45], "test": lines[45:]}
-    """
-    return _register(TEXTS, name, folder=None)
-
-
 def _register(table: NameTable[str, Any], name: str, **arguments: Any) -> Callable[[F], F]:
     """Return the decorator that registers a function of `arguments`, in their order."""
 
@@ -133,11 +95,6 @@ def _register(table: NameTable[str, Any], name: str, **arguments: Any) -> Callab
 def list_datasets() -> list[str]:
     """List the valid names of `dataset`."""
     return sorted(DATASETS)
-
-
-def list_texts() -> list[str]:
-    """List the valid names of `load_text`."""
-    return sorted(TEXTS)
 
 
 def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, DatasetInfo]:
@@ -170,21 +127,3 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
             "a recipe for detection or segmentation."
         )
     return images, info
-
-
-def load_text(name: str, root: str | Path | None = None) -> Corpus:
-    """Load the training and the held-out ("test") documents of a text.
-
-    Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
-        TypeError: if a registered function returns something else.
-    """
-    corpus = TEXTS[name](None if root is None else Path(root))
-    if not (isinstance(corpus, dict) and corpus.keys() == {"train", "test"}):
-        raise TypeError(f"the text {name!r} must return a dictionary with 'train' and 'test', got {corpus!r:.80}.")
-    for split, documents in corpus.items():
-        if not (isinstance(documents, list) and all(isinstance(document, Document) for document in documents)):
-            raise TypeError(f"the text {name!r} must return a list of Documents for {split!r}, got {documents!r:.80}.")
-        if not any(document.text for document in documents):
-            raise ValueError(f"the text {name!r} must have documents with text for {split!r}, got {len(documents)}.")
-    return corpus

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from graticule.lab.data.images import Split, fingerprint
-from graticule.lab.data.registry import TEXTS, load_text
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading, WholeBatches
+from graticule.lab.data.sets.texts import TEXTS, load_text
+from graticule.registry.checks import known_name
 
 #: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
 _OFFSETS = 1
@@ -159,18 +160,17 @@ class TextInfo:
 
 @dataclass(eq=False, repr=False)
 class TextModule(Loading):
-    """The batches of a text for training, and for evaluation at any length.
+    """The batches of a text for training and evaluation.
 
     Args:
-        dataset: one of `list_texts()`.
-        root: the folder of the text, if it has one.
-        context: tokens per window in training.
+        dataset: pydoc or text_file.
+        root: the text file.
+        context: tokens per window.
         batch_size: windows per training batch.
-        eval_batch_size: windows per batch in evaluation at the training length; at others, as many tokens.
+        eval_batch_size: windows per batch in evaluation.
         seed: seed of order and offsets of the windows.
         limit_train: use only this many windows from the beginning of the training text.
-        limit_test: use only this many windows of `context` from the beginning of the held-out text, whatever the
-            evaluated length.
+        limit_test: use only this many windows from the beginning of the held-out text.
     """
 
     dataset: str = "pydoc"
@@ -186,7 +186,7 @@ class TextModule(Loading):
     tokenizer = ByteTokenizer()
 
     def __post_init__(self) -> None:
-        TEXTS[self.dataset]  # refuses an unknown name
+        known_name("dataset", self.dataset, TEXTS)
         for name in ("context", "eval_batch_size", "limit_train", "limit_test"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
@@ -211,7 +211,7 @@ class TextModule(Loading):
             return
         tokenizer = self.tokenizer
         for split, documents in load_text(self.dataset, self.root).items():
-            tokens = tokenizer.stream(document.text for document in documents)
+            tokens = tokenizer.stream(documents)
             limit = self.limits[split]
             self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
         self.info = TextInfo(self.dataset, tokenizer.vocab_size, tokenizer.end, tokenizer.fingerprint)
@@ -240,8 +240,7 @@ class TextModule(Loading):
         Inputs are (B, length), targets (B, length), `PADDING` if there is none. All processes get as many windows.
         """
         windows = EvaluationWindows(self._tokens["test"], length)
-        batch_size = max(self.eval_batch_size * self.context // length, 1)
-        return self.load_test(windows, batch_size, rank, world_size)
+        return self.load_test(windows, self.eval_batch_size, rank, world_size)
 
     def _windows(self) -> TextWindows:
         self.setup()

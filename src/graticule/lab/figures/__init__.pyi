@@ -13,6 +13,5 @@ from .save import save_figure as save_figure
 from .save import save_figures as save_figures
 from .scores import convergence_plot as convergence_plot
 from .scores import curves as curves
-from .scores import length_plot as length_plot
 from .scores import resolution_plot as resolution_plot
 from .scores import score_plot as score_plot

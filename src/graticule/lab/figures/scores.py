@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -105,52 +104,6 @@ def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -
         x, means = [places[place] + offset for place in points], [fmean(by[place]) for place in points]
         bars = [stdev(by[place]) if len(by[place]) > 1 else 0.0 for place in points]
         draw_line(ax, index, label, x, means, bars if several else None, **style)
-
-
-def length_plot(scores: Scores, places: Scores | None, trained_at: int | Sequence[int], title: str = "") -> Figure:
-    """Draw bits per byte against the length of the windows, and against the position in the longest windows.
-
-    Means over seeds, with bars of one standard deviation. If a model has learned to use its context, the line in the
-    right panel falls up to the training length; if it cannot use longer contexts, the line rises from there.
-
-    Args:
-        scores: of all tokens; label -> length -> values over seeds.
-        places: of ranges of positions in the longest windows; label -> last position of a range -> values over seeds.
-            None for no right panel.
-        trained_at: the lengths of training, marked by vertical lines.
-        title: above both panels.
-    """
-    panels = {"scores": scores} | ({} if places is None else {"places": places})
-    for name, values in panels.items():
-        check_lines(values, name)
-        if missing := [label for label, by in values.items() if not by or not all(map(len, by.values()))]:
-            raise ValueError(f"`{name}` must have a value everywhere, got none for some of {missing[0]!r}.")
-    trained = {trained_at} if isinstance(trained_at, int) else set(trained_at)
-    figure = Figure(figsize=(4.8 * len(panels), 4.4), layout="constrained")
-    left, *right = figure.subplots(1, len(panels), squeeze=False).flatten()
-    _draw_lengths(left, scores, trained, sorted({length for by in scores.values() for length in by} | trained))
-    left.set(xlabel="length of the windows (tokens)", ylabel="bits per byte", title="all of the held-out text")
-    if places is not None:
-        longest = {max(by) for by in places.values()}
-        _draw_lengths(right[0], places, trained, [1 << power for power in range(max(longest).bit_length())])
-        windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
-        right[0].set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
-    if title:
-        figure.suptitle(title, fontsize=12)
-    return add_legend(figure, left)
-
-
-def _draw_lengths(ax: Axes, values: Scores, trained: set[int], ticks: Sequence[int]) -> None:
-    """Draw one line per label on a logarithmic axis (base 2), and the training lengths."""
-    ax.set_xscale("log", base=2)
-    decorate(ax)
-    places = sorted({place for by_place in values.values() for place in by_place})
-    _draw(ax, values, {place: float(place) for place in places})
-    for index, length in enumerate(sorted(trained)):
-        name = "length of training" if index == 0 else None  # once in the legend
-        ax.axvline(length, label=name, color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
-    _ticks(ax, ticks, list(map(str, ticks)), any(after < 1.3 * before for before, after in pairwise(ticks)))
-    ax.minorticks_off()
 
 
 def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) -> None:

@@ -14,16 +14,14 @@ Command: graticule train digits_quick
     graticule train fashion_mnist
     graticule train gym --encoding rope; graticule train gym --dataset gym_neighbors (docs/compare.md has the ten tasks)
     graticule train pydoc_quick
-    graticule compare pydoc_nano --choices encoding=learnable encoding=learnable,joining=lape ...
-    --seeds 1 2 3 4 5 --lengths 64 128 256 512 1024
     graticule train scenes_detection; graticule train scenes_mask_rcnn; graticule train scenes_segmentation;
     graticule train scenes_sides; then graticule evaluate RUN --sizes 72 96 128 and graticule predict RUN. Without
     position: --encoding none.
     graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
     graticule train coco_overfit --data-root COCO [--limit-train 100 --limit-test 100]
 Cost: on one core, digits_quick and digits_posmlp two minutes, digits_cpvt three, pydoc_quick nine (2026-11-28),
-    digits_small half a minute, gym 20 seconds, digits_gmlp 90, digits_compact 30 to 120, digits_distilled 60,
-    pydoc_nano 75; on 2 cores, digits_sizes about a minute, fashion_mnist 150 s per epoch (2026-11-21). Dense models:
+    digits_small half a minute, gym 20 seconds, digits_gmlp 90, digits_compact 30 to 120, digits_distilled 60;
+    on 2 cores, digits_sizes about a minute, fashion_mnist 150 s per epoch (2026-11-21). Dense models:
     docs/dense.md.
 Result: docs/results.md has the studies of digits_small, digits_posmlp and digits_gmlp, and of Fashion-MNIST. gym with
     seed 0 (2026-11-29): none 12.5 % (chance), learnable 17.8 %, learnable with LaPE 100 %, rope 100 %. For the others
@@ -39,7 +37,9 @@ import graticule
 
 
 @graticule.register_recipe(
-    "digits_quick", "A small ViT on the 5,000 embedded digits: train and evaluate in two minutes on one core.", epochs=10
+    "digits_quick",
+    "A small ViT on the 5,000 embedded digits: train and evaluate in two minutes on one core.",
+    epochs=10,
 )
 @graticule.register_recipe(
     "digits_sizes",  # CPVT (Chu et al., 2023), Tables 2 and 8: trained at one size, tested at others
@@ -158,34 +158,19 @@ def gym() -> graticule.Recipe:
 
 
 @graticule.register_recipe(
-    "pydoc_quick",
-    "A small language model on the embedded text, Python's own help: train and evaluate in minutes.",
-    model="lm_tiny",
-    encoding="alibi",
-    epochs=7,
-    lr=2e-3,
+    "pydoc_quick", "A small language model on the embedded text, Python's own help: train and evaluate in minutes."
 )
-@graticule.register_recipe(
-    "pydoc_nano",
-    "A tiny language model on the embedded text, for comparisons with many runs.",
-    model="lm_nano",
-    epochs=4,
-    lr=4e-3,
-)
-def pydoc(model: str, epochs: int, lr: float, encoding: str | None = None) -> graticule.TextRecipe:
-    """Train on 413 kB of text, Python's own help, in windows of 128 bytes.
-
-    pydoc_nano is the experiment that LaPE (Yu et al., 2023) suggests in its last sentence, on a small scale.
-    """
+def pydoc() -> graticule.TextRecipe:
+    """Train on 413 kB of text, Python's own help, in windows of 128 bytes."""
     return graticule.TextRecipe(
-        model=model,
-        encoding=encoding,
+        model="lm_tiny",
+        encoding="alibi",
         dataset="pydoc",
         context=128,
         batch_size=16,
-        epochs=epochs,
+        epochs=7,
         warmup_epochs=1,
-        lr=lr,
+        lr=2e-3,
         weight_decay=0.1,
         clip_grad=1.0,
     )

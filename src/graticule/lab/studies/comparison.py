@@ -16,8 +16,7 @@ from pandas import DataFrame
 
 from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
-from graticule.lab.studies.results import LENGTH, RESAMPLED, TRAINED, UNPLACED, Results, place, supported_decimals
-from graticule.lab.tasks.language import evaluate_text
+from graticule.lab.studies.results import TRAINED, UNPLACED, Results, place, supported_decimals
 from graticule.lab.tasks.parts.image_scores import Mode, evaluate
 from graticule.lab.training.recipe import MACHINE, TrainingRecipe
 from graticule.lab.training.run import Run, surroundings
@@ -37,7 +36,6 @@ def compare(
     executor: Executor | None = None,
     sizes: Sequence[tuple[int, int]] = (),
     mode: Mode = "zoom",
-    lengths: Sequence[int] = (),
 ) -> Results:
     """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .png and .json there.
 
@@ -56,7 +54,6 @@ def compare(
             other.
         sizes: (height, width) of further images that the last weights are tested at.
         mode: how images are changed to those sizes.
-        lengths: for texts, further lengths of windows that the last weights are tested at.
 
     Raises:
         ValueError: before any work, if a choice cannot be built or has another metric than the first, an existing run
@@ -68,11 +65,11 @@ def compare(
     first = next(iter(choices.values()))
     if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
         raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
-    parameters, examples = check_choices(runs, sizes=sizes, modes=(mode,), lengths=lengths)
+    parameters, examples = check_choices(runs, sizes=sizes, modes=(mode,))
     train_runs(runs, executor, progress=progress)
-    rows = [row for run in runs for row in run_rows(run, parameters[run.choice], sizes, (mode,), lengths)]
+    rows = [row for run in runs for row in run_rows(run, parameters[run.choice], sizes, (mode,))]
     decimals = supported_decimals(first.metric, examples, len(seeds))
-    results = Results(choices, DataFrame(rows), folder, decimals, sizes, mode, lengths)
+    results = Results(choices, DataFrame(rows), folder, decimals, sizes, mode)
     results.write(folder)
     values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in choices.items()}
     common = {k: v for k, v in values[next(iter(values))].items() if all(of.get(k) == v for of in values.values())}
@@ -110,7 +107,6 @@ def run_rows(
     parameters: int,
     sizes: Sequence[tuple[int, int]] = (),
     modes: Sequence[Mode] = ("zoom",),
-    lengths: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
     """Measure a finished run; returns a row per score, with the recipe, date, versions and machine of the run."""
     run, metric = Run(planned.folder), planned.recipe.metric.key
@@ -125,22 +121,22 @@ def run_rows(
         "machine": str(machine.get("gpu", machine.get("processor", ""))),
         "threads": int(machine.get("threads", 0)),
     }
-    scores = [(metric, TRAINED, result[f"last_{metric}"]), *_at_conditions(run, sizes, modes, lengths)]
+    scores = [(metric, TRAINED, result[f"last_{metric}"]), *_at_conditions(run, sizes, modes)]
     cell = {"choice": planned.choice, "seed": planned.recipe.seed}
     return [{**cell, "metric": key, "at": at, "value": value, **about} for key, at, value in scores]
 
 
 def _at_conditions(
-    run: Run, sizes: Sequence[tuple[int, int]], modes: Sequence[Mode], lengths: Sequence[int]
+    run: Run, sizes: Sequence[tuple[int, int]], modes: Sequence[Mode]
 ) -> Iterator[tuple[str, str, float]]:
-    """Measure the last weights at other sizes or lengths: yields metric, condition and value."""
-    if not sizes and not lengths:
+    """Measure the last weights at other sizes: yields metric, condition and value."""
+    if not sizes:
         return
     data = run.data()
     gpu = run.recipe().accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
     model = in_precision(run.model(data, "last"), run.recipe().precision, device)
-    for mode in modes if sizes else ():
+    for mode in modes:
         fitting = [(h, w) for h, w in sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
         for score in evaluate(model, data, fitting, device=device, mode=mode, measure_cost=False, progress=False):
             at = place(mode, score.size)
@@ -148,13 +144,6 @@ def _at_conditions(
             yield "loss", at, round(score.loss, 5)
             if score.placed is False:
                 yield UNPLACED, at, 1.0
-    if lengths:
-        yield LENGTH, TRAINED, float(data.num_bytes("test"))
-        for text in evaluate_text(model, data, lengths, device=device, progress=False):
-            at = f"{text.length} tokens"
-            yield "bpb", at, text.bits_per_byte
-            if text.resampled:
-                yield RESAMPLED, at, 1.0
 
 
 def recipe_hash(recipe: TrainingRecipe) -> str:

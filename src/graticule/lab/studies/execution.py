@@ -1,19 +1,15 @@
 """Execution of runs: in this process, in local processes, or by the workers of a Dask cluster.
 
 Any `concurrent.futures.Executor` will do. A run is trained wherever its folder can be written; one whose process died
-is submitted again and resumes from its checkpoint.
+resumes from its checkpoint when the command is repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from multiprocessing import active_children, connection, get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +20,6 @@ import torch
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.loop import train
-from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted
 from graticule.lab.training.task import read_recipe
 from graticule.registry.checks import install
@@ -33,14 +28,12 @@ from graticule.registry.plugins import load_plugin, loaded_plugins
 Job = TypeVar("Job")
 
 
-#: Number of times that a job whose process died is submitted again; a run, without a new checkpoint in between.
-ATTEMPTS = 3
 #: File in the folder of a run with the output of its process.
 OUTPUT = "output.txt"
-#: Seconds between two checks for finished jobs, and before a job is submitted again.
-_POLL, _PAUSE = 0.2, 1.0
-#: Seconds to wait for a scheduler.
-_TIMEOUT = 10
+#: Seconds between two checks for finished jobs.
+_POLL = 0.2
+#: Seconds to wait for a scheduler, and the number of times that it calls a failed job again.
+_TIMEOUT, _RETRIES = 10, 3
 #: Exceptions of a job itself; others mean that its process died, and depend on the executor.
 _OWN = (ValueError, TypeError, FileNotFoundError, ImportError)
 
@@ -49,7 +42,6 @@ def outcomes(
     jobs: Sequence[Job],
     call: Callable[[Job], tuple[Any, ...]],
     executor: Executor | None = None,
-    gives_up: Callable[[Job], bool] | None = None,
     waiting: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[Job, Any]]:
     """Yield each job with its result, or with its exception, as it ends.
@@ -58,8 +50,6 @@ def outcomes(
         jobs: what is computed.
         call: job -> a function and its arguments.
         executor: computes them; without one they are computed here, in order, and an exception is raised.
-        gives_up: called if the process of a job died; returns whether the job is not submitted again. By default after
-            `ATTEMPTS` deaths.
         waiting: called between two checks for ended jobs.
     """
     if executor is None:
@@ -67,25 +57,12 @@ def outcomes(
             function, *arguments = call(job)
             yield job, function(*arguments)
         return
-    deaths = Counter[int]()
-    pending: dict[Future[Any], int] = {executor.submit(*call(job)): index for index, job in enumerate(jobs)}
+    pending = {executor.submit(*call(job)): job for job in jobs}
     while pending:
         done, _ = wait(pending, timeout=_POLL, return_when=FIRST_COMPLETED)
-        again = []
-        for future in done:
-            index = pending.pop(future)
+        for future in [future for future in pending if future in done]:
             error = future.exception()
-            if error is None or isinstance(error, _OWN):
-                yield jobs[index], future.result() if error is None else error
-                continue
-            deaths[index] += 1
-            if deaths[index] > ATTEMPTS if gives_up is None else gives_up(jobs[index]):
-                yield jobs[index], error
-            else:
-                again.append(index)
-        if again:
-            time.sleep(_PAUSE)  # a process that is ending may hold the lock of its run
-        pending |= {executor.submit(*call(jobs[index])): index for index in again}
+            yield pending.pop(future), future.result() if error is None else error
         waiting()
 
 
@@ -109,7 +86,6 @@ def train_runs(
         Interrupted: if the user stopped it.
     """
     plugins = loaded_plugins()
-    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
     failures: list[str] = []
     left = [run for run in runs if not run.run.finished]
 
@@ -117,14 +93,6 @@ def train_runs(
         if executor is None:
             return _train_here, planned, runs, progress
         return train_job, planned.recipe.to_dict(), str(planned.folder.resolve()), plugins
-
-    def gives_up(planned: PlannedRun) -> bool:
-        last = Run(planned.folder).last
-        before, deaths = lost.get(planned.folder, (last, 0))
-        deaths = deaths if before == last else 0  # it has a new checkpoint since the last time
-        deaths += (planned.folder / OUTPUT).exists()  # it had begun: a run that only waited is not counted
-        lost[planned.folder] = (last, deaths)
-        return deaths > ATTEMPTS
 
     shows = progress and executor is not None
     total = sum(run.epochs for run in runs)
@@ -135,9 +103,9 @@ def train_runs(
             bar.set_postfix_str(f"{sum(run.run.finished for run in runs)} of {len(runs)} runs", refresh=False)
 
         try:
-            for planned, result in outcomes(left, call, executor, gives_up, show):
+            for planned, result in outcomes(left, call, executor, show):
                 if isinstance(result, BaseException):
-                    kind = "" if planned.folder not in lost else f"{type(result).__name__}: "
+                    kind = "" if isinstance(result, _OWN) else f"{type(result).__name__}: "
                     failures.append(f"{planned.folder}: {kind}{result}")
                 else:
                     ended(planned)
@@ -146,7 +114,7 @@ def train_runs(
                 raise
             raise Interrupted(str(runs[0].folder.parent)) from None
     if failures:
-        raise RuntimeError("some runs failed; the others are finished:\n" + "\n".join(failures))
+        raise RuntimeError("runs failed; the same command resumes them:\n" + "\n".join(failures))
 
 
 def _train_here(planned: PlannedRun, runs: Sequence[PlannedRun], progress: bool) -> None:
@@ -201,24 +169,24 @@ def executor_of(on: str) -> Iterator[Executor | None]:
     elif kind == "dask":
         yield from _dask(value)
     else:
-        pool = LocalProcesses(int(value))
-        try:
-            yield pool
-        except BaseException:
-            # SIGTERM makes a run save a checkpoint; a process that starts another run gets another SIGTERM
-            while alive := active_children():
-                for process in alive:
-                    process.terminate()
-                connection.wait([process.sentinel for process in alive], timeout=_POLL)
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with ProcessPoolExecutor(int(value), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                # SIGTERM makes a run save a checkpoint; a process that starts another run gets another SIGTERM
+                while alive := active_children():
+                    for process in alive:
+                        process.terminate()
+                    connection.wait([process.sentinel for process in alive], timeout=_POLL)
+                raise
 
 
 def _dask(address: str) -> Iterator[Executor]:
     """Connect to the scheduler of a Dask cluster, whose workers share the folder of the runs.
 
-    A worker that dies is replaced, and its run resumes on another one. Workers of one thread each train a run each.
+    The scheduler gives the run of a worker that dies to another one, which resumes it. A worker of one thread trains
+    one run at a time.
     """
     try:
         from distributed import Client
@@ -229,54 +197,12 @@ def _dask(address: str) -> Iterator[Executor]:
         client = Client(address, timeout=_TIMEOUT)
     except OSError as error:
         raise ValueError(f"`on` must be the address of a running scheduler, got {address!r}: {error}") from None
-    with client, client.get_executor() as executor:
+    with client, client.get_executor(retries=_RETRIES) as executor:
         try:
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-class LocalProcesses(Executor):
-    """Processes on this machine, of one thread each; they are restarted if one dies.
-
-    Args:
-        count: number of processes.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._pool = self._start()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` in one of the processes."""
-        with _one_thread():
-            try:
-                return self._pool.submit(fn, *args, **kwargs)
-            except BrokenProcessPool:
-                self._pool = self._start()
-                return self._pool.submit(fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes after their current calls."""
-        self._pool.shutdown(wait, cancel_futures=cancel_futures)
-
-    def _start(self) -> ProcessPoolExecutor:
-        context = get_context("spawn")
-        return ProcessPoolExecutor(self.count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit processes that start in the block to one thread, by variables that libraries read when imported."""
-    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(before, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            os.environ.update({} if value is None else {name: value})
 
 
 def _epochs_done(planned: PlannedRun) -> int:

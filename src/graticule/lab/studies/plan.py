@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from graticule.lab.studies.runs import read_metrics
-from graticule.lab.tasks.language import check_lengths
 from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
@@ -105,10 +104,9 @@ def check_choices(
     *,
     sizes: Sequence[tuple[int, int]] = (),
     modes: Sequence[Mode] = ("zoom",),
-    lengths: Sequence[int] = (),
     inspect: Callable[[str, Any, int], object] = lambda name, model, images: None,
 ) -> tuple[dict[str, int], int | None]:
-    """Check that choices can be built and take the sizes and lengths, and that existing runs have this recipe and data.
+    """Check that choices can be built and take the sizes, and that existing runs have this recipe and data.
 
     `inspect` is called with the name of each choice, its untrained model and its images per epoch.
 
@@ -128,8 +126,6 @@ def check_choices(
         check_sizes(model, sizes)
         for size in sizes if tuple(modes) == ("crop",) else ():
             check_crop(size, data.size)
-        if lengths:
-            check_lengths(model, lengths, data)
         examples.add(getattr(data, "num_test", None))
     for planned in runs:
         run = Run(planned.folder)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from graticule.lab.figures.save import save_figures
-from graticule.lab.figures.scores import MOST_LINES, length_plot, resolution_plot, score_plot
+from graticule.lab.figures.scores import MOST_LINES, resolution_plot, score_plot
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import LEAST, LEVEL, conclusion, format_p, paired, spread
 from graticule.lab.studies.tables import Rows, markdown, size_text
@@ -24,9 +24,8 @@ from graticule.system.tables import PrintedTable
 
 #: Condition of the score of the last epoch of training.
 TRAINED = "trained"
-#: Rows that are no scores: of a crop that had the position of a whole image, of a length that a table was resampled to,
-#: and the bytes of the held-out text.
-UNPLACED, RESAMPLED, LENGTH = "unplaced", "resampled", "bytes"
+#: A row that is no score: a crop had the position of a whole image.
+UNPLACED = "unplaced"
 
 
 def place(mode: str, size: tuple[int, int]) -> str:
@@ -43,7 +42,7 @@ class Results(PrintedTable):
         recipe and data (a hash), date, versions, machine.
     folder: of the runs.
     decimals: of means and differences.
-    sizes, mode, lengths: of the conditions.
+    sizes, mode: of the conditions.
     """
 
     choices: Mapping[str, Any]
@@ -52,7 +51,6 @@ class Results(PrintedTable):
     decimals: int = 2
     sizes: Sequence[tuple[int, int]] = ()
     mode: Mode = "zoom"
-    lengths: Sequence[int] = ()
 
     @property
     def metric(self) -> Metric:
@@ -138,15 +136,8 @@ class Results(PrintedTable):
                 "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "
                 "is inconclusive."
             )
-        marks = {
-            UNPLACED: "With the position of a whole image, since they cannot encode a crop",
-            RESAMPLED: "With a table that is resampled to some of the lengths",
-        }
-        for metric, text in marks.items():
-            if marked := [*self.rows[self.rows.metric == metric].choice.unique()]:
-                notes.append(f"{text}: {', '.join(marked)}.")
-        if self.rows[self.rows.metric == LENGTH].value.nunique() > 1:
-            notes.append("Not to be compared: limit_test is in windows of a choice's own tokens, so the text differs.")
+        if marked := [*self.rows[self.rows.metric == UNPLACED].choice.unique()]:
+            notes.append(f"With the position of a whole image, since they cannot encode a crop: {', '.join(marked)}.")
         return notes
 
     def provenance(self) -> str:
@@ -174,23 +165,14 @@ class Results(PrintedTable):
         return "\n\n".join(filter(None, text))
 
     def figures(self) -> dict[str, Figure]:
-        """Draw the scores of every choice and seed, and those at other sizes or lengths."""
+        """Draw the scores of every choice and seed, and those at other sizes."""
         figures = {"": score_plot(self.scores(), self.endpoint)}
-        if len(self.choices) > MOST_LINES:
-            return figures
-        recipes = [*self.choices.values()]
-        if self.sizes:
-            by_size = self._by_condition({place(self.mode, size): size for size in self.sizes})
-            figures[f"_{self.mode}"] = resolution_plot(by_size, trained_at=recipes[0].img_size)
-        if self.lengths:
-            by_length = self._by_condition({f"{length} tokens": length for length in self.lengths})
-            figures["_lengths"] = length_plot(by_length, None, [recipe.context for recipe in recipes])
+        if self.sizes and len(self.choices) <= MOST_LINES:
+            scores = {size: self.scores(place(self.mode, size)) for size in self.sizes}
+            by_size = {of: {size: by[of] for size, by in scores.items() if of in by} for of in self.choices}
+            trained_at = next(iter(self.choices.values())).img_size
+            figures[f"_{self.mode}"] = resolution_plot(by_size, trained_at=trained_at)
         return figures
-
-    def _by_condition(self, names: Mapping[str, Any]) -> dict[str, dict[Any, list[float]]]:
-        """Return choice -> value of the condition -> values over seeds, for the conditions `names`."""
-        scores = {at: self.scores(at) for at in names}
-        return {of: {names[at]: by[of] for at, by in scores.items() if of in by} for of in self.scores()}
 
     def write(self, folder: Path) -> list[Path]:
         """Write table, text and figures into `folder`; returns the paths."""

@@ -11,7 +11,6 @@ from .language import LanguageModeling as LanguageModeling
 from .language import TextEvaluation as TextEvaluation
 from .language import TextRecipe as TextRecipe
 from .language import TextScore as TextScore
-from .language import check_lengths as check_lengths
 from .language import evaluate_text as evaluate_text
 from .parts.detection_scores import CocoScores as CocoScores
 from .parts.image_scores import ImageEvaluation as ImageEvaluation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,6 @@ from graticule.lab.arguments import Usual
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
 from graticule.lab.data.module import DataModule, build_mixup
-from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.transforms import evaluation_transform
 from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
@@ -130,9 +128,9 @@ class _Classes(TypedDict):
     num_classes: Count
     channels: Count
     class_names: tuple[str, ...]
-    size: NotRequired[tuple[Side, Side] | None]
-    mean: NotRequired[tuple[Finite, ...]]
-    std: NotRequired[tuple[Finite, ...]]
+    size: tuple[Side, Side] | None
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
     backbone: NotRequired[SourceModel]
 
 
@@ -281,11 +279,8 @@ def images_of(run: TrainedRun) -> DatasetInfo:
 
 
 def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
-    """Return the facts of images; runs of earlier versions did not record all, and need their data set."""
+    """Return the facts of images."""
     names = tuple(described["class_names"])
-    if "mean" not in described:
-        _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
-        return dataclasses.replace(info, class_names=names)
     size, mean, std = (described[key] for key in ("size", "mean", "std"))
     return DatasetInfo(recipe.dataset, names, described["channels"], size, mean, std)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,6 @@ from graticule.backbones.language import (
     list_language_models,
 )
 from graticule.lab.arguments import Usual
-from graticule.lab.data.registry import TEXTS
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.parts.models import build_checked, model_arguments
@@ -32,91 +30,52 @@ from graticule.lab.training.task import Task, TrainedRun, register_task
 from graticule.lab.training.validation import batch_results
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Flag, ShareBelowOne
-from graticule.registry.plugins import Definition
 from graticule.surgery.fold import fold, unfold
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """Scores and cost of a language model in windows of one length, in tokens.
+    """Scores and cost of a language model on the held-out text, in windows of its context.
 
-    bits_per_byte: of the whole held-out text, whose number of bytes is the same at every length; loss: nats per token;
-        tokens: number of predicted tokens.
-    resampled: whether a table was resampled, for a length beyond the context of the model.
+    bits_per_byte, loss: of the whole text, loss in nats per token; tokens: number of predicted tokens.
     batch, tokens_per_second, memory: of inference only, on `batch` windows; bytes per token on a GPU (`Cost`).
-    by_place: (first position, last position, bits per byte) of the tokens at these positions of their windows, in bins
-        of doubling size: 1, 2, 3-4, 5-8, ... The token at position p is predicted from p others.
     """
 
-    length: int
     bits_per_byte: float
     loss: float
     tokens: int
-    resampled: bool
     batch: int
     tokens_per_second: float
     memory: float | None
-    by_place: list[tuple[int, int, float]]
 
 
-@dataclass
 class TextEvaluation(Evaluation[TextScore]):
-    """Bits per byte and cost at several lengths of the windows."""
-
-    lengths: list[int] = field(default_factory=list)
-    """for text: tokens per window of the held-out text (default: the training length)"""
-
-    def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check the lengths."""
-        check_lengths(model, self._lengths(task), data)
+    """Bits per byte and cost at the training length."""
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[TextScore]:
-        """Score a model at every length."""
-        return evaluate_text(model, data, self._lengths(task), device=device, progress=progress)
+        """Score a model."""
+        return [evaluate_text(model, data, device=device, progress=progress)]
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[TextScore]]) -> ScoreTable:
-        """Return a row for each run and length, with the difference from the training length."""
-        rows = []
-        for run in evaluated:
-            trained = run.recipe.context
-            reference = next((score.bits_per_byte for score in run.scores if score.length == trained), run.measured)
-            for score in run.scores:
-                mark = " *" if score.length == trained else " ~" if score.resampled else ""
-                rows.append(
-                    [
-                        run.label,
-                        f"{score.length}{mark}",
-                        metric.show(score.bits_per_byte, unit=False),
-                        show(None if reference is None else score.bits_per_byte - reference, f"+.{metric.decimals}f"),
-                        f"{score.loss:.3f}",
-                        f"{score.tokens:,}",
-                        f"{score.tokens_per_second:,.0f}",
-                        show(score.memory and score.memory / 1e3, ".1f"),
-                    ]
-                )
+        """Return a row for each run."""
+        rows = [
+            [
+                run.label,
+                str(run.recipe.context),
+                metric.show(score.bits_per_byte, unit=False),
+                f"{score.loss:.3f}",
+                f"{score.tokens:,}",
+                f"{score.tokens_per_second:,.0f}",
+                show(score.memory and score.memory / 1e3, ".1f"),
+            ]
+            for run in evaluated
+            for score in run.scores
+        ]
         has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
         measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
-        notes = [f"* the training length of the run; {measured} of the forward pass only"]
-        if any(score.resampled for run in evaluated for score in run.scores):
-            notes.append("~ longer than the learned position table of the run, which was resampled to the length")
-        columns = ("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token")
+        columns = ("run", "context", "bits/byte", "nats/token", "tokens", "tokens/s", "kB/token")
         end = None if has_memory else -1
-        return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
-
-    def figure(self, evaluated: Sequence[Evaluated[TextScore]]) -> Figure:
-        """Plot bits per byte against length, and against the position in the longest windows."""
-        from graticule.lab.figures.scores import length_plot
-
-        curves = {run.label: {score.length: [score.bits_per_byte] for score in run.scores} for run in evaluated}
-        longest = {run.label: max(run.scores, key=lambda score: score.length) for run in evaluated}
-        places = {label: {last: [bits] for _, last, bits in score.by_place} for label, score in longest.items()}
-        return length_plot(curves, places, [run.recipe.context for run in evaluated])
-
-    def _lengths(self, task: Any) -> list[int]:
-        return self.lengths or [task.recipe.context]
+        return ScoreTable(columns[:end], [row[:end] for row in rows], [f"{measured} of the forward pass only"])
 
 
 @dataclass(frozen=True)
@@ -132,13 +91,13 @@ class TextRecipe(TrainingRecipe):
     model: Usual[str] = "lm_tiny"
     """language model, one of `graticule models`"""
     dataset: Usual[str] = "pydoc"
-    """text of `graticule models`, such as pydoc or text_folder"""
+    """pydoc, Python's own help, or text_file, the file `data_root`"""
     batch_size: Usual[Count] = 16
     """windows per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 64
     """windows per batch in evaluation"""
     context: Usual[Count] = 128
-    """tokens per window in training, for which position information is built"""
+    """tokens per window, for which position information is built"""
     tied: Flag = True
     """share the weights of the token embedding with the head"""
     drop_rate: ShareBelowOne = 0.0
@@ -174,10 +133,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
         data.setup()
         return data
-
-    def loader(self) -> Definition | None:
-        """Return the registered function that loads the text of the recipe."""
-        return TEXTS[self.recipe.dataset]
 
     def describe(self, data: TextModule) -> dict[str, Any]:
         """Return the number of tokens of the vocabulary and its fingerprint."""
@@ -223,12 +178,16 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         return "tok/s", self.recipe.batch_size * self.recipe.context
 
 
-def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) -> None:
-    """Check that a language model can be scored on `data` in windows of `lengths`, in tokens.
+def evaluate_text(
+    model: Any, data: TextModule, *, device: torch.device | str = "cpu", progress: bool = True
+) -> TextScore:
+    """Score a language model on the held-out text in windows of the context of `data`.
+
+    Position that does not depend on tokens is computed once (`fold`). The model is unchanged afterwards. Speed and
+    memory are those of the forward pass on a full batch, without reading.
 
     Raises:
-        ValueError: for a model of another kind or vocabulary, for no length, a repeated one, one below 1, or one
-            longer than the held-out text, whose last positions would have no token.
+        ValueError: for a model of another kind or vocabulary.
     """
     if not isinstance(model, LanguageModel):
         raise ValueError(f"`model` must be a LanguageModel, got {type(model).__name__}.")
@@ -236,76 +195,27 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
         raise ValueError(
             f"`data` must have the vocabulary of the model, {model.vocab_size} tokens, got {data.info.vocab_size}."
         )
-    if not lengths or len(set(lengths)) < len(lengths):
-        raise ValueError(f"`lengths` must be different lengths, at least one, got {list(lengths)}.")
-    windows: Any = data.eval_dataloader(1).dataset  # one window per token
-    for length in lengths:
-        if not isinstance(length, int) or length < 1:
-            raise ValueError(f"`lengths` must be whole numbers of at least 1, got {length}.")
-        if length > len(windows):
-            raise ValueError(f"`lengths` must be at most {len(windows)}, the number of held-out tokens, got {length}.")
-
-
-def evaluate_text(
-    model: Any, data: TextModule, lengths: Sequence[int], *, device: torch.device | str = "cpu", progress: bool = True
-) -> list[TextScore]:
-    """Score a language model on the held-out text in windows of each of `lengths`, in tokens.
-
-    Up to the context of the model, a window gets the first rows of the position information. Beyond it, computed
-    encodings follow their formula, and a table is resampled to the length on a copy of the model, as for other image
-    sizes (position interpolation). Position that does not depend on tokens is computed once per length (`fold`). The
-    model is unchanged afterwards. Speed and memory are those of the forward pass on a full batch, without reading.
-
-    Reference: Extending Context Window of Large Language Models via Positional Interpolation (Chen et al., 2023), who
-    interpolate rotary angles; here those are computed, and tables are interpolated.
-
-    Raises:
-        ValueError: for lengths, or a model, that `check_lengths` refuses, before any work.
-    """
-    lengths = list(lengths)
-    check_lengths(model, lengths, data)
     was_training = model.training
-    model.to(device)
+    model = fold(model.to(device))
+    nats, tokens, first = 0.0, 0, None
     try:
-        return [_score(model, data, length, device, progress) for length in lengths]
+        for (inputs, targets), token_losses, _ in batch_results(
+            lambda batch: token_nats(model(batch[0]), batch[1]), data.eval_dataloader(data.size), "", device, progress
+        ):
+            first = inputs if first is None else first
+            nats += float(token_losses.sum(dtype=torch.float64))
+            tokens += int((targets != PADDING).sum())
+        assert first is not None  # `EvaluationWindows` raises if there is no token
+        cost = inference_cost(model, first.to(device))
     finally:
         unfold(model).train(was_training)
-
-
-def _score(
-    model: LanguageModel, data: TextModule, length: int, device: torch.device | str, progress: bool
-) -> TextScore:
-    longer = length > model.context
-    resampled = longer and bool(model.position.resampled_encodings())
-    if longer:
-        model = copy.deepcopy(unfold(model))
-        model.set_context(length)
-    model = fold(model)
-    nats = torch.zeros(length, dtype=torch.float64)  # per position in a window, over all windows
-    counts = torch.zeros(length, dtype=torch.int64)
-    first = None
-    loader, label = data.eval_dataloader(length), f"{length} tokens"
-    for (inputs, targets), token_losses, _ in batch_results(
-        lambda batch: token_nats(model(batch[0]), batch[1]), loader, label, device, progress
-    ):
-        first = inputs if first is None else first
-        nats += token_losses.cpu().sum(0, dtype=torch.float64)
-        counts += (targets != PADDING).sum(0)
-    assert first is not None  # `check_lengths` raises if there is no whole window
-    cost = inference_cost(model, first.to(device))
-    bits = nats / math.log(2)
-    ends = [1 << power for power in range((length - 1).bit_length())] + [length]
-    bins = zip([0, *ends], ends, strict=False)  # of doubling size
     return TextScore(
-        length=length,
-        bits_per_byte=float(bits.sum() / counts.sum()),
-        loss=float(nats.sum() / counts.sum()),
-        tokens=int(counts.sum()),
-        resampled=resampled,
+        bits_per_byte=nats / math.log(2) / tokens,
+        loss=nats / tokens,
+        tokens=tokens,
         batch=cost.batch,
-        tokens_per_second=cost.images_per_second * length,
-        memory=None if cost.memory is None else cost.memory / length,
-        by_place=[(start + 1, end, float(bits[start:end].sum() / counts[start:end].sum())) for start, end in bins],
+        tokens_per_second=cost.images_per_second * data.size,
+        memory=None if cost.memory is None else cost.memory / data.size,
     )
 
 

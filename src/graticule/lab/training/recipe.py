@@ -40,18 +40,6 @@ MACHINE = (
     *("keep", "checkpoint_steps", "data_root"),
 )
 
-#: Fields that earlier versions had, with the values that still have the same meaning.
-_EARLIER: dict[str, tuple[object, ...]] = {
-    "strategy": ("auto", "ddp"),
-    "nonfinite": ("stop",),
-    "tokenizer": ("bytes",),
-    "vocab_size": (None,),
-    "group_by_aspect": (False,),
-    "frozen_batchnorm": (False,),
-    "tokens_per_step": (None,),
-    "distance": ("cosine",),
-}
-
 #: Optimizers of timm and the joining that need no check.
 USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 USUAL_JOINING = "default"
@@ -351,8 +339,6 @@ class TrainingRecipe:
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
-        for name in [name for name, same in _EARLIER.items() if name in values and values[name] in same]:
-            del values[name]
         if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
             raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)

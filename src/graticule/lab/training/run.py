@@ -173,12 +173,12 @@ class Run(RunFolder):
         return data
 
     def examples(self, split: str) -> int | None:
-        """Return the number of examples of a split, train or test; None if an earlier version did not record it."""
+        """Return the number of examples of a split, train or test; None if the data have no fingerprint."""
         recorded = self._described().get("data", {}).get(split)
         return None if recorded is None else recorded["examples"]
 
     def changes(self, data: Any) -> list[str]:
-        """List the splits whose examples are not those that the run recorded; earlier versions recorded none."""
+        """List the splits whose examples are not those that the run recorded, if it recorded any."""
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
             return []

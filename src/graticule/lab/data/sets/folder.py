@@ -60,7 +60,7 @@ def existing_folder(root: Path | None, content: str) -> Path:
     """Return the folder of a data set, which must exist; `what` describes it in the error."""
     if root is None or not root.is_dir():
         missing = "none; a folder that is named as a data set is written ./NAME"
-        wrong = f"{str(root)!r}, which does not exist" if root else missing
+        wrong = f"{str(root)!r}, which {'is not a folder' if root.exists() else 'does not exist'}" if root else missing
         raise FileNotFoundError(f"`data_root` must be a folder {content}, got {wrong}.")
     return root
 
@@ -109,10 +109,8 @@ def split_folder(root: Path, split: Split) -> Path:
     return folder
 
 
-def files_below(folder: Path, accepts: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
+def files_below(folder: Path, accepts: Callable[[str], bool]) -> list[Path]:
     """Find the regular files at any depth below `folder` whose names are `wanted`; links are followed.
-
-    Hidden folders are entered only if `hidden`.
 
     Raises:
         ValueError: for a link that leads nowhere or to a folder that contains it, or a file that is not regular, such
@@ -126,8 +124,6 @@ def files_below(folder: Path, accepts: Callable[[str], bool], *, hidden: bool = 
             for entry in entries:
                 path, link = Path(entry.path), entry.is_symlink()
                 if path.is_dir() if link else entry.is_dir():
-                    if not hidden and entry.name.startswith("."):
-                        continue
                     above = (*origins, os.path.realpath(place)) if link else origins
                     if link and any(Path(origin).is_relative_to(os.path.realpath(path)) for origin in above):
                         raise ValueError(f"{path} must not be a link to a folder that contains it.")

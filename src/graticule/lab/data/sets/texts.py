@@ -1,21 +1,20 @@
-"""Text for language models: Python's own help, which every installation has, or any folder of text files."""
+"""Text for language models: Python's own help, which every installation has, or a text file."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
 from pathlib import Path
 
-from graticule.lab.data.registry import Corpus, Document, register_text
-from graticule.lab.data.sets.folder import SPLITS, existing_folder, files_below, split_folder
+from graticule.lab.data.images import Split
+from graticule.registry.checks import known_name
 from graticule.system.files import read_utf8
 
-#: Extensions of text files.
-TEXT_EXTENSIONS = (".txt", ".text", ".md", ".rst", ".tex", ".py")
+#: The documents to train on and the held-out ("test") ones.
+Corpus = dict[Split, list[str]]
 #: Chosen among 3,000 before any training: with it, the held-out topics of Python 3.11 to 3.13 have 10.5 to 11.3 % of
 #: the bytes, none has more than half of these, and none repeats a paragraph of a training topic.
 _PYDOC_SALT = "922/"
-#: A document is held out if the hash of its name, as a number in [0, 1), is below this.
+#: The held-out share of topics, by the hash of their names, and of a file.
 _HELD_OUT = 0.1
 #: Paragraphs of fewer characters may be in both splits, such as a heading, or "See also:".
 _LONG_PARAGRAPH = 60
@@ -23,13 +22,30 @@ _LONG_PARAGRAPH = 60
 _LARGEST = 1 << 32
 
 
+def load_text(name: str, root: str | Path | None = None) -> Corpus:
+    """Load the training and the held-out ("test") documents of a text, one of `TEXTS`.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
+    """
+    known_name("dataset", name, TEXTS)
+    if name == "pydoc":
+        return _pydoc()
+    if root is None:
+        raise FileNotFoundError("`data_root` must be a text file for the dataset text_file, got none.")
+    return _text_file(Path(root))
+
+
+#: The texts by name.
+TEXTS = ("pydoc", "text_file")
+
+
 def hash_share(name: str) -> float:
     """Return a number in [0, 1) that depends only on a name, not on the machine or the version of Python."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 
-@register_text("pydoc")
-def pydoc(root: Path | None = None) -> Corpus:
+def _pydoc() -> Corpus:
     """Load the topics of Python's `help()`: 79 with 0.47 MB in Python 3.11, of which 10 are held out.
 
     The text differs between versions of Python; the held-out topics do not, since only the hash of a topic's name
@@ -41,54 +57,23 @@ def pydoc(root: Path | None = None) -> Corpus:
     except ImportError as error:
         raise ImportError(
             f"`dataset` pydoc needs the module pydoc_data of Python, which is missing here ({error}); use "
-            "another Python, or text_folder."
+            "another Python, or text_file."
         ) from None
-    documents = [Document(name, text) for name, text in sorted(topics.items()) if text.strip()]
-    corpus = _split(documents, [name for name in topics if hash_share(_PYDOC_SALT + name) < _HELD_OUT])
+    corpus: Corpus = {"train": [], "test": []}
+    for name, text in sorted(topics.items()):
+        if text.strip():
+            corpus["test" if hash_share(_PYDOC_SALT + name) < _HELD_OUT else "train"].append(text)
     if not corpus["train"] or not corpus["test"]:
         raise ValueError(
             "`dataset` pydoc must have topics to train on and topics held out: this installation of Python has "
-            f"{len(documents)} of about 79; use another, or text_folder."
+            f"{sum(map(len, corpus.values()))} of about 79; use another, or text_file."
         )
-    held_out = {_key(paragraph) for document in corpus["test"] for paragraph in document.text.split("\n\n")}
+    held_out = {_key(paragraph) for text in corpus["test"] for paragraph in text.split("\n\n")}
     held_out = {key for key in held_out if len(key) >= _LONG_PARAGRAPH}
-    for index, document in enumerate(corpus["train"]):
-        paragraphs = [part for part in document.text.split("\n\n") if _key(part) not in held_out]
-        corpus["train"][index] = Document(document.name, "\n\n".join(paragraphs))
+    corpus["train"] = [
+        "\n\n".join(part for part in text.split("\n\n") if _key(part) not in held_out) for text in corpus["train"]
+    ]
     return corpus
-
-
-@register_text("text_folder")
-def text_folder(root: Path | None) -> Corpus:
-    """Load the UTF-8 text files of a folder, at any depth, as one document each.
-
-    If there is a folder `root`/train, it is the training text, and `root`/val (or validation, or test) is held out.
-    Otherwise the hash of a file's path within `root` decides, and holds out about one in ten; if that leaves a split
-    empty, the file with the nearest hash moves there. Files and folders that begin with a dot and empty files are
-    skipped, and of files with the same text the first is used. Line ends are unchanged; a byte order mark is removed.
-    """
-    root = existing_folder(root, f"of text files ({', '.join(TEXT_EXTENSIONS)})")
-    if (root / "train").is_dir():
-        places = {split: split_folder(root, split) for split in SPLITS}
-        return {split: _documents(place, root) for split, place in places.items()}
-    documents = _documents(root, root)
-    if len(documents) < 2:
-        raise ValueError(
-            f"`data_root` must have two text files or more, or folders train and val, got only {documents[0].name} in "
-            f"{root}; split it in two."
-        )
-    shares = {document.name: hash_share(document.name) for document in documents}
-    held_out = {name for name, share in shares.items() if share < _HELD_OUT} or {min(shares, key=shares.__getitem__)}
-    if len(held_out) == len(documents):
-        held_out -= {max(shares, key=shares.__getitem__)}
-    return _split(documents, held_out)
-
-
-def _split(documents: list[Document], held_out: Collection[str]) -> Corpus:
-    return {
-        "train": [document for document in documents if document.name not in held_out],
-        "test": [document for document in documents if document.name in held_out],
-    }
 
 
 def _key(paragraph: str) -> str:
@@ -96,18 +81,17 @@ def _key(paragraph: str) -> str:
     return " ".join(paragraph.split())
 
 
-def _documents(folder: Path, root: Path) -> list[Document]:
-    """Read the text files below `folder`, each once, sorted by their paths within `root`."""
-    files = files_below(
-        folder, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
-    )
-    if not files:
-        raise ValueError(f"`data_root` must have text files ({', '.join(TEXT_EXTENSIONS)}), got none in {folder}.")
-    names: dict[str, str] = {}  # by text, so that a copy is not in both splits
-    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
-        text = read_utf8(path, _LARGEST)
-        if text.strip():
-            names.setdefault(text, name)
-    if not names:
-        raise ValueError(f"`data_root` must have text in its files, got {len(files)} empty ones in {folder}.")
-    return [Document(name, text) for text, name in names.items()]
+def _text_file(path: Path) -> Corpus:
+    """Load a UTF-8 text file; its last tenth is held out, from the beginning of a line on.
+
+    Line ends are unchanged; a byte order mark is removed.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"`data_root` must be a text file, got {str(path)!r}, which is not a file.")
+    text = read_utf8(path, _LARGEST)
+    tenth = round(len(text) * (1 - _HELD_OUT))
+    cut = text.find("\n", tenth, -1) + 1 or tenth
+    train, test = text[:cut], text[cut:]
+    if not train.strip() or not test.strip():
+        raise ValueError(f"`data_root` must have text in its first nine tenths and in its last one, got {str(path)!r}.")
+    return {"train": [train], "test": [test]}
