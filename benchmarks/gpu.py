@@ -412,7 +412,7 @@ def main() -> None:
         "dtype": "float32" if options.quick else "bfloat16 by autocast",
         "versions": {
             "graticule": graticule.__version__,
-            **{name: version(name) for name in ("torch", "timm", "lightning")},
+            **{name: version(name) for name in ("torch", "timm", "lightning-fabric")},
         },
         "parts": earlier.get("parts", {}),
         "dates": earlier.get("dates", dict.fromkeys(earlier.get("parts", {}), earlier.get("date"))),

@@ -19,53 +19,64 @@ import itertools
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import lightning as L
+import lightning_fabric
 import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
 from graticule.lab.tasks.classification import Classification, Recipe
-from graticule.lab.training.callbacks import Checkpoints, History, Progress
-from graticule.lab.training.loop import build_trainer
-from graticule.lab.training.module import TrainingModule
-from graticule.lab.training.run import Run
+from graticule.lab.training.loop import train
 
 
 class Enough(Exception):
     """Stops training after the last measurement."""
 
 
-class Turns(L.Callback):
-    """Times steps of the training loop, alternating with as many steps of the plain loop."""
+class Turns(Classification):
+    """Classification whose loss times the steps of the training loop, in turns with as many steps of the plain loop.
 
-    def __init__(self, bare: Callable[[], None], steps: int, rounds: int, device: torch.device) -> None:
-        self.bare, self.steps, self.rounds, self.device = bare, steps, rounds, device
+    It is told at the start of each loss, so the time between two is that of a step.
+    """
+
+    steps: int
+    rounds: int
+    device: torch.device
+    bare: Callable[[], None] | None = None
+
+    def setup(self, model: Any, data: Any, device: torch.device) -> None:
+        """Build the plain loop for a copy of the model."""
+        super().setup(model, data, device)
+        self.device = device
         self.times: list[tuple[float, float]] = []
-        self.start, self.epoch = 0.0, 0
+        self.count, self.start, self.epoch = 0, 0.0, 0
+        self.bare = bare_loop(copy.deepcopy(model), data, self.recipe, device)
 
     def now(self) -> float:
+        """Return the time after all work of the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, *rest: Any) -> None:
-        if trainer.global_step % self.steps:
-            return
-        ours = self.now() - self.start
-        began = self.now()
-        for _ in range(self.steps):
-            self.bare()
-        seconds = self.now() - began
-        if trainer.global_step > 2 * self.steps and self.epoch == trainer.current_epoch:  # after two rounds of warm-up
-            self.times.append((ours, seconds))
-        if len(self.times) == self.rounds:
-            raise Enough
-        self.start, self.epoch = self.now(), trainer.current_epoch
+    def loss(self, model: Any, batch: Any, epoch: int) -> torch.Tensor:
+        """Return the loss; before it, every `steps` steps, let the plain loop make as many."""
+        if self.count % self.steps == 0 and self.bare is not None:
+            ours = self.now() - self.start
+            began = self.now()
+            for _ in range(self.steps):
+                self.bare()
+            if self.count > 2 * self.steps and self.epoch == epoch:  # after two rounds of warm-up
+                self.times.append((ours, self.now() - began))
+            if len(self.times) == self.rounds:
+                raise Enough
+            self.epoch = epoch
+            self.start = self.now()
+        self.count += 1
+        return super().loss(model, batch, epoch)
 
 
 def bare_loop(model: Any, data: Any, recipe: Recipe, device: torch.device) -> Callable[[], None]:
@@ -89,29 +100,15 @@ def bare_loop(model: Any, data: Any, recipe: Recipe, device: torch.device) -> Ca
 
 def measure(recipe: Recipe, steps: int, rounds: int) -> list[tuple[float, float]]:
     """Time rounds of steps; returns the seconds of the training loop and of the plain loop."""
-    task = Classification(recipe)
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder))
-        for written in (run.checkpoints, run.events):
-            written.mkdir(parents=True)
-        saver = Checkpoints(run.checkpoints, 1, None, recipe.metric)
-        callbacks: list[L.Callback] = [History(run), Progress(recipe.metric), saver]
-        trainer = build_trainer(task, run, callbacks)
-        device = trainer.strategy.root_device
-        data = task.build_data()
-        model = task.build_model(task.describe(data))
-        task.setup(model, data, device)
-        turns = Turns(bare_loop(copy.deepcopy(model), data, recipe, device), steps, rounds, device)
-        trainer.callbacks.insert(0, turns)
-        batches = data.train_order()
-        if recipe.compile:
-            model.compile()
-        turns.start = time.perf_counter()
-        with contextlib.suppress(Enough), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module, held_out = TrainingModule(task, model, batches), data.eval_dataloader(data.size)
-            trainer.fit(module, data.train_dataloader(batches), held_out)
-    return turns.times
+    task = Turns(recipe)
+    task.steps, task.rounds = steps, rounds
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.suppress(Enough),
+        mock.patch("graticule.lab.training.loop.task_of", return_value=task),
+    ):
+        train(recipe, Path(folder) / "run")
+    return task.times
 
 
 def main() -> None:
@@ -126,7 +123,7 @@ def main() -> None:
     if options.quick:
         options.models, options.steps, options.rounds = options.models[:1], 1, 3
     print(f"batch {options.batch}, CPU, {torch.get_num_threads()} threads, ", end="")
-    print(f"torch {torch.__version__}, lightning {L.__version__}")
+    print(f"torch {torch.__version__}, lightning-fabric {lightning_fabric.__version__}")
     for name in options.models:
         side = 28 if name.endswith("28") else 32
         recipe = Recipe(model=name, img_size=(side, side), batch_size=options.batch, epochs=1000, accelerator="cpu")

@@ -46,11 +46,11 @@ def _no_pretended_gpu():
     Without a GPU, PyTorch's fake tensors register a dummy device. If it exists at the first backward pass, autograd
     starts a thread for it, and the backward pass of every forked process fails.
     """
-    import lightning  # noqa: F401
+    import lightning_fabric  # noqa: F401
     import torch
 
     torch.ones((), requires_grad=True).backward()
-    if not torch.cuda.is_available():  # set by Lightning; with it, fake tensors look for a driver in every operation
+    if not torch.cuda.is_available():  # set by Fabric; with it, fake tensors look for a driver in every operation
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
 
 

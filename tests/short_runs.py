@@ -15,10 +15,10 @@ from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.tasks.classification import ImageMixing, Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Preempted
+from graticule.lab.training.training import Training
 
 #: Everything that draws random numbers or has its own state.
 RICH: dict[str, Any] = {
@@ -39,25 +39,25 @@ def short(**options: Any) -> Recipe:
     return Recipe(**{**fixed, "model_kwargs": ("depth=2",), **options})
 
 
-def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "training_step") -> None:
-    """Call `action` once, in the call of `method` of the training module after `step` steps."""
-    inner, done = getattr(TrainingModule, method), []
+def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "step") -> None:
+    """Call `action` once, in the call of `method` of the training after `step` steps."""
+    inner, done = getattr(Training, method), []
 
     def outer(self: Any, *arguments: Any) -> Any:
-        if self.global_step == step and not done:
+        if self.steps == step and not done:
             done.append(True)
             action()
         return inner(self, *arguments)
 
-    patch.setattr(TrainingModule, method, outer)
+    patch.setattr(Training, method, outer)
 
 
 def signal_itself(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-def stopped(recipe: TrainingRecipe, folder: Path, step: int, method: str = "training_step") -> Run:
-    """Train until a signal in the step after `step`, or in another `method` of the training module after `step`."""
+def stopped(recipe: TrainingRecipe, folder: Path, step: int, method: str = "step") -> Run:
+    """Train until a signal in the step after `step`, or in another `method` of the training after `step`."""
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, signal_itself, method)
         with pytest.raises(Preempted):
@@ -86,11 +86,11 @@ def assert_same_end(run: Run, expected: Run) -> None:
     """Check that two runs have the same weights, averages, optimizer and history, bit for bit."""
     assert_same(load_file(run.weights), load_file(expected.weights))
     last, other = read_checkpoint(run.last), read_checkpoint(expected.last)
-    assert last["global_step"] == other["global_step"]
+    assert last["progress"]["epoch"] == other["progress"]["epoch"]
     for state in ("state_dict", "current_model_state"):
         assert_same(last.get(state, {}), other.get(state, {}))
-    for index, state in last["optimizer_states"][0]["state"].items():
-        assert_same(state, other["optimizer_states"][0]["state"][index])
+    for index, state in last["optimizer"]["state"].items():
+        assert_same(state, other["optimizer"]["state"][index])
     assert rows(run) == rows(expected)
     assert run.result() | {"seconds": 0} == expected.result() | {"seconds": 0}
 

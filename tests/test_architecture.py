@@ -160,7 +160,8 @@ def test_super_is_called_for_an_attribute_at_once():
 VAGUE = {"found", "given", "said", "held", "kept", "shown", "own", "theirs", "whole", "one", "each"}
 #: Packages of extras, which may be imported where they are used.
 OPTIONAL = {
-    *("PIL", "bokeh", "filelock", "jinja2", "lightning", "matplotlib", "mlxtend", "pycocotools", "tensorboard", "tqdm"),
+    *("PIL", "bokeh", "filelock", "jinja2", "lightning_fabric", "matplotlib", "mlxtend", "pycocotools"),
+    *("tensorboard", "tqdm"),
     *("dask", "datasets", "distributed", "onnx", "onnxruntime", "onnxscript", "torchao", "transformers"),
 }
 #: What is left, by room: these numbers may only fall. The share of position that a layer `kept` is a public name.

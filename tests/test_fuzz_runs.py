@@ -12,7 +12,7 @@ from fuzz import altered, changed, fuzzed, outcome, replaced, tree
 from graticule.lab.studies.runs import read_metrics, summarise
 from graticule.lab.tasks.classification import Recipe, class_names
 from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.training.checkpoints import best_checkpoint, read_rest
+from graticule.lab.training.checkpoints import best_checkpoint, read_training
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import read_recipe
 from graticule.registry.fields import Count, check_value
@@ -21,12 +21,11 @@ RECIPES = [kind().to_dict() for kind in (Recipe, TextRecipe)]
 RESULT = {"best_top1": 50.0, "best_epoch": 1, "last_top1": 40.0, "epochs": 2, "seconds": 3.5}
 RESULT |= {"skipped_images": ["a.png"]}
 METRICS = "epoch,train_loss,val_loss,val_top1,lr,seconds\n1,2.3,2.2,12.5,0.001,3.1\n2,2.1,2.0,20,0.0001,3\n"
-REST = {
+STATE = {
+    **{"state_dict": {}, "optimizer": {}, "precision": {}},
     "progress": {**{"epoch": 1, "batches": 2, "sums": [[3.5, 20.0]]}, "accumulate": 1},
-    "callbacks": {
-        "Checkpoints": {"best": 50.0, "best_name": "step-000000003.ckpt"},
-        "History": {"rows": [{"epoch": 1, "val_top1": 50.0, "seconds": 1.5}], "seconds": 0.5},
-    },
+    "history": {"rows": [{"epoch": 1, "val_top1": 50.0, "seconds": 1.5}], "seconds": 0.5},
+    "best": {"score": 50.0, "name": "step-000000003.ckpt"},
 }
 
 
@@ -73,11 +72,11 @@ def test_a_file_of_a_run_with_other_content_is_named_or_read(folder, name, data)
         assert tree(folder) == before
 
 
-@fuzzed(30, values=changed(REST))
+@fuzzed(30, values=changed(STATE))
 def test_changed_progress_in_a_checkpoint_is_refused_or_has_its_types(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "step-000000003.ckpt"
     torch.save(values, path)
-    result = outcome(lambda: read_rest(path), names=path.name)
+    result = outcome(lambda: read_training(path), names=path.name)
     if isinstance(result, dict):
         progress = result["progress"]
         assert all(type(progress[name]) is int and progress[name] >= 0 for name in ("epoch", "batches", "accumulate"))

@@ -43,7 +43,7 @@ def test_importing_the_package_and_printing_help_imports_no_pytorch(tmp_path, mo
         for code, lines in LIGHT.items()
         for line in lines
     ]
-    heavy = "{'torch', 'timm', 'lightning', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()"
+    heavy = "{'torch', 'timm', 'lightning_fabric', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()"
     done = run(
         f"import sys, graticule\ngraticule.__version__\nprint({heavy})\nfrom commands import code_of\n"
         f"print([[words for words, code in {calls} if code_of(words) != code], {heavy}])"
@@ -63,11 +63,11 @@ def test_errors_have_the_exit_code_1_and_wrong_options_2():
     assert {line: main(line.split()) for line in lines} == lines
 
 
-def test_a_model_is_opened_by_the_first_call_of_a_process_and_by_commands_without_lightning(tmp_path):
+def test_a_model_is_opened_by_the_first_call_of_a_process_and_by_commands_without_fabric(tmp_path):
     graticule.create_model("vit_nano_patch4_28", depth=1).save_pretrained(tmp_path / "published")
     opened = f"import graticule\nprint(type(graticule.from_pretrained({str(tmp_path / 'published')!r})).__name__)\n"
     commands = "from graticule.lab.commands import analyze, check, identify, predict\n"
-    done = run(f"{opened}{commands}import sys\nprint('lightning' in sys.modules)")
+    done = run(f"{opened}{commands}import sys\nprint('lightning_fabric' in sys.modules)")
     assert done.stdout.split() == ["VisionTransformer", "False"], done.stderr
 
 
@@ -138,7 +138,7 @@ def outside_the_library() -> set[str]:
 @pytest.mark.slow
 def test_the_library_runs_without_the_packages_of_the_lab():
     lab = outside_the_library()
-    assert {"lightning", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
+    assert {"lightning_fabric", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
     done = run(f"LAB = {lab}\n{ALONE}")
     assert (done.returncode, done.stdout) == (0, "[] set()\n"), done.stderr
 
@@ -175,7 +175,7 @@ def test_waiting_threads_spin_briefly_unless_the_user_chose_otherwise(monkeypatc
     assert main(["trian"]) == 1 and os.environ.get("GOMP_SPINCOUNT") == count
 
 
-def test_nothing_of_lightnings_own_is_on_the_screen(tmp_path, capfd):
+def test_nothing_of_fabrics_own_is_on_the_screen(tmp_path, capfd):
     command = ["train", "digits_quick", "--quick", "--joining", "lape(layers=99)", "--output", str(tmp_path / "run")]
     process = forked(lambda: sys.exit(main(command)))
     process.join(600)

@@ -11,7 +11,7 @@ from torch import nn
 
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.training import Training
 
 #: Number of tokens for which position information is stored.
 CONTEXT = 32
@@ -29,15 +29,15 @@ def spoiled_after_first_epoch() -> Iterator[None]:
 
     Scores are measured as usual, so the best weights and the last ones also differ in their scores.
     """
-    begin = TrainingModule.on_train_epoch_start
+    begin = Training.start_epoch
 
-    def spoil(module: TrainingModule) -> None:
-        begin(module)
-        if module.current_epoch:
-            nn.init.normal_(module.model.embed.weight)
+    def spoil(training: Training) -> None:
+        begin(training)
+        if training.epoch:
+            nn.init.normal_(training.loss.model.embed.weight)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingModule, "on_train_epoch_start", spoil)
+        patch.setattr(Training, "start_epoch", spoil)
         yield
 
 

@@ -1,7 +1,6 @@
 """Recorded losses, learning rates and drop path rates of DeiT, timm, PVT and Twins compared with ours."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from timm.loss import SoftTargetCrossEntropy
 import graticule
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sampling import BatchOrder, EpochSampler
-from graticule.lab.tasks.classification import Classification, Recipe
+from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.distillation import Distillation, Teacher
-from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.optimization import build_optimizer, build_schedule
 from in_turn import in_turn
 from tiny import without_memory
 
@@ -54,11 +53,8 @@ def test_distillation_is_that_of_deits_code_with_gradients(form):
 def rates(epochs: int, **options: Any) -> torch.Tensor:
     """Return the learning rate of a training of one step per epoch, for each epoch and three more."""
     recipe = Recipe(epochs=epochs, lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, **options)
-    batches: Any = SimpleNamespace(steps=1)
-    model = torch.nn.Linear(2, 2)
-    model.num_classes = 2
-    configured = TrainingModule(Classification(recipe), model, batches).configure_optimizers()
-    scheduler, optimizer = configured["lr_scheduler"]["scheduler"], configured["optimizer"]
+    optimizer = build_optimizer(recipe, torch.nn.Linear(2, 2))
+    scheduler = build_schedule(recipe, optimizer, 1)
     values = []
     for step in range(epochs + recipe.cooldown_epochs + 1):
         scheduler.step_update(step)

@@ -177,7 +177,7 @@ def _named_mistakes() -> tuple[type[Exception], ...]:
     """Return the errors that a user can fix, which are shown without a traceback (GRATICULE_DEBUG=1 shows it)."""
     mistakes: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, FloatingPointError)
     # importing it takes seconds, and many commands do not need it
-    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
+    lightning = sys.modules.get("lightning_fabric.utilities.exceptions")
     return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
 
 
@@ -190,14 +190,14 @@ class _ErrorsOnly(logging.Logger):
 
 
 def _quiet() -> None:
-    """Hide warnings of Lightning for developers, and the retries of the hub's client; imports neither."""
+    """Hide warnings of Fabric for developers, and the retries of the hub's client; imports neither."""
     kind = logging.getLoggerClass()
     logging.setLoggerClass(_ErrorsOnly)
     try:
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     finally:
         logging.setLoggerClass(kind)
-    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    warnings.filterwarnings("ignore", module=r"lightning_fabric\..*")
     warnings.filterwarnings("ignore", module=r"torch\..*", category=FutureWarning)
 
 

@@ -17,7 +17,7 @@ from graticule.backbones.registry import create_model, list_arguments
 from graticule.checkpoints.read import read_state
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import build_optimizer
+from graticule.lab.training.optimization import build_optimizer
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import Task, read_recipe, task_of

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ from graticule.lab.tasks.classification import Classification, ImageMixing, Reci
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.tasks.parts.dense import DenseRecipe
-from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.optimization import build_optimizer, build_schedule
 from graticule.lab.training.task import build_model, read_recipe
 from graticule.registry import plugins
 from tiny import without_memory
@@ -93,8 +92,8 @@ def values_of(recipe):
 
 def optimization(recipe, model):
     """Return optimizer, decay and schedule of a recipe, which are those of the built ones."""
-    configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    optimizer = build_optimizer(recipe, model)
+    schedule = build_schedule(recipe, optimizer, 10)
     (decay,) = {group["weight_decay"] for group in optimizer.param_groups} - {0}
     return optimizer, decay, "cosine" if is_cosine(recipe, optimizer, schedule) else None
 
@@ -355,8 +354,7 @@ def test_vit_adapters_have_the_scales_the_stochastic_depth_and_the_decay_of_its_
     scales = [name for name in names.values() if re.search(r"blocks\.\d+\.ls[12]\.gamma$", name)]
     rates = {module.drop_prob for module in model.features.reader.modules() if isinstance(module, DropPath)}
     assert (len(scales), rates) == (24, {depth})
-    module = TrainingModule(SimpleNamespace(recipe=recipe), model, SimpleNamespace(steps=5))
-    groups = module.configure_optimizers()["optimizer"].param_groups
+    groups = build_optimizer(recipe, model).param_groups
     decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
     embeds = [name for name in decay if name.endswith(("reader.level_embed", ".pos_embed"))]
     assert {decay[name] for name in embeds} == {recipe.weight_decay * decayed} and len(embeds) == 2

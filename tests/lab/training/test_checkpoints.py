@@ -156,7 +156,7 @@ def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, c
     ("damage", "message"),
     [
         (cut, r"step-000000002\.ckpt.*there is no older one"),
-        (lambda path: torch.save({"state_dict": {}}, path), "`progress` must be given"),
+        (lambda path: torch.save({"state_dict": {}}, path), "`optimizer` must be given"),
     ],
 )
 def test_a_damaged_only_checkpoint_is_named(tmp_path, damage, message):
@@ -220,7 +220,7 @@ def test_after_a_full_disk_the_run_resumes_from_the_last_checkpoint(tmp_path, mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return save(values, path, *arguments)
 
-    monkeypatch.setattr("graticule.lab.training.callbacks.torch.save", limited)
+    monkeypatch.setattr("graticule.lab.training.checkpoints.torch.save", limited)
     with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written .*No space left.*is the disk full"):
         train(short(checkpoint_steps=2), folder, progress=False)
     monkeypatch.undo()

@@ -105,7 +105,7 @@ def bars(monkeypatch):
         bars.append(drawn)
         return bar
 
-    monkeypatch.setattr("graticule.lab.training.callbacks.progress_bar", opened)
+    monkeypatch.setattr("graticule.lab.training.progress.progress_bar", opened)
     return bars
 
 

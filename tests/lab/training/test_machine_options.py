@@ -18,10 +18,9 @@ from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.studies.runs import summarise
-from graticule.lab.training.loop import build_trainer, train
-from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.loop import build_fabric, train
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import task_of
+from graticule.lab.training.training import Training
 from in_turn import in_turn
 from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
 
@@ -142,7 +141,7 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
         time.sleep(600)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingModule, "training_step", wait)
+        patch.setattr(Training, "step", wait)
         patch.setattr("torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL", 600)  # when loaders look for parents
         process = forked(functools.partial(train, recipe, run.folder, progress=False))
     try:
@@ -176,7 +175,7 @@ def kill_a_loader(number: int = signal.SIGKILL) -> None:
 
 
 def test_a_killed_loader_is_reported_and_the_run_resumes(tmp_path, capsys, monkeypatch, uninterrupted):
-    # PyTorch installs its handler for ended processes only once, and Lightning removes it after the first training
+    # PyTorch installs its handler for ended processes only once
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -242,7 +241,7 @@ def test_several_machines_that_nobody_started_are_refused_and_not_waited_for(tmp
         train(short(nodes=2), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert build_trainer(task_of(short(nodes=2)), Run(tmp_path / "run"), []).world_size == 2
+    assert build_fabric(short(nodes=2)).world_size == 2
 
 
 def test_statistics_of_batch_norm_are_updated_once_with_activations_that_are_computed_again():

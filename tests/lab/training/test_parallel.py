@@ -14,9 +14,9 @@ from graticule.lab.cli import main
 from graticule.lab.data.transforms import TensorImages
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data
+from graticule.lab.training.training import Training
 from short_runs import assert_equal_runs, copied, short
 
 #: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
@@ -53,7 +53,7 @@ def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
 
 
 def start_as_a_program(arguments: list[str]) -> None:
-    """Imitate `python -m graticule`, which Lightning starts again for the second process."""
+    """Imitate `python -m graticule`, which Fabric starts again for the second process."""
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("graticule.__main__")
     sys.argv = ["graticule", *arguments]
     sys.exit(main(arguments))
@@ -78,7 +78,7 @@ def test_two_processes_that_torchrun_started_make_the_steps_and_the_scores_of_on
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_lightning_starts_the_second_do_so_too(tmp_path, of_two, alone):
+def test_two_processes_of_which_fabric_starts_the_second_do_so_too(tmp_path, of_two, alone):
     process = forked(start_as_a_program, of_two)
     process.join(600)
     assert process.exitcode == 0
@@ -129,16 +129,16 @@ def test_the_run_stops_and_names_the_batch(tmp_path, accumulate, monkeypatch):
 def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, monkeypatch):
     recipe = Recipe(**(PLAIN | {"devices": 2, "keep": 9, "checkpoint_steps": 1}))
     run = Run(tmp_path / "run")
-    step = TrainingModule.training_step
+    step = Training.step
 
-    def bad(self, batch, batch_idx):  # only the second process has a NaN image, in the second step of each epoch
-        hit = self.global_rank == 1 and self.global_step % 3 == 1
-        return step(self, [batch[0] * torch.nan, batch[1]] if hit else batch, batch_idx)
+    def bad(self, batch):  # only the second process has a NaN image, in the second step of each epoch
+        hit = self.fabric.global_rank == 1 and self.steps % 3 == 1
+        return step(self, [batch[0] * torch.nan, batch[1]] if hit else batch)
 
     def trained() -> None:
         with pytest.raises(FloatingPointError, match=r"(nan|another process is not finite) in epoch 1, batch 2"):
             train(recipe, run.folder, progress=False)
 
-    monkeypatch.setattr(TrainingModule, "training_step", bad)
+    monkeypatch.setattr(Training, "step", bad)
     two_processes(trained)
     assert run.last.name == "step-000000001.ckpt"

@@ -11,9 +11,9 @@ from graticule.checkpoints.read import save_weights
 from graticule.lab.cli import main
 from graticule.lab.training.checkpoints import saved_checkpoints
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted, Preempted
+from graticule.lab.training.training import Training
 from in_turn import in_turn
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
@@ -50,19 +50,19 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
 ):
     folder, errors = tmp_path / "run", tmp_path / "errors"
     command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
-    step = TrainingModule.training_step
+    step = Training.step
 
     started, signaled = tmp_path / "both workers have started", tmp_path / "signaled"
 
-    def slow(self, batch, batch_idx):  # so that the signal arrives within a step, while both workers wait or load
-        if batch_idx == 1:
+    def slow(self, batch):  # so that the signal arrives within a step, while both workers wait or load
+        if self.batches_done == 1:
             started.touch()
             while not signaled.exists():
                 time.sleep(0.05)
-        return step(self, batch, batch_idx)
+        return step(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingModule, "training_step", slow)
+        patch.setattr(Training, "step", slow)
         process = forked(run_command, command, errors)
     while not started.exists():
         assert process.is_alive(), errors.read_text()
@@ -106,9 +106,9 @@ def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("method", "step", "saved"),
     [
-        ("on_validation_epoch_end", 3, 3),
-        pytest.param("validation_step", 3, 3, marks=pytest.mark.slow),
-        pytest.param("validation_step", 6, 6, marks=pytest.mark.slow),
+        ("validate", 3, 3),
+        pytest.param("validate", 6, 6, marks=pytest.mark.slow),
+        pytest.param("check_last", 3, 3, marks=pytest.mark.slow),
     ],
 )
 def test_within_the_last_step_or_validation_the_run_stops_after_the_epoch(tmp_path, method, step, saved, rich):
@@ -141,7 +141,7 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
         signal_itself()
         raise AssertionError("it continues")
 
-    room = "lab.tasks.classification" if at.startswith("Classification") else "lab.training.loop"
+    room = "lab.tasks.classification" if at.startswith("Classification") else "lab.training.start"
     monkeypatch.setattr(f"graticule.{room}.{at}", signalled)
     command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
     assert main(command) == 75

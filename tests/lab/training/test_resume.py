@@ -57,12 +57,10 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
     def stop():
         raise KeyboardInterrupt
 
-    previous = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 4, stop)
         with pytest.raises(Interrupted):
             train(short(), tmp_path / "run", progress=False)
-    signal.signal(signal.SIGINT, previous)  # Lightning protects its shutdown from a second Ctrl-C
     run = Run.open(tmp_path / "run")
     assert run.last.exists() and not run.finished
     train(run.recipe(), run.folder, resume=True, progress=False)

@@ -11,23 +11,20 @@ from graticule.lab.commands.choices import parse_choices
 from graticule.lab.commands.options import overridden
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
+from graticule.lab.tasks.classification import ImageMixing, Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.optimization import build_optimizer
 from graticule.lab.training.task import build_data, build_model
 from in_turn import in_turn
 from short_runs import short
 
 
-def module_of(recipe: Recipe) -> TrainingModule:
-    return TrainingModule(Classification(recipe), build_model(recipe, num_classes=10), build_data(recipe).train_order())
-
-
 def test_position_and_vectors_do_not_decay_and_matrices_do():
-    task = module_of(short(joining="lape", weight_decay=0.3))
-    optimizer = task.configure_optimizers()["optimizer"]
+    recipe = short(joining="lape", weight_decay=0.3)
+    model = build_model(recipe, num_classes=10)
+    optimizer = build_optimizer(recipe, model)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in task.model.named_parameters():
+    for name, parameter in model.named_parameters():
         spared = name.startswith("position.") or name == "cls_token" or parameter.ndim < 2
         assert decay[id(parameter)] == (0.0 if spared else 0.3), name
 
@@ -36,7 +33,7 @@ def test_position_and_vectors_do_not_decay_and_matrices_do():
 def test_every_optimizer_of_the_recipes_learns(tmp_path, optimizer):
     lr = 0.05 if optimizer == "sgd" else 3e-3
     run = train(short(optimizer=optimizer, lr=lr, epochs=6, warmup_epochs=1), tmp_path, progress=False)
-    rows = read_checkpoint(run.last)["callbacks"]["History"]["rows"]
+    rows = read_checkpoint(run.last)["history"]["rows"]
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
 
 

@@ -75,7 +75,7 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
     """Train a recipe in a folder, and print the results; returns the exit code."""
     requeue = requeue_code()
 
-    from lightning.fabric.utilities.rank_zero import rank_zero_only
+    from lightning_fabric.utilities.rank_zero import rank_zero_only
 
     from graticule.lab.pages.report import run_page
     from graticule.lab.training.loop import train

@@ -1,4 +1,4 @@
-"""A data set, its transforms and its batches, as a Lightning data module."""
+"""A data set, its transforms and its batches, as loaders."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class EpochSampler(Sampler[Key]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch; Lightning calls this."""
+        """Set the next epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A text, its tokens and its windows, as a Lightning data module."""
+"""A text, its tokens and its windows, as loaders."""
 
 from __future__ import annotations
 

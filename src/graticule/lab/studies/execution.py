@@ -14,7 +14,7 @@ from multiprocessing import active_children, connection, get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning  # noqa: F401 - adds handlers, whose streams are replaced
+import lightning_fabric  # noqa: F401 - adds handlers, whose streams are replaced
 import torch
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left

@@ -1,4 +1,4 @@
-"""The checkpoints of a run and their contents; `callbacks.Checkpoints` writes them.
+"""The checkpoints of a run and their contents.
 
 A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and that of the best epoch, which `best.json`
 names.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 import zipfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NotRequired
 
+import torch
 from pydantic import Field
 from torch import nn
 from typing_extensions import TypedDict
 
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.training.results import Metric
 from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value, read_typed
+from graticule.system.files import remove, write_json, write_whole
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 
@@ -56,25 +59,69 @@ class _Progress(TypedDict):
 class BestScore(TypedDict):
     """The best score of a run so far, and the name of its checkpoint; None before the first."""
 
-    best: Number
-    best_name: str | None
+    score: Number
+    name: str | None
 
 
-class _Rows(TypedDict):
+class _History(TypedDict):
+    """The row of each epoch, and the seconds of the current one."""
+
     rows: list[dict[str, Number]]
     seconds: NotNegative
 
 
-class _Callbacks(TypedDict):
-    Checkpoints: BestScore
-    History: _Rows
+class State(TypedDict):
+    """The contents of a checkpoint; `current_model_state`, if `state_dict` is a moving average."""
 
-
-class Rest(TypedDict):
-    """The values that this library stores in a checkpoint besides weights and optimizer."""
-
+    state_dict: dict[str, Any]
+    current_model_state: NotRequired[dict[str, Any]]
+    optimizer: dict[str, Any]
+    precision: dict[str, Any]
     progress: _Progress
-    callbacks: _Callbacks
+    history: _History
+    best: BestScore
+
+
+class Checkpoints:
+    """The checkpoints of a run, of which the last few and the best are kept.
+
+    Args:
+        folder: of the checkpoints.
+        keep: number of last ones that are kept.
+        metric: the score that determines the best.
+        writes: whether this process writes files.
+    """
+
+    def __init__(self, folder: Path, keep: int, metric: Metric, writes: bool) -> None:
+        self.folder, self.keep, self.metric, self.writes = folder, keep, metric, writes
+        self.best = BestScore(score=metric.worst, name=None)
+
+    def restore(self, best: BestScore) -> None:
+        """Restore the best score, and point to its checkpoint again, if the process was killed after saving it."""
+        self.best = best
+        if self.writes and best["name"] is not None and (self.folder / best["name"]).exists():
+            self._point()
+
+    def save(self, state: dict[str, Any], step: int, score: float | None = None) -> None:
+        """Save `state` after a step, completely or not at all; with a score, it may be the best."""
+        name = f"step-{step:09d}.ckpt"
+        best = score is not None and self.metric.better(score, self.best["score"])
+        if best and score is not None:
+            self.best = BestScore(score=score, name=name)
+        if not self.writes:
+            return
+        state = {**state, "best": self.best}
+        write_whole(self.folder / name, lambda temporary: torch.save(state, temporary))
+        if best:
+            self._point()
+        named = self.folder / self.best["name"] if self.best["name"] else best_checkpoint(self.folder)
+        for old in saved_checkpoints(self.folder)[: -self.keep]:
+            if old not in (self.folder / name, named):
+                remove(old)
+
+    def _point(self) -> None:
+        pointer = {"checkpoint": self.best["name"], self.metric.column: self.best["score"]}
+        write_json(self.folder / "best.json", pointer)
 
 
 def check_sums(path: Path) -> None:
@@ -91,11 +138,11 @@ def check_sums(path: Path) -> None:
         raise ValueError(f"{path} is damaged: its check sums do not fit its contents ({damaged}).")
 
 
-def read_rest(path: Path) -> Rest:
-    """Read a checkpoint's progress, history and best score."""
+def read_training(path: Path) -> State:
+    """Read a checkpoint from which a run is resumed."""
     if path.is_file():
         check_sums(path)
-    return check_value(Rest, read_checkpoint(path), f"{path} is damaged")
+    return check_value(State, read_checkpoint(path), f"{path} is damaged")
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:

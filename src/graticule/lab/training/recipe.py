@@ -139,9 +139,9 @@ class TrainingRecipe:
     ema_decay: Annotated[Positive, Field(lt=1)] | None = None
     """decay of the moving average of the weights, which is then evaluated (default: none)"""
     precision: Usual[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]] = "32-true"
-    """Lightning's precision"""
+    """precision of Lightning Fabric"""
     accelerator: str = "auto"
-    """Lightning's accelerator: auto, cpu, gpu, ..."""
+    """accelerator of Lightning Fabric: auto, cpu, gpu, ..."""
     devices: Usual[Count] = 1
     """GPUs (or processes, on CPUs) per node"""
     nodes: Count = 1

@@ -42,7 +42,7 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """Return its name in metrics.csv and in Lightning's logs."""
+        """Return its name in metrics.csv."""
         return f"val_{self.key}"
 
     @property

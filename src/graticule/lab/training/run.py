@@ -28,7 +28,7 @@ from graticule.registry.plugins import missing_plugins, named_again
 log = logging.getLogger(__name__)
 
 #: The packages whose versions weights depend on besides the recipe.
-_PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
+_PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning-fabric", "numpy")
 
 
 class _Fingerprint(TypedDict):

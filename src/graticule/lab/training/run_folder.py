@@ -126,6 +126,33 @@ def lock_folder(folder: Path, wait: float = 0) -> Iterator[bool]:
         yield free
 
 
+class Signals:
+    """The signals with which a cluster stops a run: before its first step at once, then after a step.
+
+    number: the last one that this process received; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.at_once = True
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within the block, in the main thread only, and restore the handlers after it.
+
+        A signal shortly before the end of the run does not stop it; the previous handler receives it after the block.
+        """
+        with handling_signals(self._note):
+            yield
+        if self.number is not None and callable(handler := signal.getsignal(self.number)):
+            handler(self.number, None)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.number = number
+        if self.at_once:  # nothing to save yet
+            raise Preempted
+
+
 @contextlib.contextmanager
 def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Pass the signals to `handler` within the block, and restore their handlers after it; only in the main thread."""
@@ -143,5 +170,5 @@ def requeue_code() -> int:
     code = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
     if not code.isdecimal() or int(code) > 255:
         raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {code!r}.")
-    # if a process started by Lightning failed, Lightning would kill the first one before that has ended
+    # if a process started by Fabric failed, Fabric would kill the first one before that has ended
     return 0 if int(os.environ.get("LOCAL_RANK", 0)) else int(code)

@@ -32,7 +32,6 @@ class Sums:
     def add(self, values: dict[str, Tensor]) -> None:
         """Add the values of some examples, (n,) each, and count these."""
         self.count += max((len(value) for value in values.values()), default=0)
-        # a plain sum: the metrics of Lightning are rounded to the precision of the model and skip NaN
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + value.sum(dtype=exact_dtype(value.device))
 
@@ -43,8 +42,8 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 
 def in_precision(model: nn.Module, precision: Any, device: torch.device | str) -> nn.Module:
-    """Let a model compute in Lightning's `precision`, as in training; 16-mixed is for GPUs. Returns it."""
-    from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+    """Let a model compute in Fabric's `precision`, as in training; 16-mixed is for GPUs. Returns it."""
+    from lightning_fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 
     kind = torch.device(device).type
     if precision == "32-true" or (precision == "16-mixed" and kind == "cpu"):
@@ -75,7 +74,7 @@ def batch_results(
     compute: Callable[[Any], Any], batches: Iterable[Any], label: str, device: torch.device | str, progress: bool
 ) -> Iterator[tuple[Any, Any, float]]:
     """Yield each batch, what `compute` returns for it on `device`, and the seconds of this computation."""
-    from lightning.fabric.utilities import move_data_to_device  # takes seconds, and most commands do not need it
+    from lightning_fabric.utilities import move_data_to_device  # takes seconds, and most commands do not need it
 
     for batch in progress_bar(batches, label, wanted=progress, leave=False):
         moved = move_data_to_device(batch, torch.device(device))

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +14,10 @@ from forked import forked, two_processes
 from graticule.checkpoints.read import save_weights
 from graticule.lab.tasks.segmentation import pixel_losses
 from graticule.lab.training.loop import train
-from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.optimization import build_optimizer
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model, task_of
+from graticule.lab.training.training import Training
 from in_turn import in_turn
 from short_runs import assert_same_end, at_step, signal_itself
 
@@ -61,14 +61,14 @@ def test_two_processes_make_the_steps_and_the_scores_of_one(kind, tmp_path):
 
 def test_the_rate_falls_to_a_tenth_right_after_the_named_epochs(tmp_path):
     rates = []
-    inner = TrainingModule.optimizer_step
+    inner = Training.step
 
-    def outer(self, *arguments, **options):
-        rates.append(max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
-        return inner(self, *arguments, **options)
+    def outer(self, batch):
+        rates.append(max(group["lr"] for group in self.optimizer.param_groups))
+        return inner(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingModule, "optimizer_step", outer)
+        patch.setattr(Training, "step", outer)
         steps = segmenter(schedule="step", decay_epochs=(1,), warmup_steps=1, warmup_lr=1e-5)
         train(steps, tmp_path / "a", progress=False)
         assert rates == pytest.approx([1e-5, 1e-3, 1e-4, 1e-4])
@@ -82,8 +82,7 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
     described = {"channels": 3, "class_names": tuple("ab"), "category_ids": (1, 2)}
     model = build_model(recipe, **described)
 
-    module = TrainingModule(SimpleNamespace(recipe=recipe), model, SimpleNamespace(steps=5))
-    groups = module.configure_optimizers()["optimizer"].param_groups
+    groups = build_optimizer(recipe, model).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     scale = {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
     backbone = "model.backbone.backbone."

@@ -1,0 +1,127 @@
+"""The start of a run: its weights, its folder, and what is recorded of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from graticule.checkpoints.load import load_position
+from graticule.checkpoints.transfer import Transfer
+from graticule.hub.config import classes_within
+from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.training.checkpoints import State, read_training, saved_checkpoints
+from graticule.lab.training.opening import label_names, open_backbone
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.run import Run, run_of, surroundings
+from graticule.lab.training.run_folder import lock_folder
+from graticule.lab.training.task import Task, recipe_plugins
+from graticule.system.files import keep_open, make_folder, read_json, remove, write_json
+
+
+def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
+    """Load the weights that a recipe starts from; returns the report on a whole checkpoint."""
+    recipe, run, report = task.recipe, None, None
+    names: tuple[str, ...] = ()
+    source: Path | None = recipe.start_from
+    weights: Any = source
+    if source is not None:
+        if not source.exists():
+            raise FileNotFoundError(f"`start_from` must be a run or a checkpoint, got {str(source)!r}, no such file.")
+        run, names = run_of(source), label_names(source)
+        if run is not None and run.folder == source and (weights := run.best) is None:
+            raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
+    elif recipe.of_source:
+        opened = open_backbone(recipe.model)
+        weights, names = opened.state_dict(), label_names(opened)
+    if weights is not None:
+        same = task.same_outputs(run, names, data)
+        report = task.take_weights(model, weights, same)
+        if not same:
+            rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in report.rows)
+            report = Transfer(tuple(rows))
+    if recipe.position_from is not None:
+        load_position(getattr(model, "backbone", model), recipe.position_from)
+    return report
+
+
+def lock_run(stack: contextlib.ExitStack, run: Run) -> None:
+    """Create and lock the folder of a run until `stack` ends.
+
+    Raises:
+        BlockingIOError: if another process trains in it.
+    """
+    folder = make_folder(run.folder)
+    if not stack.enter_context(lock_folder(folder)):
+        raise BlockingIOError(
+            f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
+        )
+
+
+def record_run(
+    stack: contextlib.ExitStack, run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Any
+) -> None:
+    """Keep the folders of a run open until `stack` ends, and write its recipe, or compare it."""
+    for path in (run.folder, run.checkpoints, run.events):
+        stack.enter_context(keep_open(path))
+    files = (run.weights, run.metrics_file, run.result_file, run.recipe_file)
+    for name in ("checkpoints/.step-*", "checkpoints/.best.json.*", *(f".{file.name}.*" for file in files)):
+        for left in run.folder.glob(f"{name}.tmp"):  # incomplete, of a killed process
+            remove(left)
+    if not run.recipe_file.exists():
+        task.save(data, run.folder)
+        write_json(run.recipe_file, _describe(task, data, model, described))
+    elif run.changes(data):  # test images were repaired, and none was scored before
+        write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})
+
+
+def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
+    """Return sentences on what a run leaves out or changes."""
+    notes = [*task.notes(data), *batches.notes()]
+    if (warmup := task.recipe.warmup(batches.steps)) < task.recipe.warmup_steps:
+        notes.append(f"the warm-up of the recipe, {task.recipe.warmup_steps} steps, is shortened to {warmup}")
+    return notes
+
+
+def _describe(task: Task[Any, Any], data: Any, model: nn.Module, described: Mapping[str, Any]) -> dict[str, Any]:
+    recipe = task.recipe
+    plugins = recipe_plugins(recipe, classes_within(model.modules()))
+    return {
+        "recipe": recipe.to_dict(),
+        "metric": dataclasses.asdict(task.metric),
+        **described,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        **({"data": data.fingerprint()} if hasattr(data, "fingerprint") else {}),
+        **surroundings(),
+        **({"plugins": plugins} if plugins else {}),
+    }
+
+
+def resumable_state(last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> State:
+    """Read and check the checkpoint from which a run is resumed."""
+    try:
+        state = read_training(last)
+        progress = state["progress"]
+        epochs, steps = recipe.epochs + recipe.cooldown_epochs, batches.steps * progress["accumulate"]
+        if progress["epoch"] > epochs or progress["batches"] > steps:
+            raise ValueError(
+                f"{last} is damaged: `progress` must be within {epochs} epochs of {steps} batches, got epoch "
+                f"{progress['epoch']} and batch {progress['batches']}."
+            )
+        for row in state["history"]["rows"]:
+            if missing := {"epoch", "seconds", recipe.metric.column} - row.keys():
+                raise ValueError(f"{last} is damaged: its history lacks {', '.join(sorted(missing))} of an epoch.")
+    except (ValueError, FileNotFoundError) as error:
+        older = [path.name for path in saved_checkpoints(last.parent) if path != last]
+        advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
+        reason = str(error).rstrip(".")
+        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
+    if progress["batches"] and progress["accumulate"] != recipe.accumulate:
+        before = progress["accumulate"]
+        raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
+    return state
