@@ -8,8 +8,8 @@ from statistics import fmean
 from evidence.contrasts import Asked, Contrast, Registry
 from evidence.gym import GRIDS
 from evidence.papers import link
+from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import spread
-from graticule.lab.studies.study import TRAINED
 from graticule.lab.studies.tables import Rows, markdown
 
 #: Columns of the first table of docs/which.md: title -> data, variant, condition.

@@ -25,8 +25,9 @@ from statistics import fmean
 from scipy import stats
 
 from evidence.gym import GymScore, gym_scores
+from evidence.studies import CELL, read_table
+from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import LEVEL, PairedTest, paired_test
-from graticule.lab.studies.study import TRAINED, read_table
 from graticule.lab.studies.tables import read_records
 
 ROWS = Path(__file__).parent / "contrasts.csv"
@@ -59,10 +60,11 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
     if name.startswith("gym"):
         return gym_scores(read_records(folder / f"{name}.csv", GymScore))
     scores: dict[tuple[str, str, str], dict[int, float]] = {}
-    for row in read_table(folder / f"study_{name}.csv"):
-        if row.metric != "loss":
-            at = row.at if row.metric in ("top1", "miou", "bits") else f"{row.metric}, {row.at}"
-            scores.setdefault((row.choice, row.variant, at), {})[row.seed] = row.value
+    rows = read_table(folder / f"study_{name}.csv")
+    for choice, variant, seed, metric, at, value in rows[[*CELL, "metric", "at", "value"]].itertuples(index=False):
+        if metric != "loss":
+            where = at if metric in ("top1", "miou", "bits") else f"{metric}, {at}"
+            scores.setdefault((choice, variant, where), {})[seed] = value
     return scores
 
 

@@ -18,8 +18,8 @@ from scipy import stats
 
 from graticule.analysis.share import mean_estimate
 from graticule.lab.data.sets.gym import TASKS
+from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import LEVEL, holm, rounding
-from graticule.lab.studies.study import TRAINED
 from graticule.lab.studies.tables import Rows, markdown, read_records
 
 #: (choice, task, at) -> seed -> score in percent, from chance to a perfect answer; the task "mean" is over all tasks.

@@ -6,13 +6,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from evidence.contrasts import Registry
-from evidence.results import results_of
+from evidence.results import rows_of
+from evidence.studies import Study
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.style import decorate, line_style
-from graticule.lab.studies.results import Results
-from graticule.lab.studies.study import TRAINED
+from graticule.lab.studies.results import TRAINED
 
 DOCS = Path("docs")
 #: The choices of the figure, and what its panels show.
@@ -20,16 +21,17 @@ DRAWN = ("learnable", "learnable, lape", "rope(preset='dinov3')", "rope", "peg",
 PANELS = {"canvas": "the digit keeps its size on an empty canvas", "zoom": "the digit grows with the image"}
 
 
-def lines(results: Results) -> Figure:
+def lines(study: Study, rows: DataFrame) -> Figure:
     """Draw the top-1 of some choices against the number of tokens, on a canvas and zoomed."""
     figure = Figure(figsize=(8.4, 4.0), layout="constrained")
-    sides = {20: TRAINED, **{side: f" {side}" for side, _ in results.study.sizes}}
+    sides = {20: TRAINED, **{side: f" {side}" for side, _ in study.sizes}}
     shares = [(side / 20) ** 2 for side in sides]
     for ax, (mode, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
         decorate(ax)
-        scores = [results.scores(at if at == TRAINED else mode + at) for at in sides.values()]
+        places = [at if at == TRAINED else mode + at for at in sides.values()]
         for index, choice in enumerate(DRAWN):
-            values = [of_size[choice] for of_size in scores]
+            of_choice = rows[(rows.choice == choice) & (rows.metric == "top1")]
+            values = [[*of_choice[of_choice["at"] == at].value] for at in places]
             ax.errorbar(
                 shares, [*map(fmean, values)], [*map(stdev, values)], capsize=2, label=choice, **line_style(index)
             )
@@ -43,5 +45,5 @@ def lines(results: Results) -> Figure:
 
 
 if __name__ == "__main__":
-    figure = lines(results_of("extrapolation", Registry(DOCS / "data")))
+    figure = lines(*rows_of("extrapolation", Registry(DOCS / "data")))
     print("wrote", save_figure(figure, DOCS / "figures/extrapolation_lines.png"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence.contrasts import Asked, Contrast, Registry
-from graticule.lab.studies.study import read_table
+from evidence.studies import read_table
 from graticule.lab.studies.tables import Rows, markdown, read_records
 
 ITEMS = Path(__file__).with_name("papers.csv")
@@ -164,8 +164,8 @@ def older_text(_: str, registry: Registry) -> str:
     table: Rows = [("data", "measured", "seeds", "date", "commit", "caveat")]
     for study in OLDER:
         rows = read_table(registry.folder / f"study_{study.data}.csv")
-        seeds, date = len({row.seed for row in rows}), max(row.date for row in rows)
-        table.append((f"`{study.data}`", study.measured, str(seeds), date, study.commit, study.caveat))
+        seeds = str(rows.seed.nunique())
+        table.append((f"`{study.data}`", study.measured, seeds, rows.date.max(), study.commit, study.caveat))
     return markdown(table)
 
 

@@ -10,25 +10,26 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
-from evidence.built import built_text, write_built
+from pandas import DataFrame
+
+from evidence.built import built_text, read_built, write_built
 from evidence.choices import which_part, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
-from graticule.lab.studies.results import Results
-from graticule.lab.studies.study import TRAINED, Endpoint, load_study
+from evidence.studies import Study, load, names, read_table
+from graticule.lab.studies.results import TRAINED, mean_table, provenance
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
+from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
 
 #: The most conditions in a table of means.
 MOST = 8
-#: Declared studies.
-STUDIES = Path(__file__).parent / "studies"
 
 
 @dataclass(frozen=True)
@@ -77,40 +78,70 @@ def table_of(cells: Sequence[Cell]) -> Rows:
     return [*table, *((*row.split(" | "), *(by.get(column, "") for column in columns)) for row, by in rows.items())]
 
 
-def results_of(name: str, registry: Registry) -> Results:
-    """Return the results of a declared study from its table."""
-    return Results.of_table(name, load_study(STUDIES / f"{name}.py"), registry.folder / f"study_{name}.csv")
+def rows_of(name: str, registry: Registry) -> tuple[Study, DataFrame]:
+    """Return a study, and the rows of its choices in its table."""
+    study, rows = load(name), read_table(registry.folder / f"study_{name}.csv")
+    cells = {*study.cells.values()}
+    return study, rows[[cell in cells for cell in zip(rows.choice, rows.variant, strict=True)]]
+
+
+def origin(study: Study, rows: DataFrame) -> str:
+    """Describe the runs, of which some may be missing."""
+    return provenance(rows, len(study.cells) * len(study.seeds))
 
 
 def origin_text(name: str, registry: Registry) -> str:
-    """Return origin, what all have, controls and limits of a declared study."""
-    report = results_of(name, registry)
-    shared = f"All have {built_text(report.arms)[0]}." if report.arms else ""
-    return " ".join(
-        filter(None, (f"`{name}`:", report.provenance(), shared, report.study.controls, report.study.limits))
+    """Return origin, what all have, controls and limits of a study."""
+    study, rows = rows_of(name, registry)
+    shared = f"All have {built_text(read_built(registry.folder, name))[0]}."
+    return " ".join(filter(None, (f"`{name}`:", origin(study, rows), shared, study.controls, study.limits)))
+
+
+def means_of(study: Study, rows: DataFrame, metric: str = "") -> Rows:
+    """Return a header, then a row per choice: its means in each variant and condition, of the first metric or another.
+
+    Choices and variants are in the order of the study.
+    """
+    rows = rows[rows.metric == (metric or rows.metric.iloc[0])]
+    several = rows["at"].nunique() > 1
+    cells = zip(rows.variant, rows["at"], strict=True)
+    rows = rows.assign(
+        at=[" ".join(filter(None, (variant, at * several))) for variant, at in cells],
+        order=rows.choice.map([*study.choices].index),
+        first=rows.variant.map([*study.variants].index),
     )
+    table = mean_table(rows.sort_values("first", kind="stable").sort_values("order", kind="stable"), study.decimals)
+    return [(row[0], *row[3:]) for row in table]
 
 
 def study_text(name: str, registry: Registry) -> str:
-    """Return question, origin, means beside what was built, and contrasts of a declared study.
+    """Return question, origin, means beside what was built, and contrasts of a study.
 
     With more than `MOST` conditions the means are of those that contrasts name; docs/data has all.
     """
-    report = results_of(name, registry)
-    study = report.study
-    parts = [f"**{study.question}** `{name}`: {report.provenance()}", study.controls, study.limits]
-    if report.rows:
-        named = (TRAINED, *(at for asked, _ in registry.of(data=name) for *_, at in asked.terms))
-        several = len(report.conditions()) > MOST
-        columns = [n for n, at in enumerate(report.means()[0]) if n < 3 or not several or at.endswith(named)]
-        header, *rows = [tuple(row[n] for n in columns) for row in report.means()]
-        seeds = " or ".join(sorted({row[1] for row in rows}))
-        title = report.tables()["means"][0].removesuffix(" over seeds")
-        shared, built = built_text(report.arms)
-        parts += [f"{title} of {seeds} seeds; all have {shared}:"]
-        parts += [markdown([(header[0], "built", *header[3:]), *((row[0], built[row[0]], *row[3:]) for row in rows)])]
-        parts += [contrasts_text(name, registry, [*study.variants, *report.conditions()])]
-    return "\n\n".join(filter(None, parts))
+    study, rows = rows_of(name, registry)
+    metric = metric_of(rows.metric.iloc[0])
+    conditions = [*rows[rows.metric == metric.key]["at"].unique()]
+    named = (TRAINED, *(at for asked, _ in registry.of(data=name) for *_, at in asked.terms))
+    table = means_of(study, rows)
+    columns = [n for n, at in enumerate(table[0]) if n < 1 or len(conditions) <= MOST or at.endswith(named)]
+    header, *means = [tuple(row[n] for n in columns) for row in table]
+    header = tuple(title or metric.title for title in header)
+    counts = " or ".join(sorted({str(n) for n in rows.groupby(["choice"]).seed.nunique()}))
+    shared, built = built_text(read_built(registry.folder, name))
+    return "\n\n".join(
+        filter(
+            None,
+            (
+                f"**{study.question}** `{name}`: {origin(study, rows)}",
+                study.controls,
+                study.limits,
+                f"{metric.title}, mean and standard deviation of {counts} seeds; all have {shared}:",
+                markdown([(header[0], "built", *header[1:]), *((row[0], built[row[0]], *row[1:]) for row in means)]),
+                contrasts_text(name, registry, [*study.variants, *conditions]),
+            ),
+        )
+    )
 
 
 def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> str:
@@ -157,17 +188,13 @@ def beyond_text(name: str, registry: Registry) -> str:
 
 def means_text(name: str, registry: Registry) -> str:
     """Return the means of a study at the trained size and its largest; of 'STUDY METRIC' all of a metric."""
-    study, _, metric = name.partition(" ")
-    report = results_of(study, registry)
-    if not report.rows:
-        return "Not run."
-    largest = tuple(f" {height}" for height, _ in report.study.sizes[-1:])
-    if metric:
-        report, largest = replace(report, study=replace(report.study, endpoint=Endpoint(metric))), ("",)
-    header, *rows = report.means()
-    shown = [at for at in header[3:] if at == TRAINED or at.endswith(largest)]
-    columns = [header.index(at) for at in shown]
-    return markdown([("choice", *shown), *((f"`{row[0]}`", *(row[column] for column in columns)) for row in rows)])
+    name, _, metric = name.partition(" ")
+    study, rows = rows_of(name, registry)
+    largest = () if metric else tuple(f" {height}" for height, _ in study.sizes[-1:])
+    header, *means = means_of(study, rows, metric)
+    columns = [n for n, at in enumerate(header) if n and (metric or at == TRAINED or at.endswith(largest))]
+    choices = [(f"`{row[0]}`", *(row[column] for column in columns)) for row in means]
+    return markdown([("choice", *(header[column] for column in columns)), *choices])
 
 
 def measured_text(name: str, registry: Registry) -> str:
@@ -204,28 +231,25 @@ def page_text(text: str, registry: Registry) -> str:
     return text
 
 
-def write_pages(docs: Path, studies: Path = STUDIES) -> list[Path]:
+def write_pages(docs: Path, studies: Sequence[str]) -> list[Path]:
     """Rebuild the tables of all pages of `docs`; returns the paths of those that changed.
 
     Raises:
         ValueError: if a file of `docs`/data/measured or a study is in no page.
     """
-    registry, written, names = Registry(docs / "data"), [], set()
+    registry, written, parts = Registry(docs / "data"), [], set[str]()
     for page in sorted(docs.rglob("*.md")):
         before = page.read_text(encoding="utf-8")
-        names |= {name for _, name in parts_of(before)}
+        parts |= {name for _, name in parts_of(before)}
         if (after := page_text(before, registry)) != before:
             written.append(write_text(page, after))
-    tables = {
-        path.stem
-        for folder, pattern in ((docs / "data/measured", "*.csv"), (studies, "[!_]*.py"))
-        for path in folder.glob(pattern)
-    }
-    if lost := sorted(tables - names):
+    tables = {*studies, *(path.stem for path in (docs / "data/measured").glob("*.csv"))}
+    if lost := sorted(tables - parts):
         raise ValueError(f"`docs` must have a page with the markers of every table, got none for {', '.join(lost)}.")
     return written
 
 
 if __name__ == "__main__":
     roots = {name: Path(root) for name, _, root in (text.partition("=") for text in sys.argv[1:])}
-    print("wrote", *write_built(STUDIES, Path("docs/data"), roots), *write_pages(Path("docs")))
+    studies = {name: load(name) for name in names()}
+    print("wrote", write_built(studies, Path("docs/data"), roots), *write_pages(Path("docs"), names()))

@@ -6,7 +6,7 @@ A sentence of a page with a number or a direction ("gains", "fewer") is followed
 
 A clause is a contrast of contrasts.csv, in either sign, or the score of a choice, with `[variant]` and `@ condition`,
 and then statistics, each alone or compared: mean, low, high, answer, seeds, margin, rank (of a score, 1 the highest).
-Others are `task "NAME" larger = 0` (answers in a table of docs/which.md), `arm STUDY "CHOICE" FACT = 0.02` (of built
+Others are `task "NAME" larger = 0` (answers in a table of docs/which.md), `built STUDY "CHOICE" FACT = 0.02` (of built
 models; without a choice, of all), `debias "camvid, mean" match labels` (before and after, of docs/data/pretrained.json)
 and `LEVEL = 0.05`. A clause that begins with a quote has the data of the one before.
 In a sentence
@@ -28,12 +28,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from evidence.built import differences as other_facts
+from evidence.built import read_built
 from evidence.choices import ranked
 from evidence.contrasts import Registry, differences, parse
-from graticule.lab.studies.arms import Arm
+from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import LEVEL
-from graticule.lab.studies.study import TRAINED
-from graticule.lab.studies.tables import read_records
 
 #: The pages; of README.md captions and conditions, of the page of costs what is before its first heading of a table.
 PAGES = (
@@ -132,12 +132,12 @@ def printed(number: str, values: list[Any]) -> bool:
 
 def evaluate(clause: str, data: str, registry: Registry) -> Iterator[tuple[Any, str, str]]:
     """Yield value, direction ('false' if it does not hold) and text of every statistic of a clause."""
-    if match := re.fullmatch(r'arm (\w+)(?: "([^"]+)")? (\w+) = (.+)', clause):
-        arms = read_records(registry.folder / f"study_{match[1]}_arms.csv", Arm)
-        arms = [arm for arm in arms if match[2] in (None, arm.choice)]
+    if match := re.fullmatch(r'built (\w+)(?: "([^"]+)")? (\w+) = (.+)', clause):
+        built = read_built(registry.folder, match[1])
+        models = [facts for (choice, _), facts in built.items() if match[2] in (None, choice)]
         wanted: Any = float(match[4]) if match[3] == "std" else match[4]
-        other = [arm for arm in arms if arm.differences({match[3]: wanted})]
-        yield getattr((other or arms)[0], match[3]), "false" if other else "other", clause
+        other = [facts for facts in models if other_facts(facts, {match[3]: wanted})]
+        yield (other or models)[0][match[3]], "false" if other else "other", clause
     elif match := re.fullmatch(r'debias "([^"]+)" ([a-z ]+)', clause):
         measured = json.loads((registry.folder / "pretrained.json").read_text())["debias"][match[1]]
         yield from ((part["value"], "other", clause) for name in match[2].split() for part in measured[name])

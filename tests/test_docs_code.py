@@ -45,7 +45,6 @@ NAMED = {
     "shard": "position/test_meta_device.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "test_printed_commands.py",
-    "study": "lab/studies/test_study_docs.py",
     "table": "test_docs_code.py",
     "testing": "registry/test_plugins.py",
     "transformers": "test_docs_code.py",

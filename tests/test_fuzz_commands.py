@@ -50,7 +50,6 @@ CALLS = {
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
     "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
-    "study": [f"{Path(__file__).parents[1] / 'evidence' / 'studies' / 'lape_place.py'} --list"],
 }
 #: Options that let a command work for long, start processes, or import files.
 LONG = {

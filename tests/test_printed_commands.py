@@ -36,7 +36,7 @@ NOT_RUN = {
     r".* --(real|push|devices)\b": "labels of ImageNet, the hub, devices",
 }
 #: Commands that train.
-TRAINS = re.compile(r"graticule (train|compare|study|adapt|demo)\b")
+TRAINS = re.compile(r"graticule (train|compare|adapt|demo)\b")
 #: Subcommand -> options that make it small.
 SMALL = {
     "adapt": "--quick",
@@ -46,12 +46,10 @@ SMALL = {
     "check my_encoding.py": "",
     "compare": "--quick",
     "explore": "--no-open",
-    "study": "--quick",
-    "study evidence": "--list",
     "train": "--quick",
 }
 #: Options of commands that are small without more.
-IS_SMALL = {"--help", "--help-all", "--list", "--plan", "--resume", "--skip", "--count", "--quick"}
+IS_SMALL = {"--help", "--help-all", "--list", "--resume", "--skip", "--count", "--quick"}
 #: Words of the pages -> the files, folders and small values that stand for them.
 STANDS = {
     "--data-root FOLDER": "--data-root IMAGES",
@@ -61,7 +59,6 @@ STANDS = {
     "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
     "--sizes 336 448x672": "--sizes 20 20x40",
     "--window 512 --stride 341": "--window 96 --stride 60",
-    "new study my_study": "new study other_study",
     "identify FILE.py:NAME": "identify rotation.py:code",
     "...": "",
     "DETECTOR_RUN": "./DETECTOR_RUN",
@@ -227,7 +224,6 @@ def clone(tmp_path_factory, lape_run, forgotten):
         sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": 1}
         graticule.save_pretrained(graticule.create_segmenter("vit_tiny_patch16_224", 3, **sizes), "DETECTOR_RUN")
         Path("city_block.py").write_text(block("extending", "own"))
-        Path("my_study.py").write_text(block("compare", "study"))
         Path("vit.py").write_text(
             "import timm\n\n\ndef build():\n    return timm.create_model('vit_tiny_patch16_224')\n"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from graticule.lab.studies.study import Measured, Study
+from evidence.studies import Measured, Study
 
 #: Sizes of the images, (height, width): that of training and validation, and two others.
 TRAINED = (96, 128)
@@ -43,7 +43,6 @@ def study() -> Study:
         without=(("relative_bias", "PVT"), ("rope", "PVT")),
         base={"fit": TRAINED, "img_size": TRAINED, "epochs": 5, "warmup_steps": 40, "accelerator": "cpu"},
         seeds=(0, 1, 2),
-        tests=(*((name, "none") for name in named[1:]), ("learnable, LaPE", "learnable")),
         controls="The ViT has Segmenter's mask transformer and no padded convolutions, the PVT has Semantic FPN "
         "and some. The last weights are tested on all 101 validation images at 96 x 128 (trained), 144 x 192 and "
         "192 x 256, against the labels of the original images; for PVT, images of 144 rows are padded to 160. PVT "
@@ -55,8 +54,8 @@ def study() -> Study:
         "tests were chosen.",
         expects={
             "images": 367,
-            "ViT": {"model": "vit_nano_patch4_28(patch_size=8)", "depth": 6, "grid": (12, 16)},
-            "PVT": {"depth": 5, "grid": (24, 32)},
+            "ViT": {"model": "vit_nano_patch4_28", "patch_size": 8, "layers": 6, "grid": "12 x 16"},
+            "PVT": {"layers": 5, "grid": "24 x 32"},
             "learnable": {"std": 0.02},
             "learnable, LaPE": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
             "peg": {"encoding": "peg(places=[0])"},

@@ -1,6 +1,6 @@
 """CPVT's Tables 5, 6, 7 and 11 at small scale: the insert positions of a PEG, its weights, and its padding."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 
 def study() -> Study:
@@ -27,20 +27,6 @@ def study() -> Study:
             **{name: {"encoding": encoding} for name, encoding in forms.items()},
             "learnable": {"encoding": "learnable"},
         },
-        tests=(
-            ("PEG at 0", "none"),
-            ("PEG, fixed", "none"),
-            ("four 1 x 1 layers", "none"),
-            ("PEG at 0", "PEG at -1"),
-            ("PEG at -1, 9 x 9", "PEG at -1"),
-            ("PEG at 0", "PEG at 2"),
-            ("PEG at 0", "PEG at 3"),
-            ("PEG at 0 to 3", "PEG at 0"),
-            ("PEG at 0", "PEG, no padding"),
-            ("PEG at 0", "PEG, circular"),
-            ("PEG for queries and keys", "none"),
-            ("PEG and learnable", "PEG at 0"),
-        ),
         controls="'four 1 x 1 layers' have more parameters than a PEG and do not read neighbors. 'PEG, circular' "
         "has no border. Without padding, tokens with an incomplete neighborhood get no encoding, so the border "
         "still differs.",
@@ -52,7 +38,7 @@ def study() -> Study:
         "0' and 'learnable' are those of `extrapolation` and were known when the tests were chosen. This measures "
         "the speed of learning as much as the final accuracy.",
         expects={
-            **{"grid": (5, 5), "depth": 4},
+            **{"grid": "5 x 5", "layers": 4},
             "PEG at 0": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1, padding='zeros')"},
             "PEG at -1": {"encoding": "peg(places=[-1], kernel=3)"},
             "PEG, fixed": {"encoding": "peg(places=[0], frozen=True)"},

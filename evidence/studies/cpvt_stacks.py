@@ -1,6 +1,6 @@
 """CPVT's Tables 3, 7 and 14 at small scale: stacks of convolutions, kernels and several PEGs, and its pooling."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: Its rows have the exact standard deviation 1, as those of a norm.
 TABLE = "learnable(std=1.37)"
@@ -25,16 +25,6 @@ def study() -> Study:
         },
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(110, 118)),
-        tests=(
-            ("PEG, 7 x 7", "PEG"),
-            ("four depth-wise layers", "PEG"),
-            ("four separable layers", "PEG"),
-            ("four dense layers", "PEG"),
-            ("four dense layers", "four separable layers"),
-            ("four PEGs", "PEG"),
-            ("four PEGs", "four depth-wise layers"),
-        ),
-        interactions=(("four PEGs, GAP", "four PEGs", "table, GAP", "table"),),
         controls="'table' has the spread of a normalized table. The stacks are one PEG of four convolutions with "
         "batch norm and ReLU; 'four PEGs' has one before each layer. In all models the final norm is before the "
         "pooling.",
@@ -43,15 +33,15 @@ def study() -> Study:
         "were known. A kernel of 7 x 7 covers the grid from each position but those of the border. The paper has "
         "five PEGs in twelve layers.",
         expects={
-            **{"grid": (5, 5), "depth": 4},
-            "table": {"std": 1.0, "model": "vit_nano_patch4_28(global_pool='token', final_norm=True)"},
-            "table, GAP": {"std": 1.0, "model": "vit_nano_patch4_28(global_pool='avg', fc_norm=False)"},
+            **{"grid": "5 x 5", "layers": 4},
+            "table": {"std": 1.0, "model": "vit_nano_patch4_28", "global_pool": "token", "final_norm": True},
+            "table, GAP": {"std": 1.0, "model": "vit_nano_patch4_28", "global_pool": "avg", "fc_norm": False},
             "PEG": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1)"},
             "PEG, 7 x 7": {"encoding": "peg(places=[0], kernel=7)"},
             "four depth-wise layers": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=4)"},
             "four separable layers": {"encoding": "peg(places=[0], kernel=3, convolution='separable', layers=4)"},
             "four dense layers": {"encoding": "peg(places=[0], kernel=3, convolution='dense', layers=4)"},
-            "four PEGs, GAP": {"model": "vit_nano_patch4_28(global_pool='avg', fc_norm=False)"},
+            "four PEGs, GAP": {"model": "vit_nano_patch4_28", "global_pool": "avg", "fc_norm": False},
         },
         seconds=30,
     )

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from graticule.lab.studies.study import Measured, Study, place
+from evidence.studies import Measured, Study
+from graticule.lab.studies.results import place
 
 SIZES = (24, 24), (28, 28), (40, 40)
 MODES: tuple[Literal["canvas"], Literal["zoom"]] = ("canvas", "zoom")
@@ -72,7 +73,6 @@ def study() -> Study:
         },
         sizes=SIZES,
         modes=MODES,
-        tests=tuple((name, "learnable(std=1)") for name in ("learnable, lape", "peg", "rope(preset='dinov3')", "none")),
         decimals=1,
         controls="'canvas 40': the digit keeps its size, at a random position, and the rest of 40 x 40 pixels, 4 times "
         "the tokens, is empty; 'zoom 40': it grows with the image.",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from graticule.lab.studies.study import Measured, Study
+from evidence.studies import Measured, Study
 
 #: Modes and sides in pixels: 4.84 times the tokens of 20 x 20 pixels, and 21.2 times, 4.6 times the side.
 CONDITIONS = (("zoom", 44), ("canvas", 44), ("mosaic", 44), ("zoom", 92))
@@ -104,6 +104,6 @@ def study() -> Study:
         "has 63.1 %, RoPE 18.9 %. Here are digits of 20 pixels, 5 x 5 tokens, and 10 epochs.",
         decimals=1,
         seconds=60,
-        expects={"grid": (5, 5), "depth": 4},
+        expects={"grid": "5 x 5", "layers": 4},
         measure=measure,
     )

@@ -1,6 +1,6 @@
 """LaPE on sinusoids and on a relative bias, LaPE in the first layer, and CPVT's pooling, with matched controls."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: Rows of this standard deviation before truncation at 2 have the standard deviation 1.
 TABLE = "learnable(std=1.37)"
@@ -44,23 +44,6 @@ def study() -> Study:
         choices=choices,
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(90, 98)),
-        tests=(
-            ("table beside", "table beside, first layer"),
-            ("table", "table beside, first layer"),
-            ("sinusoidal 1-D, LaPE", "sinusoidal 1-D beside"),
-            ("sinusoidal 2-D, LaPE", "sinusoidal 2-D beside"),
-            ("sinusoidal 2-D, spread 1", "sinusoidal 1-D, spread 1"),
-            ("sinusoidal 2-D, spread 1", "table"),
-            ("sinusoidal 1-D, spread 1", "table"),
-            ("relative bias, LaPE", "relative bias, std 1"),
-            ("relative bias, LaPE over heads", "relative bias, std 1"),
-            ("relative bias, from zero, LaPE", "relative bias, from zero"),
-            ("relative bias, from zero, LaPE over heads", "relative bias, from zero"),
-            ("relative bias, from zero, LaPE", "relative bias, std 1"),
-            ("relative bias, from zero, LaPE over heads", "relative bias, std 1"),
-            ("PEG", "table"),
-        ),
-        interactions=(("PEG, GAP", "PEG", "table, GAP", "table"),),
         controls="'table' has the spread of a normalized table; the rows of sinusoids of 'spread 1' differ from "
         "their mean as much. 'beside' adds the table to the normalized tokens of every layer, without LaPE's "
         "norms, with the spread that those norms give it. The relative bias of 'std 1' starts as large as LaPE's "
@@ -70,16 +53,16 @@ def study() -> Study:
         limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero', with their "
         "tests, were added when the other scores were known.",
         expects={
-            **{"grid": (5, 5), "depth": 4},
+            **{"grid": "5 x 5", "layers": 4},
             **{name: {"std": 1.0} for name in choices if name.startswith("table") or name.endswith("std 1")},
             **{
                 name: {"std": 0.02}
                 for name in ("relative bias", "relative bias, LaPE", "relative bias, LaPE over heads")
             },
             **{name: {"std": 0.0} for name in choices if "from zero" in name},
-            "table, GAP": {"std": 1.0, "model": "vit_nano_patch4_28(global_pool='avg', fc_norm=False)"},
-            "PEG": {"encoding": "peg(places=[0], kernel=3)", "model": "vit_nano_patch4_28(global_pool='token')"},
-            "PEG, GAP": {"encoding": "peg(places=[0], kernel=3)", "model": "vit_nano_patch4_28(global_pool='avg')"},
+            "table, GAP": {"std": 1.0, "model": "vit_nano_patch4_28", "global_pool": "avg", "fc_norm": False},
+            "PEG": {"encoding": "peg(places=[0], kernel=3)", "model": "vit_nano_patch4_28", "global_pool": "token"},
+            "PEG, GAP": {"encoding": "peg(places=[0], kernel=3)", "model": "vit_nano_patch4_28", "global_pool": "avg"},
             "sinusoidal 2-D, LaPE": {"joining": "lape(decomposition='layer_norm', layers=None)"},
             "relative bias, LaPE": {"std": 0.02, "joining": "lape(over='keys')"},
         },

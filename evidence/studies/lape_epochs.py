@@ -1,6 +1,6 @@
 """LaPE against the default joining after 40 and 100 epochs."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 
 def study() -> Study:
@@ -14,22 +14,17 @@ def study() -> Study:
             "learnable, LaPE": {"encoding": "learnable", "joining": "lape"},
         },
         variants={f"{epochs} epochs": {"epochs": epochs} for epochs in (40, 100)},
-        tests=(
-            ("learnable, LaPE", "learnable"),
-            ("learnable, LaPE", "learnable, std 0.88"),
-            ("learnable, std 0.88", "learnable"),
-        ),
         controls="'learnable, std 0.88' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), whose models train for 300 epochs",
         limits="The learning rate decays over all epochs of a run, so a run of 40 epochs is not the beginning of one "
         "of 100. Those of 10 epochs (`extrapolation`) were known when the tests were chosen. Whether the gain differs "
         "between lengths is not tested.",
         expects={
-            "grid": (5, 5),
+            "grid": "5 x 5",
             **{f"{epochs} epochs": {"epochs": epochs} for epochs in (40, 100)},
             "learnable": {"std": 0.02},
             "learnable, std 0.88": {"std": 0.88},
             "learnable, LaPE": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
         },
-        seconds={"40 epochs": 95, "100 epochs": 230},
+        seconds=163,
     )

@@ -1,6 +1,6 @@
 """Why LaPE helps: the table's place, its spread, or the norm; a factorial declared before its runs."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
 EXACT = "learnable(std=1.37)"
@@ -28,16 +28,6 @@ def study() -> Study:
         seeds=tuple(range(40, 52)),
         sizes=((28, 28), (40, 40)),
         modes=("zoom", "canvas"),
-        tests=(
-            ("beside, std 1", "once, std 1"),
-            ("every layer, std 1", "once, std 1"),
-            ("beside, std 1", "queries and keys, std 1"),
-            ("beside, LN chain", "beside, std 1"),
-            ("beside, Norm", "beside, std 1"),
-            ("beside, LN chain", "beside, LN"),
-            ("beside, LN chain, std 1", "beside, std 1"),
-            ("beside, LN chain", "beside, LN chain, std 1"),
-        ),
         controls="'std 1' is the spread of a normalized table, and 'once, std 1' the best of three at the trained "
         "size, by an earlier study with other seeds. 'beside' adds the raw table to the normalized tokens of every "
         "layer: LaPE without its norms. 'queries and keys' does the same without the values. 'LN chain, std 1' is "
@@ -45,7 +35,7 @@ def study() -> Study:
         "starts at 0.02 moves 50 times as fast.",
         limits="'LN chain, std 1' and its two tests were added when the other scores were known.",
         expects={
-            **{"grid": (5, 5), "depth": 4},
+            **{"grid": "5 x 5", "layers": 4},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, Norm": {"std": 0.02, "joining": "lape(decomposition='norm')"},
             "beside, LN": {"std": 0.02, "joining": "lape_sharing"},

@@ -1,7 +1,7 @@
 """Why LaPE helps, on CIFAR-10 at its own 32 pixels: the seven choices that tell place, amplitude and norm apart."""
 
 import graticule
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
 EXACT = "learnable(std=1.37)"
@@ -38,20 +38,6 @@ def study() -> Study:
         seeds=tuple(range(400, 408)),
         sizes=((48, 48),),
         modes=("zoom", "canvas"),
-        tests=(
-            ("beside, LN chain", "once, std 0.02"),
-            ("beside, LN chain", "once, std 0.2"),
-            ("beside, LN chain", "once, std 1"),
-            ("once, std 1", "once, std 0.02"),
-            ("once, std 1", "once, std 0.2"),
-            ("beside, std 1", "once, std 1"),
-            ("beside, std 0.2", "once, std 0.2"),
-            ("beside, std 1", "beside, std 0.2"),
-            ("beside, LN chain", "beside, std 1"),
-            ("beside, LN chain, std 1", "beside, std 1"),
-            ("beside, LN chain", "beside, LN chain, std 1"),
-        ),
-        interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
         controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
         "tokens of every layer: LaPE without its norms. Tables of ViT-Lite start at 0.2 in the authors' code, and "
         "so does that of 'LN chain'.",
@@ -60,7 +46,7 @@ def study() -> Study:
         "published ones.",
         folder="CIFAR10",
         expects={
-            **{"grid": (8, 8), "depth": 2, "images": 5000},
+            **{"grid": "8 x 8", "layers": 2, "images": 5000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, LN chain": {"std": 0.2, "joining": "lape(decomposition='layer_norm')"},
         },

@@ -1,6 +1,6 @@
 """Why LaPE helps, in a deep model: six choices of `lape_place` with 24 layers."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
 EXACT = "learnable(std=1.37)"
@@ -23,21 +23,11 @@ def study() -> Study:
         base={"model_kwargs": ("depth=24",)},
         seeds=tuple(range(80, 85)),
         sizes=((40, 40),),
-        tests=(
-            ("beside, std 1", "once, std 1"),
-            ("beside, LN chain", "beside, std 1"),
-            ("once, std 1", "once, std 0.2"),
-            ("beside, std 0.2", "once, std 0.2"),
-            ("beside, std 1", "beside, std 0.2"),
-            ("beside, LN chain, std 1", "beside, std 1"),
-            ("beside, LN chain", "beside, LN chain, std 1"),
-        ),
-        interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
         controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
         "tokens of every layer: LaPE without its norms.",
         limits="The last three choices, with their tests, were added when the scores of the others were known.",
         expects={
-            **{"grid": (5, 5), "depth": 24},
+            **{"grid": "5 x 5", "layers": 24},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
         },

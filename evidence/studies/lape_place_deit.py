@@ -1,6 +1,6 @@
 """Why LaPE helps, in DeiT-Ti on all of Fashion-MNIST: place, amplitude and norm, and a PEG; for a GPU."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
 EXACT = "learnable(std=1.37)"
@@ -36,21 +36,13 @@ def study() -> Study:
         },
         seeds=tuple(range(300, 312)),
         sizes=((40, 40), (56, 56)),
-        tests=(
-            ("once, std 1", "once, std 0.02"),
-            ("beside, std 1", "once, std 1"),
-            ("beside, LN chain", "beside, std 1"),
-            ("beside, LN chain", "once, std 0.02"),
-            ("PEG, GAP", "once, std 0.02"),
-        ),
-        margin=0.3,
         controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
         "tokens of every layer: LaPE without its norms.",
         limits="Three epochs, a tenth of the usual training; the seeds are those that a GPU had time for, in order.",
         expects={
-            **{"grid": (14, 14), "depth": 12, "images": 60_000},
+            **{"grid": "14 x 14", "layers": 12, "images": 60_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
-            "PEG, GAP": {"encoding": "peg(places=[0])", "model": "deit_tiny_patch16_224(global_pool='avg')"},
+            "PEG, GAP": {"encoding": "peg(places=[0])", "model": "deit_tiny_patch16_224", "global_pool": "avg"},
             "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},
         },
         seconds=15,

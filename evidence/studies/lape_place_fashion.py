@@ -1,6 +1,6 @@
 """Why LaPE helps, on Fashion-MNIST: the nine decisive choices of `lape_place`."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
 EXACT = "learnable(std=1.37)"
@@ -34,24 +34,12 @@ def study() -> Study:
         },
         seeds=tuple(range(60, 68)),
         sizes=((40, 40),),
-        tests=(
-            ("once, std 1", "once, std 0.02"),
-            ("beside, std 1", "once, std 1"),
-            ("beside, std 1", "queries and keys, std 1"),
-            ("beside, LN chain", "beside, std 1"),
-            ("beside, LN chain", "beside, LN"),
-            ("beside, std 0.2", "once, std 0.2"),
-            ("beside, std 1", "beside, std 0.2"),
-            ("beside, LN chain, std 1", "beside, std 1"),
-            ("beside, LN chain", "beside, LN chain, std 1"),
-        ),
-        interactions=(("beside, std 1", "once, std 1", "beside, std 0.2", "once, std 0.2"),),
         controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
         "tokens of every layer: LaPE without its norms.",
         limits="A twentieth of the images, tested on 1,000. The last three choices, with their tests, were added "
         "when the scores of the others were known.",
         expects={
-            **{"grid": (7, 7), "depth": 6, "images": 3_000},
+            **{"grid": "7 x 7", "layers": 6, "images": 3_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},
             "beside, LN": {"std": 0.02, "joining": "lape_sharing"},
             "beside, LN chain": {"std": 0.02, "joining": "lape(decomposition='layer_norm')"},

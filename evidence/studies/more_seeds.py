@@ -1,6 +1,6 @@
 """Two questions on which eight seeds found no difference, with the seeds that they need for a margin of one point."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 #: Its rows have the exact standard deviation 1, as those of a norm.
 TABLE = "learnable(std=1.37)"
@@ -20,8 +20,6 @@ def study() -> Study:
         },
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(130, 152)),
-        deviation=1.48,
-        tests=(("PEG", "table"), ("sinusoidal 1-D, LaPE", "sinusoidal 1-D beside")),
         controls="As in lape_controls: the sinusoids have the same spread and place with and without LaPE's "
         "norms. None of its seeds is used again.",
         follows="CPVT (Chu et al., 2023), Tables 2 and 7; LaPE (Yu et al., 2023), Table 7",
@@ -29,7 +27,7 @@ def study() -> Study:
         "tests. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
         "finding.",
         expects={
-            **{"grid": (5, 5), "depth": 4},
+            **{"grid": "5 x 5", "layers": 4},
             "table": {"std": 1.0},
             "PEG": {"encoding": "peg(places=[0], kernel=3)"},
             "sinusoidal 1-D, LaPE": {"joining": "lape(decomposition='layer_norm')"},

@@ -1,6 +1,6 @@
 """PosMLP's Table 10 at small scale: convolutions or linear layers between the stages of a gated MLP."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 
 def study() -> Study:
@@ -19,25 +19,20 @@ def study() -> Study:
         choices={"one stage": plain, **staged},
         base={"epochs": 8},
         seeds=tuple(range(600, 606)),
-        tests=(
-            ("linear, linear", "one stage"),
-            ("conv, linear", "linear, linear"),
-            ("linear, conv", "linear, linear"),
-            ("conv, conv", "linear, linear"),
-        ),
-        interactions=(("conv, conv", "linear, conv", "conv, linear", "linear, linear"),),
         controls="All have a dense gating unit, which starts as in the authors' code of each model. A choice is "
         "named by its patch embedding and its patch merging. 'one stage' is a gMLP with about twice the "
         "parameters.",
         follows="PosMLP (Wang et al., 2022), Table 10",
         limits="After 8 epochs this measures the speed of learning as much as the final accuracy.",
         expects={
-            "depth": 6,
-            "one stage": {"grid": (7, 7), "windows": "", "std": 1e-6},
+            "layers": 6,
+            "one stage": {"grid": "7 x 7", "windows": "", "std": 1e-6},
             **{
                 f"{first}, {second}": {
-                    "model": f"posmlp_nano_32(patch_embedding={first!r}, patch_merging={second!r})",
-                    **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "std": 0.02},
+                    "model": "posmlp_nano_32",
+                    "patch_embedding": first,
+                    "patch_merging": second,
+                    **{"grid": "8 x 8", "windows": "8 x 8, 4 x 4", "std": 0.02},
                 }
                 for first in embedding
                 for second in merging

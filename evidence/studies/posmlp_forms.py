@@ -1,6 +1,6 @@
 """PosMLP's Tables 6 and 7 on digits: forms of the Gaussian, the bias, and a learnable table."""
 
-from graticule.lab.studies.study import Study
+from evidence.studies import Study
 
 
 def study() -> Study:
@@ -18,14 +18,6 @@ def study() -> Study:
         },
         base={"epochs": 8},
         seeds=tuple(range(700, 705)),
-        tests=(
-            ("GGQPE", "alpha I"),
-            ("GGQPE", "Gamma"),
-            ("GGQPE", "no bias"),
-            ("no bias, table", "no bias"),
-            ("table", "GGQPE"),
-        ),
-        interactions=(("no bias, table", "no bias", "table", "GGQPE"),),
         controls="All start as in the authors' code, with Gaussians one patch wide, and a bias of zero if there is "
         "one. The Gaussians of 'alpha I' are one patch wide throughout, as in that code. A table is a learnable one, "
         "added before the first stage; the last test compares its gain without the bias with its gain beside the "
@@ -34,7 +26,7 @@ def study() -> Study:
         limits="After 8 epochs this measures the speed of learning as much as the final accuracy. Convolutions of the "
         "stem and between the stages give position to all.",
         expects={
-            **{"grid": (8, 8), "windows": "8 x 8, 4 x 4", "epochs": 8, "images": 4000},
+            **{"grid": "8 x 8", "windows": "8 x 8, 4 x 4", "epochs": 8, "images": 4000},
             "GGQPE": {"encoding": "ggqpe(form='gamma_gamma_t', shift=True, start='released', bias=True)"},
             "no bias": {"encoding": "ggqpe(bias=False)"},
         },

@@ -36,7 +36,7 @@ from .lab.data.augmentation import Augmentation as Augmentation
 from .lab.data.augmentation import DenseAugmentation as DenseAugmentation
 from .lab.data.registry import register_dataset as register_dataset
 from .lab.recipes.load import register_recipe as register_recipe
-from .lab.studies.study_runs import compare as compare
+from .lab.studies.comparison import compare as compare
 from .lab.tasks.classification import ImageMixing as ImageMixing
 from .lab.tasks.classification import Recipe as Recipe
 from .lab.tasks.detection import DetectionRecipe as DetectionRecipe

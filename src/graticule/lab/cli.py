@@ -24,7 +24,6 @@ _GROUPS = {
     "Train and compare": {
         "train": "train a recipe, or resume a run",
         "compare": "train several choices with several seeds: one table",
-        "study": "run a study: a question with its runs, tests and figure",
         "demo": "train, evaluate and analyze on embedded digits, in minutes",
     },
     "Look": {
@@ -68,7 +67,7 @@ COMMAND --help shows examples and common options, --help-all all of them.
 """
 
 #: Commands that resume their work when they are called again.
-RESUMABLE = {"compare", "study", "demo"}
+RESUMABLE = {"compare", "demo"}
 
 #: The exit code of a process whose reader has closed the pipe, as `head` does.
 NO_READER = 141

@@ -19,7 +19,7 @@ from graticule.registry.checks import BrokenContract, checked
 
 GROUP = "graticule.plugins"
 #: The commands whose target can be a Python file.
-_TAKE_FILES = ("train", "compare", "study", "check")
+_TAKE_FILES = ("train", "compare", "check")
 #: A class or a function, which can be registered.
 Definition = Callable[..., Any]
 #: The loaded plugins, by resolved path or entry point, in order.

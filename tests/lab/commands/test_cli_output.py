@@ -22,7 +22,7 @@ def broken_pipe(buffered: bool) -> io.TextIOWrapper:
 @in_turn("buffered", [True, False])
 @in_turn(
     "arguments",
-    [["--help"], ["--version"], ["models", "vit_nano*"], ["runs", "."], ["train", "--help"], ["study", "--help"]],
+    [["--help"], ["--version"], ["models", "vit_nano*"], ["runs", "."], ["train", "--help"]],
 )
 def test_a_closed_pipe_is_no_error(capsys, monkeypatch, tmp_path, arguments, buffered):
     monkeypatch.chdir(tmp_path)

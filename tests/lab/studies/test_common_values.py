@@ -1,17 +1,12 @@
-"""A command can change values of train for all runs, but none that a study compares."""
+"""A command can change values of train for all runs."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from commands import run_command
-from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
+from graticule.lab.commands.choices import RunOptions, folder_suffix
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.study import Study, load_study
-
-STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
-DEPTH = str(STUDIES / "lape_place_deep.py")
 
 
 def test_common_values_are_read_as_train_reads_them():
@@ -31,21 +26,6 @@ def test_common_values_are_read_as_train_reads_them():
     assert folder_suffix(RunOptions()) == ""
 
 
-def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
-    study = study_with(load_study(STUDIES / "lape_controls.py"), RunOptions(epochs=2, set_=["limit_train=100"]))
-    assert {(recipe.epochs, recipe.limit_train) for recipe in study.recipes().values()} == {(2, 100)}
-    plain = load_study(STUDIES / "lape_controls.py").recipes()
-    assert [recipe.joining for recipe in study.recipes().values()] == [recipe.joining for recipe in plain.values()]
-    assert study_with(load_study(STUDIES / "lape_controls.py"), RunOptions()) == load_study(
-        STUDIES / "lape_controls.py"
-    )
-    base = Study(question="?", recipe="digits_quick", choices={"a": {}}, seconds=1, base={"epochs": 7, "lr": 0.1})
-    changed = study_with(base, RunOptions(set_=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
-    assert (changed.epochs, changed.lr) == (10, 0.1)
-    loaded = dataclasses.replace(base, recipe=load_recipe(base.recipe))
-    assert study_with(loaded, RunOptions(epochs=3)).recipes()["a"].epochs == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -55,9 +35,6 @@ def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
             ["compare", "digits_quick", "--choices", "joining=lape", "--epochs", "2", "--set", "epochs=3"],
             "`set` must have each value once, got epochs twice",
         ),
-        (["study", DEPTH, "--set", "encoding=none"], "`set` must not change a value of the study's choices"),
-        (["study", DEPTH, "--epochs", "3", "--table", "a.csv"], "`table` must be left out with --quick, --epochs"),
-        (["study", DEPTH, "--set", "lrr=1"], "did you mean --lr"),
     ],
 )
 def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):

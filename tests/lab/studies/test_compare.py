@@ -5,22 +5,23 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from test_study import rows, study
+from pandas import DataFrame
 
 from graticule.lab.figures.scores import score_plot
+from graticule.lab.studies.comparison import _at_conditions, compare, recipe_hash, run_hash
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.results import Results, supported_decimals
-from graticule.lab.studies.significance import holm, paired_test
-from graticule.lab.studies.study_runs import compare
+from graticule.lab.studies.significance import format_p, holm, paired, paired_test
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import build_model
+from graticule.lab.training.task import build_data, build_model
 from image_files import write_folder
 
 
@@ -38,24 +39,48 @@ def test_the_paired_test_is_that_of_the_textbook():
     assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
 
 
+def rows(values, metric="top1", at="trained"):
+    """Return one row per choice and seed, as in a table."""
+    origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
+    about = {"parameters": 10, "seconds": 4.0, **origin, "threads": 1}
+    return [
+        {"choice": choice, "seed": seed, "metric": metric, "at": at, "value": value, **about}
+        for choice, scores in values.items()
+        for seed, value in enumerate(scores)
+    ]
+
+
+def results(scores, decimals=2):
+    """Return the results of choices with these scores by seed, at one condition or at several."""
+    by_condition = scores if "trained" in scores else {"trained": scores}
+    table = DataFrame([row for at, by_choice in by_condition.items() for row in rows(by_choice, at=at)])
+    return Results(dict.fromkeys(table.choice, Recipe()), table, Path("nowhere"), decimals)
+
+
 def test_two_seeds_and_equal_differences_are_never_a_finding():
     """Both seeds differ by one image of 36, in scores that are rounded to float32."""
     two = results({"table": [63.88889, 72.22222], "lape": [66.666664, 75.0]})
     four = results({"table": [63.88889, 72.22222] * 2, "lape": [66.666664, 75.0] * 2})
     for report, reason in ((two, "fewer than 3 seeds"), (four, "the same difference in all seeds")):
-        assert report.findings()[1][3:] == ("+2.78", "-", "-", "-", f"not tested: {reason}")
+        assert report.tables()["tests"][1][1][3:] == ("+2.78", "-", "-", "-", f"not tested: {reason}")
         assert report.summary()[2][-1] == f"not tested: {reason}"
-        assert "beyond chance" not in report.markdown() and "not tested" in report.markdown()
+        assert "beyond chance" not in report.markdown() and "Differences are not tested" in report.markdown()
     near = results({"table": [63.88889, 72.22222] * 2, "lape": [66.666664, 75.0, 66.666664, 75.01]})
-    assert near.findings()[1][-1] == "a difference beyond chance"
+    assert near.findings(near.tests())[1][-1] == "a difference beyond chance"
 
 
-def results(scores):
-    """Return the results of choices with these scores by seed, at one condition or at several."""
-    by_condition = scores if "trained" in scores else {"trained": scores}
-    table = [row for at, by_choice in by_condition.items() for row in rows(by_choice, at=at)]
-    seeds = tuple({row.seed: None for row in table})
-    return Results("comparison", study(question="", choices={row.choice: {} for row in table}, seeds=seeds), table)
+def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0, 99.0], "c": [70.0, 71.5, 70.5, 0.0]}
+    first, second = paired(DataFrame(rows(values)), "a").to_dict("records")
+    # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3), the 95 % quantile with 2 degrees of freedom 4.3027
+    assert (first["choice"], first["at"], first["seeds"], first["difference"]) == ("b", "trained", 3, 2)
+    assert (first["low"], first["high"]) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), abs=1e-4)
+    assert first["p (Holm)"] == pytest.approx(2 * first["p"]) and first["p"] == pytest.approx(0.0742, abs=1e-4)
+    assert second["difference"] == pytest.approx(0) and second["p (Holm)"] == pytest.approx(1)
+    assert len(paired(DataFrame(rows({"a": [1.0]})), "a")) == 0
+    missing = [*rows({"a": [1.0, 2.0, 4.0, 8.0]}), *rows({"b": [1.5, math.nan, 4.1, 8.0]})]
+    (test,) = paired(DataFrame(missing), "a").to_dict("records")
+    assert test["seeds"] == 4 and math.isnan(test["difference"]) and math.isnan(test["p (Holm)"])
 
 
 def test_further_conditions_are_tested_as_a_family_of_their_own():
@@ -63,13 +88,36 @@ def test_further_conditions_are_tested_as_a_family_of_their_own():
     comparison = results(
         {"trained": trained, "zoom 28": trained, "zoom 20": {"a": [50.0, 51, 51], "b": [60.0, 60, 63]}}
     )
-    assert comparison.differences() == [
-        ("against the first", "zoom 28", "zoom 20"),
-        ("b", "+2.00 (p 0.074; 0.074)", "+10.33 (p 0.007; 0.014)"),
+    title, (_, *tests) = comparison.tables()["differences"]
+    assert [(name, difference, p, adjusted) for name, _, _, difference, _, p, adjusted, _ in tests] == [
+        ("b, zoom 28", "+2.00", "0.074", "0.074"),
+        ("b, zoom 20", "+10.33", "0.007", "0.014"),
     ]
     assert comparison.scores("zoom 20") == {"a": [50.0, 51.0, 51.0], "b": [60.0, 60.0, 63.0]}
-    assert "Holm's method for 2 tests" in comparison.markdown()
-    assert results(trained).differences() == []
+    assert "adjusted for 2 tests" in title and title in comparison.markdown()
+    assert "differences" not in results(trained).tables()
+
+
+def test_a_difference_that_is_significant_only_before_the_correction_is_inconclusive():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [70.0, 71.5, 70.5]}
+    text = (report := results(values)).markdown()
+    finding = "not significant after correction for 2 tests"
+    assert report.findings(report.tests())[1][4:] == ("+0.23 to +3.10", "0.038", "0.075", finding)
+    assert "if one excludes zero and the adjusted p is 0.05 or more, the result is inconclusive." in text
+    assert "if one excludes zero" not in results({name: values[name] for name in "ac"}).markdown()
+
+
+def test_a_p_below_five_percent_is_not_rounded_up_to_it():
+    texts = {0.04951: "0.0495", 0.04996: "0.04996", 0.05: "0.050", 0.0504: "0.050", 0.0493: "0.049"}
+    assert {p: format_p(p) for p in texts} == texts
+
+
+def test_the_text_has_the_origin_of_its_numbers_and_their_decimals():
+    report = results({"a": [0.03, 0.04, 0.05], "b": [0.001, 0.002, 0.003]}, decimals=3)
+    text = report.markdown(["a.png"])
+    assert "6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
+    assert "![top-1 (%) after the last epoch](a.png)" in text
+    assert "| a | 3 | 10 | 0.040 ± 0.010 |" in text and "| b | a | 3 | -0.038 | -0.060 to -0.016 |" in text
 
 
 def test_holms_method_by_hand():
@@ -83,18 +131,11 @@ def test_holms_method_by_hand():
 def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chance_of_any():
     scores = {"first": [70.0, 71.0, 71.0], "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
     few = results({name: scores[name] for name in ("first", "lucky")})
-    assert few.findings()[1][-3:] == ("0.038", "0.038", "a difference beyond chance")
+    assert few.findings(few.tests())[1][-3:] == ("0.038", "0.038", "a difference beyond chance")
     many = {"first": scores["first"]} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
-    rows = results(many).findings()
+    rows = results(many).findings(results(many).tests())
     assert rows[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
     assert rows[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
-    assert results({"a": [70.0], "b": [75.0]}).findings()[1][3:] == (
-        "+5.00",
-        "-",
-        "-",
-        "-",
-        "not tested: fewer than 3 seeds",
-    )
 
 
 def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
@@ -173,7 +214,7 @@ def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
     run = Run.open(folder / "joining=default" / "seed-0")
     assert comparison.scores()["joining=default"][0] == run.result()["last_top1"]
     assert comparison.scores()["joining=default"][0] % 5 == 0  # no 37.79999923706055
-    assert (folder / "comparison.md").read_text().count("| choice |") == 3  # arms, means, tests
+    assert (folder / "comparison.md").read_text().count("| choice |") == 2  # means, tests
 
 
 def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
@@ -201,8 +242,24 @@ def test_the_csv_has_a_row_per_run_and_the_figure_is_written_for_pages_and_for_p
     assert [float(row["value"]) for row in stored] == [
         scores[seed] for seed in (0, 1) for scores in comparison.scores().values()
     ]
+    hashes = {name: run_hash(recipe, build_data(recipe).fingerprint()) for name, recipe in CHOICES.items()}
+    assert all(row["recipe"] == hashes[row["choice"]] and row["timm"] and row["date"] > "2026" for row in stored)
     kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
+
+
+def test_the_hash_of_a_recipe_depends_only_on_values_that_change_the_result():
+    recipe = small()
+    assert recipe_hash(recipe) == recipe_hash(dataclasses.replace(recipe, seed=5, workers=1, checkpoint_steps=7))
+    assert recipe_hash(recipe) != recipe_hash(dataclasses.replace(recipe, lr=1.0))
+    assert recipe_hash(recipe) == recipe_hash(type(recipe).from_dict(recipe.to_dict()))
+
+
+def test_crops_are_measured_at_conditions_up_to_that_of_the_training(trained):
+    run = Run.open(trained[1] / "joining=default" / "seed-0")
+    scores = [score for score in _at_conditions(run, ((28, 28), (20, 20), (32, 36)), ("crop",)) if score[0] == "top1"]
+    assert [at for _, at, _ in scores] == ["crop 28", "crop 20"]
+    assert scores[0][2] == run.result()["last_top1"]
 
 
 def test_fewer_choices_or_seeds_do_not_replace_a_comparison_unless_asked(folder):

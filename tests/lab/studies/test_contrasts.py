@@ -4,7 +4,6 @@ import pytest
 from scipy import stats
 
 from evidence.contrasts import Contrast, adjust
-from graticule.lab.studies.significance import power, seeds_needed
 
 NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
 
@@ -37,21 +36,3 @@ def test_equivalence_has_the_larger_p_of_two_one_sided_tests():
     assert Contrast(tuple(values), 1.0).equivalent == pytest.approx(
         stats.ttest_1samp(values, 1.0, alternative="less").pvalue
     )
-
-
-def test_power_is_a_number_also_far_from_chance():
-    for seeds in range(2, 40):
-        for difference in (0.5, 1.5, 5.0, 20.0):
-            for level in (0.05, 0.002):
-                assert 0 < power(1.0, difference, seeds, level) <= 1
-    assert seeds_needed(1.0, 2.0, 0.002) == 9
-
-
-def test_power_agrees_with_simulated_tests():
-    import numpy as np
-
-    drawn = np.random.default_rng(0).normal(1.0, 1.5, (20_000, 12))
-    share = (stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05).mean()
-    assert power(1.5, 1.0, 12) == pytest.approx(share, abs=0.01)
-    needed = seeds_needed(1.5, 1.0)
-    assert power(1.5, 1.0, needed) >= 0.8 > power(1.5, 1.0, needed - 1)

@@ -14,9 +14,9 @@ import torch
 
 import graticule.lab.studies.execution as module
 from forked import forked
+from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import OUTPUT, executor_of, outcomes, train_job, train_runs
 from graticule.lab.studies.plan import plan
-from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import lock_folder

@@ -83,12 +83,14 @@ def test_pages_are_rebuilt_and_a_file_without_a_page_is_an_error(tmp_path):
     (tmp_path / "page.md").write_text(PAGE)
     points = [cell(row, column, "5", low="4", high="6") for row in "ab" for column in ("28 (trained)", "1,024")]
     write(data / "x.csv", *points)
-    assert write_pages(tmp_path, tmp_path) == [tmp_path / "page.md"]
+    assert write_pages(tmp_path, []) == [tmp_path / "page.md"]
     text = (tmp_path / "page.md").read_text()
     assert "| a | 5 [4, 6] | 5 [4, 6] |" in text and text.startswith("before\n") and text.endswith("after\n")
     write(data / "y.csv", cell())
-    with pytest.raises(ValueError, match="`docs` must have a page with the markers of every table, got none for y"):
-        write_pages(tmp_path, tmp_path)
+    with pytest.raises(
+        ValueError, match="`docs` must have a page with the markers of every table, got none for peg, y"
+    ):
+        write_pages(tmp_path, ["peg"])
     (data / "y.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"y\.csv must have the columns keys, row"):
         read_records(data / "y.csv", Cell)

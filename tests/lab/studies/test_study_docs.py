@@ -2,21 +2,20 @@
 
 import dataclasses
 import re
-from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from test_study import rows
+from test_study import table_of
 
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
 from evidence.gym import GymScore, rank_intervals
 from evidence.papers import OLDER, link, older_text
-from graticule.lab.studies.study import Study, load_study, write_table
+from evidence.studies import load, names, write_table
 from graticule.lab.studies.tables import csv_of_records
 
 TOP = Path(__file__).parents[3]
 DOCS = TOP / "docs"
-STUDIES = TOP / "evidence" / "studies"
 
 REGISTRY = Registry(DOCS / "data")
 
@@ -26,32 +25,15 @@ def score_of(side, normalized, task="place", seed=0):
 
 
 def test_every_contrast_names_choices_of_its_study():
-    study_of = cache(lambda name: load_study(STUDIES / f"{name}.py"))
-    known = {file.stem for file in STUDIES.glob("[!_]*.py")}
+    study_of = {name: load(name) for name in names()}
     for row in REGISTRY.rows:
         assert row.terms and row.margin > 0, row
         assert sum(weight for weight, *_ in row.terms) == 0, row
-        if row.data in known:
-            assert {variant for _, _, variant, _ in row.terms} <= set(study_of(row.data).variants), row
-            assert {choice for _, choice, _, _ in row.terms} <= set(study_of(row.data).choices), row
+        if row.data in study_of:
+            assert {variant for _, _, variant, _ in row.terms} <= set(study_of[row.data].variants), row
+            assert {choice for _, choice, _, _ in row.terms} <= set(study_of[row.data].choices), row
         measured = {choice for choice, *_ in REGISTRY.scores(row.data)}
         assert REGISTRY.answers[row].values or not {choice for _, choice, *_ in row.terms} <= measured, row
-
-
-@pytest.mark.parametrize("name", sorted(file.stem for file in STUDIES.glob("[!_]*.py")))
-def test_every_test_of_a_study_is_a_contrast_of_the_registry(name):
-    study = load_study(STUDIES / f"{name}.py")
-    at, minus, asked = study.endpoint.at, study.endpoint.minus, 0
-    if name == "lape_place_deit":  # of one seed
-        return
-    for variant in study.variants:
-        for a, b in study.tested:
-            if not any((choice, variant) in study.without for choice in (a, b)):
-                less = [f" - {a} @ {minus}", f" + {b} @ {minus}"] if minus else ["", ""]
-                asked += REGISTRY.find(name, parse(f"{a} @ {at}{less[0]} - {b} @ {at}{less[1]}", variant)) is not None
-        for a, b, c, d in study.interactions:
-            asked += REGISTRY.find(name, parse(f"{a} - {b} - {c} + {d}", variant)) is not None
-    assert asked > 1
 
 
 def test_a_contrast_exists_once_also_with_the_other_sign():
@@ -73,8 +55,8 @@ def test_declared_looks_multiply_p():
 
 def test_every_table_of_scores_is_of_a_study_or_says_which_commit_and_models_made_it():
     tables = {file.stem.removeprefix("study_") for file in (DOCS / "data").glob("study_*.csv")}
-    declared, older = {file.stem for file in STUDIES.glob("[!_]*.py")}, {study.data for study in OLDER}
-    assert tables - {f"{name}_arms" for name in tables} == declared | older and not declared & older
+    declared, older = {*names()}, {study.data for study in OLDER}
+    assert tables == declared | older and not declared & older
     assert all(re.fullmatch(r"[0-9a-f]{8}", study.commit) and study.measured and study.caveat for study in OLDER)
     assert "| 5 | 2026-11-22 | 2b074f1e |" in older_text("all", REGISTRY)
     assert link("lape_eta", DOCS) == "[rows](#older-studies)"
@@ -88,8 +70,8 @@ def test_a_contrast_of_images_of_another_size_has_the_margin_of_other_sizes():
 
 def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):
     scores = {"a": [70.0, 71.0, 71.0], "b": [90.0, 91.1, 91.0], "c": [70.5, 70.0, 71.9]}
-    fallen = rows({name: [value - 20 for value in values] for name, values in scores.items()}, at="zoom 40")
-    write_table(tmp_path / "study_x.csv", [*rows(scores), *fallen])
+    fallen = table_of({name: [value - 20 for value in values] for name, values in scores.items()}, at="zoom 40")
+    write_table(tmp_path / "study_x.csv", pd.concat([table_of(scores), fallen]))
     texts = ("b - a", "a - b", "c - a", "b @ zoom 40 - b - a @ zoom 40 + a")
     asked = [Asked(text, "1", "q?", text, "", "x", "", "trained", text, 2.0, "none", "") for text in texts[1:]]
     registry = Registry(tmp_path, asked)
@@ -105,17 +87,6 @@ def test_a_difference_that_is_the_same_in_all_seeds_is_not_tested():
     answers = [contrast.answer for contrast in adjust([Contrast(seeds, 1.0) for seeds in values])]
     alike = "not tested: the same in all seeds"
     assert answers == [alike, "not tested: one seed", "not tested: two seeds", alike]
-
-
-def test_the_study_of_the_guide_can_be_planned():
-    text = (DOCS / "compare.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python study\n(.*?)```", text, flags=re.DOTALL)
-    names: dict = {}
-    exec(compile(block, "docs/compare.md", "exec"), names)
-    study = names["study"]()
-    assert len(study.recipes()) * len(study.seeds) == 12
-    fields = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(fields))) == sorted(study.name for study in dataclasses.fields(Study))
 
 
 def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_path):
@@ -145,5 +116,6 @@ def test_the_interval_of_a_rank_has_the_choices_that_a_test_cannot_tell_apart():
 
 
 def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):
-    write_table(tmp_path / "study_x.csv", [*rows({"a": [0.5]}, metric="reach", at="last layer"), *rows({"a": [9.0]})])
+    reach = table_of({"a": [0.5]}, metric="reach", at="last layer")
+    write_table(tmp_path / "study_x.csv", pd.concat([reach, table_of({"a": [9.0]})]))
     assert read_scores("x", tmp_path) == {("a", "", "reach, last layer"): {0: 0.5}, ("a", "", "trained"): {0: 9}}

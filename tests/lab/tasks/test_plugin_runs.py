@@ -10,7 +10,7 @@ import torch
 import graticule
 from commands import run_command
 from graticule.lab.cli import main
-from graticule.lab.studies.study import recipe_hash
+from graticule.lab.studies.comparison import recipe_hash
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,6 @@ from graticule.lab.training.run_folder import Interrupted, Preempted
 from graticule.lab.training.training import Training
 from in_turn import in_turn
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
-
-STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "lape_place.py"
 
 #: All options with random numbers or state: two epochs of three steps of two micro-batches.
 TYPED = """
@@ -153,13 +150,13 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
     assert main(command) == 0
 
 
-@pytest.mark.parametrize("command", ["demo", "compare digits_quick --choices encoding=peg", f"study {STUDY}"])
+@pytest.mark.parametrize("command", ["demo", "compare digits_quick --choices encoding=peg"])
 def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes(
     tmp_path, monkeypatch, capsys, command
 ):
     name, *rest = command.split()
     arguments = [name, *rest, "--output", str(tmp_path)]
-    work, resumes = f"{name}.{'run_study' if name == 'study' else name}", "the same command resumes it."
+    work, resumes = f"{name}.{name}", "the same command resumes it."
     for reason, code, message in (
         (Preempted, 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
         (signal.SIGTERM, 75, "graticule: stopped on a signal"),  # between two runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,7 +9,6 @@ from typing import Annotated, Any
 from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import JsonOutput, overridden
 from graticule.lab.studies.results import Results
-from graticule.lab.studies.study import Study
 from graticule.registry.specs import split_outside
 
 
@@ -39,7 +37,7 @@ def flags_of(key: str, value: str) -> list[str]:
 
 @dataclass(kw_only=True)
 class RunOptions(JsonOutput):
-    """The options of a comparison or a study: values of all runs, and how the runs are trained."""
+    """The options of a comparison: values of all runs, and how the runs are trained."""
 
     epochs: int | None = None
     """epochs of every run (default: those of the recipe)"""
@@ -74,30 +72,6 @@ class RunOptions(JsonOutput):
         return overridden(recipe, flags, command) if flags else recipe
 
 
-def study_with(study: Study, values: RunOptions) -> Study:
-    """Return a study whose runs all have the values; it expects nothing of their models, which are others."""
-    keys = [key.partition(".")[0] for key in values.flags()]
-    if not keys:
-        return study
-
-    for of, changes in (("choices", study.choices), ("variants", study.variants)):
-        for name, fields in changes.items():
-            if taken := sorted(set(keys) & fields.keys()):
-                raise ValueError(
-                    f"`set` must not change a value of the study's {of}, got {taken[0]}, which {name!r} changes."
-                )
-    study.recipes()  # errors of the study come first
-    start = dataclasses.replace(study.start(), **study.base)
-    changed_recipe = values.changed(start, f"train {study.recipe}" if isinstance(study.recipe, str) else "train")
-    changed = {
-        field.name
-        for field in dataclasses.fields(start)
-        if getattr(changed_recipe, field.name) != getattr(start, field.name)
-    }
-    base = {**study.base, **{key: getattr(changed_recipe, key) for key in {*keys, *changed}}}
-    return dataclasses.replace(study, base=base, expects={})
-
-
 def folder_suffix(values: RunOptions) -> str:
     """Return the suffix of the default folder of changed runs, such as '-epochs-3'; empty if nothing is changed."""
     values_of = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
@@ -106,7 +80,7 @@ def folder_suffix(values: RunOptions) -> str:
 
 
 def show_results(results: Results, options: JsonOutput) -> dict[str, Any]:
-    """Print the tables of a study or a comparison, and return them as records."""
+    """Print the tables of a comparison, and return them as records."""
     tables: dict[str, Any] = {}
     for name, (title, table) in results.tables().items():
         options.say("", title)

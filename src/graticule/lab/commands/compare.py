@@ -13,9 +13,9 @@ from graticule.lab.commands.opening import check_task_options
 from graticule.lab.commands.options import command_line, output_folder, parse
 from graticule.lab.pages.report import run_page
 from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import executor_of, parse_on
 from graticule.lab.studies.plan import plan, planned_rows
-from graticule.lab.studies.study_runs import compare
 from graticule.lab.tasks.parts.image_scores import ImageEvaluation
 from graticule.lab.training.task import list_tasks
 from graticule.registry.checks import parse_sizes

@@ -321,14 +321,12 @@ class New:
 
         graticule new encoding my_encoding
         graticule new joining my_joining --output methods
-        graticule new study my_study
 
-    The file is a plugin: commands take it as --plugin my_encoding.py; a study is run by graticule study. An encoding is
-    a table of one row per token, which joinings pass to the layers; a bias is an encoding that is added to the
-    attention logits.
+    The file is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token,
+    which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
     """
 
-    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task", "study"]]
+    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
     """kind of class or function in the file"""
     name: Positional[str]
     """its name, an identifier such as my_encoding"""

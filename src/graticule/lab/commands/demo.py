@@ -15,10 +15,9 @@ from graticule.lab.figures.position_sheets import center_sheet
 from graticule.lab.pages.explorer import compute_maps, write_explorer
 from graticule.lab.pages.report import run_page
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.results import Results
+from graticule.lab.studies.comparison import compare
+from graticule.lab.studies.results import TRAINED, Results, place
 from graticule.lab.studies.significance import paired_test
-from graticule.lab.studies.study import TRAINED, place
-from graticule.lab.studies.study_runs import compare
 from graticule.registry.checks import printable
 
 #: Name -> values of the recipe. A normal of 1.37, truncated at 2, has the standard deviation 1 of a normalized table.

@@ -23,7 +23,6 @@ _TRY = {
     "dataset": "train digits_quick --plugin {file} --dataset {name}",
     "recipe": "train {name} --plugin {file}",
     "task": "train {name}_digits --plugin {file}",
-    "study": "study {file} --quick",
 }
 
 
@@ -56,7 +55,6 @@ def _check_name(kind: str, name: str) -> None:
         "dataset": ("data sets", "texts"),
         "recipe": ("recipes",),
         "task": ("tasks",),
-        "study": (),
     }
     if any(name in known[title] for title in titles.get(kind, ("encodings",))):
         raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")

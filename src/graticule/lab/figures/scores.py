@@ -114,31 +114,24 @@ def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) 
     )
 
 
-def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, groups: Sequence[int] = ()) -> Figure:
+def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str) -> Figure:
     """Draw one line per choice: the mean as a diamond with a bar of one standard deviation, and a dot per seed below.
 
     Args:
         scores: label -> values over seeds; the first is at the top, and a vertical line continues its mean.
         xlabel: name and unit of the values.
-        groups: number of consecutive labels in each group; a vertical line continues the mean of the first label of a
-            group through that group alone. One group by default. What the labels of a group end with, such as
-            ", 10 epochs", is written once beside it.
     """
     if not scores or not all(scores.values()):
         raise ValueError(f"`scores` must have a value for every label, got {dict(scores)}.")
-    groups = groups or [len(scores)]
-    if sum(groups) != len(scores) or min(groups) < 1:
-        raise ValueError(f"`groups` must be numbers of labels with the sum {len(scores)}, got {list(groups)}.")
-    labels, titles = _grouped_labels(list(scores), groups)
-    longest = max(map(len, labels))
+    longest = max(map(len, scores))
     figure = Figure(figsize=(max(6.2, 4.2 + min(0.075 * longest, 5.0)), 1.3 + 0.42 * len(scores)), layout="constrained")
     ax = figure.subplots()
     several = any(len(values) > 1 for values in scores.values())
     counts = sorted({len(values) for values in scores.values()})
     count = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     legend = f"\ndots: {count} seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
-    if max(groups) > 1:
-        legend += f"\ndotted line: mean of the first choice{' of a group' if len(groups) > 1 else ''}"
+    if len(scores) > 1:
+        legend += "\ndotted line: mean of the first choice"
     ax.set(xlabel=f"{xlabel}{legend}")
     ax.xaxis.label.set_parse_math(False)
     ax.spines[["top", "right", "left"]].set_visible(False)
@@ -150,35 +143,11 @@ def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, groups: Seque
             ax.plot(values, [row + 0.24] * len(values), "o", color=color, alpha=0.4, markersize=4.5, markeredgewidth=0)
         bar = stdev(values) if len(values) > 1 else None
         ax.errorbar(fmean(values), row, xerr=bar, fmt="D", color=color, capsize=4, markersize=6, linewidth=1.6)
-    first = 0
-    for number, title_of_group in zip(groups, titles, strict=True):
-        middle = first + (number - 1) / 2
-        across = ax.get_yaxis_transform()
-        ax.text(1.02, middle, printable(title_of_group), transform=across, rotation=270, ha="left", va="center")
-        mean = fmean(list(scores.values())[first])
-        ends = (first - 0.5, first + number - 0.5)
-        ax.plot([mean, mean], ends, color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
-        if first:
-            ax.axhline(first - 0.5, color="#bbbbbb", linewidth=0.6)
-        first += number
-    ax.set_yticks(range(len(scores)), list(map(printable, labels)), parse_math=False)
+    ax.axvline(fmean(next(iter(scores.values()))), color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
+    ax.set_yticks(range(len(scores)), list(map(printable, scores)), parse_math=False)
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(scores) - 0.5, -0.5)
     return figure
-
-
-def _grouped_labels(labels: Sequence[str], groups: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return the labels without what all of a group end with, and this end of each group."""
-    short, titles, first = [], [], 0
-    for number in groups:
-        parts = [label.split(", ") for label in labels[first : first + number]]
-        most = min(map(len, parts)) - 1
-        most = most if number > 1 else min(most, len(groups) - 1, 1)  # a label alone has an end only beside others
-        same = max(n for n in range(most + 1) if len({tuple(part[len(part) - n :]) for part in parts}) == 1)
-        titles.append(", ".join(parts[0][len(parts[0]) - same :]))
-        short += [", ".join(part[: len(part) - same]) for part in parts]
-        first += number
-    return short, titles
 
 
 #: Columns of the metrics of every run -> label of the axis.

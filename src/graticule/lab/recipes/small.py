@@ -2,7 +2,7 @@
 
 Reproduces: nothing; most follow a table of a paper on a small scale, as noted beside each.
 Command: graticule train digits_quick
-    graticule study evidence/studies/lape_place.py (digits_small; `graticule study evidence/studies` lists the others)
+    python -m evidence.studies lape_place (digits_small; `python -m evidence.studies` lists the others)
     graticule compare digits_sizes --sizes 20 28 36 44 56 --seeds 0 1 2 3 4 --choices encoding=learnable ...
     graticule compare digits_gmlp --seeds 0 1 2 3 4 --choices encoding=sgu encoding=lrpe ... (digits_posmlp too)
     graticule train digits_cpvt --augmentation.scale 0.25 1; then graticule evaluate RUN --sizes 20 28 36 44

@@ -1,4 +1,4 @@
-"""Comparisons of several runs: plans, tables, statistics, reports.
+"""Comparisons of several runs: plans, tables, statistics.
 
 Names are imported when they are first used, since listing runs needs no PyTorch.
 """

@@ -1,11 +1,6 @@
+from .comparison import compare as compare
 from .execution import executor_of as executor_of
 from .execution import train_runs as train_runs
 from .plan import plan as plan
 from .plan import planned_rows as planned_rows
 from .results import Results as Results
-from .study import Endpoint as Endpoint
-from .study import Study as Study
-from .study import list_studies as list_studies
-from .study import load_study as load_study
-from .study_runs import compare as compare
-from .study_runs import run_study as run_study

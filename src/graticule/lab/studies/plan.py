@@ -1,20 +1,19 @@
-"""Plan of runs, of a comparison, a study or an executor: every choice with every seed."""
+"""Plan of the runs of a comparison: every choice with every seed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
-from graticule.lab.studies.arms import OF_LENGTH, Arm, measure_arm
 from graticule.lab.studies.runs import read_metrics
-from graticule.lab.studies.study import Study
-from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
+from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import RunFolder
@@ -23,15 +22,11 @@ from graticule.lab.training.task import task_of
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run, which need not exist yet.
-
-    guess: seconds of a whole run, used if no epoch was measured; None if unknown.
-    """
+    """One run, which need not exist yet."""
 
     choice: str
     recipe: TrainingRecipe
     folder: Path
-    guess: float | None = None
 
     @property
     def run(self) -> RunFolder:
@@ -78,7 +73,7 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
 
 
 def seconds_left(runs: Sequence[PlannedRun]) -> list[float | None]:
-    """Estimate the wall time that is left of each run of a plan; None without a finished epoch or a guess."""
+    """Estimate the wall time that is left of each run of a plan; None without a finished epoch."""
     measured = [run.epoch_seconds() for run in runs]
     of_choices: dict[str, list[float]] = {}
     for run, seconds in zip(runs, measured, strict=True):
@@ -87,7 +82,7 @@ def seconds_left(runs: Sequence[PlannedRun]) -> list[float | None]:
     left = []
     for run, seconds in zip(runs, measured, strict=True):
         pace = fmean(seconds) if seconds else paces.get(run.choice, fmean(paces.values()) if paces else None)
-        estimate = run.guess if pace is None else pace * (run.epochs - len(seconds))
+        estimate = None if pace is None else pace * (run.epochs - len(seconds))
         left.append(0.0 if run.run.finished else estimate)
     return left
 
@@ -105,14 +100,19 @@ def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
 
 
 def check_choices(
-    study: Study, runs: Sequence[PlannedRun], *, quick: bool = False
-) -> tuple[dict[str, Arm], int | None]:
-    """Check that choices can be built, as `study` expects and for its sizes, and that runs have this recipe and data.
+    runs: Sequence[PlannedRun],
+    *,
+    sizes: Sequence[tuple[int, int]] = (),
+    modes: Sequence[Mode] = ("zoom",),
+    inspect: Callable[[str, Any, int], object] = lambda name, model, images: None,
+) -> tuple[dict[str, int], int | None]:
+    """Check that choices can be built and take the sizes, and that existing runs have this recipe and data.
 
-    With `quick` the runs are shorter than it expects. Returns the arm of every choice, and the number of test examples:
-    None if these differ or are not known.
+    `inspect` is called with the name of each choice, its untrained model and its images per epoch.
+
+    Returns the parameters of every choice, and the number of test examples: None if these differ or are not known.
     """
-    arms, examples, data_of = {}, set(), {}
+    parameters, examples, data_of = {}, set(), {}
     for name, recipe in {planned.choice: planned.recipe for planned in runs}.items():
         task = task_of(recipe)
         data = data_of[name] = task.build_data()
@@ -121,22 +121,17 @@ def check_choices(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = task.build_model(task.describe(data))
-        arms[name] = measure_arm(study.cells[name], recipe, model, order.examples)
-        facts = study.expected(*study.cells[name])
-        if wrong := arms[name].differences({key: facts[key] for key in facts if not (quick and key in OF_LENGTH)}):
-            raise ValueError(
-                f"`expects` must be what is built: {name!r} must have {'; '.join(wrong)}; name the option in the "
-                "choice, as a family may have its own default (graticule models lists them), or expect another value."
-            )
-        check_sizes(model, study.sizes)
-        for size in study.sizes if study.modes == ("crop",) else ():
+        inspect(name, model, order.examples)
+        parameters[name] = sum(parameter.numel() for parameter in model.parameters())
+        check_sizes(model, sizes)
+        for size in sizes if tuple(modes) == ("crop",) else ():
             check_crop(size, data.size)
         examples.add(getattr(data, "num_test", None))
     for planned in runs:
         run = Run(planned.folder)
         run.check_use(planned.recipe, resume=True)
         run.check_data(data_of[planned.choice])
-    return arms, examples.pop() if len(examples) == 1 else None
+    return parameters, examples.pop() if len(examples) == 1 else None
 
 
 def _folder_name(choice: str) -> str:

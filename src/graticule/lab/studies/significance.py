@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
+from pandas import DataFrame
 from scipy import stats
 
 #: A difference is beyond chance if its p, adjusted for all tests of a family, is below this.
 LEVEL = 0.05
 #: The fewest seeds of a test.
 LEAST = 3
-#: The probability with which a planned test should find a difference.
-POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -57,25 +56,6 @@ def rounding(largest: float) -> float:
     return 4 * float(np.finfo(np.float32).eps) * largest
 
 
-def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
-    """Return the probability that a paired t-test finds a true difference.
-
-    Args:
-        deviation: standard deviation of the differences over seeds.
-        difference: the true difference.
-        seeds: number of seeds, at least two.
-        level: p is below this if the difference is found.
-    """
-    limit, shift = stats.t.isf(level / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
-    # the lower tail by symmetry: `nct.cdf` of SciPy 1.17 is NaN far from the mean
-    return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.sf(limit, seeds - 1, -shift))
-
-
-def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most: int = 1000) -> int:
-    """Return the smallest number of seeds, up to `most`, with which the power is at least `POWER`."""
-    return next((seeds for seeds in range(LEAST, most) if power(deviation, difference, seeds, level) >= POWER), most)
-
-
 def holm(values: Sequence[float | None]) -> list[float | None]:
     r"""Adjust the p values of one family of tests, so that at 5 % the chance of any false positive is at most 5 %.
 
@@ -95,53 +75,42 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else next(rest) for p in values]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A test of a family, and its significance.
+def paired(rows: DataFrame, reference: str) -> DataFrame:
+    """Test every other choice against `reference`, over the seeds that both have, at each condition; as one family.
 
-    test: None if there was none.
-    adjusted: p adjusted by Holm's method for all tests of the family; None without a test.
-    tests: number of tests in the family.
+    Args:
+        rows: scores of one metric, with the columns choice, seed, at and value.
+        reference: a choice.
+
+    Returns:
+        a row per choice and condition: choice, at, seeds, difference, low, high, p, p (Holm). Limits and p are NaN
+        where nothing is tested (`paired_test`).
     """
-
-    test: PairedTest | None
-    adjusted: float | None
-    tests: int
-
-    @property
-    def p(self) -> float | None:
-        """Return p before the adjustment; None without a test."""
-        return None if self.test is None else self.test.p
-
-    @property
-    def supported(self) -> bool:
-        """Return whether there is a difference beyond chance."""
-        return self.adjusted is not None and self.adjusted < LEVEL
-
-    @property
-    def conclusion(self) -> str:
-        """Return the conclusion in a few words.
-
-        If the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
-        rule one out, and the conclusion says so.
-        """
-        if self.test is None:
-            return "not tested"
-        if self.supported:
-            return "a difference beyond chance"
-        return (
-            "no difference found"
-            if self.test.p >= LEVEL
-            else f"not significant after correction for {self.tests} tests"
-        )
+    tests = []
+    first = rows[rows.choice == reference]
+    for (choice, at), scores in rows[rows.choice != reference].groupby(["choice", "at"], sort=False):
+        both = scores.merge(first[first["at"] == at], on="seed", suffixes=("", "_reference"))
+        if len(both):
+            test = paired_test([*both.value], [*both.value_reference])
+            limits = (math.nan,) * 3 if test is None else (test.low, test.high, test.p)
+            tests.append((choice, at, len(both), (both.value - both.value_reference).mean(skipna=False), *limits))
+    table = DataFrame(tests, columns=["choice", "at", "seeds", "difference", "low", "high", "p"])
+    adjusted = holm([None if math.isnan(p) else p for p in table.p])
+    return table.assign(**{"p (Holm)": [math.nan if p is None else p for p in adjusted]})
 
 
-def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Outcome]:
-    """Test each pair of scores and reference, over the same seeds, as one family."""
-    tests = [paired_test(scores, reference) for scores, reference in pairs]
-    count = sum(test is not None for test in tests)
-    adjusted = holm([None if test is None else test.p for test in tests])
-    return [Outcome(test, p, count) for test, p in zip(tests, adjusted, strict=True)]
+def conclusion(seeds: int, difference: float, p: float, adjusted: float, tests: int) -> str:
+    """Return the conclusion of a row of `paired` in a few words, among a number of tests.
+
+    If the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor rule
+    one out, and the conclusion says so.
+    """
+    if math.isnan(p):
+        reason = f"fewer than {LEAST} seeds" if seeds < LEAST else "the same difference in all seeds"
+        return f"not tested: {reason}" if math.isfinite(difference) else "not tested"
+    if adjusted < LEVEL:
+        return "a difference beyond chance"
+    return "no difference found" if p >= LEVEL else f"not significant after correction for {tests} tests"
 
 
 def spread(values: Sequence[float], decimals: int) -> str:
@@ -153,13 +122,13 @@ def spread(values: Sequence[float], decimals: int) -> str:
     return f"{fmean(values):.{decimals}f}" + (f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else "")
 
 
-def format_p(p: float | None) -> str:
-    """Write p with three digits, or as many as distinguish it from `LEVEL` if it is below; a dash for None.
+def format_p(p: float) -> str:
+    """Write p with three digits, or as many as distinguish it from `LEVEL` if it is below; a dash for NaN.
 
-    >>> [format_p(p) for p in (None, 0.0004, 0.0312, 0.0497, 0.0502)]
+    >>> [format_p(p) for p in (math.nan, 0.0004, 0.0312, 0.0497, 0.0502)]
     ['-', '< 0.001', '0.031', '0.0497', '0.050']
     """
-    if p is None:
+    if math.isnan(p):
         return "-"
     if p < 0.001:
         return "< 0.001"

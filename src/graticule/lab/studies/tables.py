@@ -38,11 +38,6 @@ def between(text: str, name: str, new: str) -> str:
     return pattern.sub(lambda match: f"{match[1]}\n{new}\n\n{match[2]}", text)
 
 
-def list_markers(text: str, kind: str) -> list[str]:
-    """List the names of a kind that have markers in a page, such as 'precision' of kind 'measured'."""
-    return re.findall(rf"<!-- {kind} (\S+): begin", text)
-
-
 def size_text(size: tuple[int, int]) -> str:
     """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
     height, width = size
