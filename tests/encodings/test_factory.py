@@ -42,8 +42,8 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding):
             for layer in positions:
                 if isinstance(layer.mixing, TokenMlp):
                     assert layer.mixing.first.shape[1] == layer.mixing.second.shape[0] == 16
-                else:
-                    weights = layer.mixing if isinstance(layer.mixing, torch.Tensor) else layer.mixing.weights
+                else:  # the periodic weights of a global filter are not computed
+                    weights = layer.mixing if isinstance(layer.mixing, torch.Tensor) else layer.mixing.matrix()
                     assert weights.shape[1:] == (16, 16)
             assert len(positions) == DEPTH
             with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):  # they have no position

@@ -97,6 +97,11 @@ def check_folder(folder: Path) -> None:
             f"`folder` must be new or that of a published model of this library, got {str(folder)!r}, whose {CONFIG} "
             "is of another program."
         )
+    if not (folder / CONFIG).is_file() and (taken := [name for name in (WEIGHTS, CARD) if (folder / name).exists()]):
+        raise ValueError(
+            f"`folder` must be new or that of a published model of this library, got {str(folder)!r}, whose {taken[0]} "
+            "would be replaced; name another folder."
+        )
 
 
 def write_model(

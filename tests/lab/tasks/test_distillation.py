@@ -274,6 +274,7 @@ def test_a_student_is_not_its_own_teacher(tmp_path):
         train(recipe, folder, progress=False)
     folder.mkdir()
     described = {"recipe": recipe.to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
+    described |= {"size": [28, 28], "mean": [0.5], "std": [0.5]}
     (folder / "recipe.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=r"`distillation.teacher` must be another run than the student's own"):
         train(recipe, folder, resume=True, progress=False)
