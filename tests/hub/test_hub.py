@@ -360,6 +360,16 @@ def test_a_folder_with_the_config_of_another_program_is_refused(model, tmp_path,
     assert (tmp_path / "config.json").read_text() == content
 
 
+def test_a_file_of_a_folder_without_a_model_is_not_replaced(model, tmp_path):
+    for name in ("README.md", "model.safetensors"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"`folder` must be new .* whose {name} would be replaced"):
+            model.save_pretrained(folder)
+        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, "mine")]
+
+
 def test_a_folder_of_a_published_model_is_written_again(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     other = copy.deepcopy(model)
