@@ -1,5 +1,6 @@
 # make demo   trains on embedded digits and writes runs/demo/report.html
 # make test   runs the tests
+# make test-long  runs the tests that take more than a second (tests/long.txt)
 # make test-slow  runs the tests that take some seconds each, those of devices, and ten times as many cases of the
 #               fuzzing tests
 # make test-gpu  runs the tests of devices alone, on the GPU if there is one, otherwise on the CPU
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-gpu test-lowest wheel dist release docs lint format tables clean
+.PHONY: demo test test-long test-slow test-gpu test-lowest wheel dist release docs lint format tables clean
 
 demo: $(VENV)/.lab
 	$(BIN)/graticule demo
@@ -25,6 +26,9 @@ demo: $(VENV)/.lab
 # Python writes compiled files; otherwise each process that a test starts would compile the package again.
 test: $(VENV)/.dev
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
+
+test-long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not slow and not gpu'
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or gpu'

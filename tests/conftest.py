@@ -21,8 +21,17 @@ def pytest_configure(config: pytest.Config) -> None:
         atexit.register(os._exit, 0)
 
 
+#: The names of tests that take more than a second: `make test-long` runs them, and so does .ci/run.
+LONG = Path(__file__).with_name("long.txt").read_text(encoding="utf-8").split()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files whose tests fork first, while the process is small."""
+    """Mark the long tests, and run the files whose tests fork first, while the process is small."""
+    long = {*LONG}
+    for item in items:
+        if f"tests/{item.nodeid.partition('[')[0].removeprefix('tests/')}" in long:
+            item.add_marker(pytest.mark.long)
     forking = {module: hasattr(module, "forked") or hasattr(module, "two_processes") for module in map(_module, items)}
     items.sort(key=lambda item: not forking[_module(item)])
 

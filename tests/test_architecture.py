@@ -226,3 +226,14 @@ def test_a_class_name_exists_once():
 def test_vague_names_and_late_imports_are_found():
     tree = ast.parse("def each(whole, a):\n    import torch\n    import onnx\n    self._found = b = found\n")
     assert sorted(vague_names(tree)) == ["_found", "each", "whole"] and [*late_imports(tree)] == ["torch"]
+
+
+def test_the_names_of_long_tests_exist():
+    names = (Path(__file__).with_name("long.txt")).read_text(encoding="utf-8").split()
+    missing = []
+    for name in names:
+        file, _, test = name.partition("::")
+        text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+        if not re.search(rf"^def {test}\(", text, re.MULTILINE):
+            missing.append(name)
+    assert names == sorted(set(names)) and missing == []

@@ -35,6 +35,7 @@ def folder(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("fuzz") / "run"
     (root / "checkpoints").mkdir(parents=True)
     described = {"recipe": RECIPES[0], "num_classes": 2, "channels": 1, "class_names": ["cat", "dog"]}
+    described |= {"size": [28, 28], "mean": [0.5], "std": [0.5]}
     (root / "recipe.json").write_text(json.dumps(described))
     (root / "result.json").write_text(json.dumps(RESULT))
     (root / "metrics.csv").write_text(METRICS)
