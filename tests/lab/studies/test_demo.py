@@ -21,4 +21,4 @@ def test_the_page_has_tables_curves_and_images_and_needs_nothing_else(tmp_path):
         assert re.search(rf">{sum(scores) / 2:.0f}(\.0)? ±", page)
     assert all(f"zoom {height}" in page for height, _ in module.SIZES)
     assert "neither confirm nor refute the paper" in page and "the control of amplitude" in page
-    assert page.count("LaPE less default: ") == 2 and page.count("less std 1: ") == 2
+    assert page.count(" points over default") == 2 and page.count(" points over std 1") == 2

@@ -54,10 +54,8 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
     about = f"seed {seeds[0]}, last epoch"
     pages = [compute_maps(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
     write_explorer(pages, folder / "explorer.html")
-    report = run_page(runs, results)
+    report = run_page(runs, results, headline(results))
     report.title = "What does LaPE gain, and is it more than amplitude?"
-    for sentence in headline(results):
-        report.note(sentence)
     report.text(
         "default: a learnable table, which starts at a standard deviation of 0.02, is added once to the embedded "
         "patches. std 1: the same, but it starts at 1; it is the control of amplitude. lape: each layer normalizes the "
@@ -83,8 +81,8 @@ def headline(results: Results) -> list[str]:
             test = paired_test(scores["lape"], scores[reference])
             interval = f" (95 % interval {test.low:+.1f} to {test.high:+.1f})" if test else " (no interval)"
             difference = fmean(scores["lape"]) - fmean(scores[reference])
-            parts.append(f"less {reference}: {difference:+.1f} points{interval}")
+            parts.append(f"{difference:+.1f} points over {reference}{interval}")
         sentences.append(
-            f"{where}, LaPE {', '.join(parts)}. Amplitude explains the gain unless the last is above zero."
+            f"{where}, LaPE gains {' and '.join(parts)}. If the second is not above zero, the gain is one of amplitude."
         )
     return sentences

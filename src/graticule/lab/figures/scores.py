@@ -185,6 +185,8 @@ def convergence_plot(
     for label_of_ax in (ax.title, ax.yaxis.label):
         label_of_ax.set_parse_math(False)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(lines) == 1:  # a title says what it is
+        figure.legends[0].set_visible(False)
     for line, label, text in zip(list(ax.lines), lines, figure.legends[0].get_texts(), strict=True):
         line.set_label(label)
         text.set_text(label)

@@ -103,22 +103,33 @@ class Report:
         return write_bytes(path, self.html().encode("utf-8"))
 
 
-def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None) -> Report:
-    """Return the page of finished runs of one metric.
+def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None, answers: Sequence[str] = ()) -> Report:
+    """Return the page of finished runs of one metric, which begins with the answer and a figure, or with the scores.
 
     Args:
         runs: choice -> its runs, which differ only in the seed.
         results: their scores and tests; None for a single run.
+        answers: sentences at the top instead of the answer of the results.
     """
     first = next(iter(runs.values()))[0]
     metric = first.recipe().metric
     report = Report(", ".join(runs) if len(runs) < 4 else f"{len(runs)} choices", f"judged by {metric.title}")
-    if results is not None:
+    for sentence in answers or ([results.answer()] if results is not None and results.answer() else ()):
+        report.note(sentence)
+    if results is None:
+        result = first.result()
+        scores = [metric.show(result[f"{which}_{metric.key}"], unit=False) for which in ("last", "best")]
+        row = [*scores, result["best_epoch"], result["epochs"], f"{result['seconds']:.0f}"]
+        report.table(
+            [metric.title, "best", "in epoch", "epochs", "seconds"], [row], "after the last epoch, and the best"
+        )
+    else:
+        for suffix, figure in results.figures().items():
+            what = f"{metric.title} at other sizes, with the same weights" if suffix else results.endpoint
+            report.figure(figure, what, f"{what}, of all choices and seeds")
         for title, (header, *rows) in results.tables().values():
             report.table(header, rows, title)
         report.text(" ".join([results.provenance(), *results.notes()]))
-        for figure in results.figures().values():
-            report.figure(figure, results.endpoint, f"{results.endpoint} of all choices and seeds")
     histories = {name: [read_metrics(run.metrics_file) for run in members] for name, members in runs.items()}
     report.heading("Training")
     for key in (metric, "train_loss", "val_loss") if len(runs) <= MOST_LINES else ():
@@ -126,7 +137,7 @@ def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None) 
         if all(column in history for members in histories.values() for history in members):
             lines = {name: curve(members, column) for name, members in histories.items()}
             several = any(len(members) > 1 for members in runs.values())
-            caption = "Mean over seeds; the band is one standard deviation." if several else "One line per run."
+            caption = "Mean over seeds; the band is one standard deviation." if several else axis_label(key)
             report.figure(convergence_plot(lines, key), caption, f"{axis_label(key)} against epochs")
     report.heading("Recipes")
     values = {name: flat_values(members[0].recipe().to_dict()) for name, members in runs.items()}

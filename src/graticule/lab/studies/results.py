@@ -122,6 +122,14 @@ class Results(PrintedTable):
             finding = conclusion(seeds, numbers[0], p, adjusted, count)
             yield choice, at, str(seeds), *texts, format_p(p), format_p(adjusted), finding
 
+    def answer(self) -> str:
+        """Return the findings in a sentence: how much each choice is above or below the first."""
+        parts = []
+        for choice, _, _, difference, low, high, _, _, finding in self._texts(self.tests()):
+            interval = "" if low == "-" else f" [{low}, {high}]"
+            parts.append(f"{choice} {difference}{interval}, {finding}")
+        return f"{self.endpoint}, against {next(iter(self.choices))}: {'; '.join(parts)}." if parts else ""
+
     def notes(self) -> list[str]:
         """Return sentences on the tests, and on scores that are not alike."""
         tests = self.tests()
@@ -158,7 +166,7 @@ class Results(PrintedTable):
 
     def markdown(self, figures: Iterable[str] = ()) -> str:
         """Return the text: origin of the numbers, tables, notes, figures."""
-        text = [self.provenance()]
+        text = [self.answer(), self.provenance()]
         for title, rows in self.tables().values():
             text += [f"{title}:", markdown(rows)]
         text += [" ".join(self.notes()), *(f"![{self.endpoint}]({figure})" for figure in figures)]
