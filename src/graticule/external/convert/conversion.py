@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
@@ -126,8 +127,9 @@ def convert(
         raise ValueError("`images` must be left out where the position of the model stays.")
     check_intact(model, "wrapped", "quantized", "pruned", "parametrized", values=False)
     conversion = read(model)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
-        backbone = _build(model, conversion)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with _Zeros():  # of ViT-B, most of the time was for random values, all of which are replaced
+            backbone = _build(model, conversion)
         names = _names(model, backbone, conversion)
         _copy_values(model, parts_of(names, backbone.state_dict()))
     _copy_settings(model, backbone, names)
@@ -138,6 +140,17 @@ def convert(
         return backbone
     encoding = conversion.encoding if encoding is None else encoding
     return change_position(backbone, encoding, joining or "default", images)
+
+
+class _Zeros(TorchFunctionMode):
+    """Let parameters start at zero where they would be random."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("uniform_", "normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "erfinv_"):
+            tensor: Tensor = next(iter((*args, *(kwargs or {}).values())))
+            return tensor if name == "erfinv_" else tensor.zero_()
+        return func(*args, **(kwargs or {}))
 
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
