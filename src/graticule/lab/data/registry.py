@@ -24,11 +24,12 @@ _FILES = {
     **dict.fromkeys(("cifar10", "cifar100", "digits", "fashion_mnist"), "published"),
     **dict.fromkeys(("coco", "coco_train"), "coco"),
     **dict.fromkeys(("mask_folder", "ade20k", "camvid"), "mask_folder"),
-    **dict.fromkeys(("image_folder", "unlabeled_folder"), "folder"),
     **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
     **dict.fromkeys(("gym_place", "gym_border", "gym_symmetry", "gym_order", "gym_region"), "gym"),
     **dict.fromkeys(("gym_neighbors", "gym_displacement", "gym_direction", "gym_distance", "gym_scale"), "gym"),
     "hugging_face": "hugging_face",
+    "image_folder": "shards",
+    "unlabeled_folder": "folder",
 }
 
 

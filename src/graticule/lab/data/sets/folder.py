@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from graticule.lab.data.images import LARGEST, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.system.files import check_plain, read_bytes
+from graticule.system.files import check_plain, read_bytes, read_utf8
 
 #: The folders of a split; the first that exists is used.
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "validation", "test")}
@@ -38,13 +38,6 @@ class FolderImages(EncodedImages):
         return self.files[index][0]
 
 
-@register_dataset("image_folder")
-def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
-    """Load `root`/train, or `root`/val (or validation, or test)."""
-    names, files = folder_files(root)
-    return FolderImages(files[split], skip_broken=split == "train"), DatasetInfo("image_folder", names)
-
-
 @register_dataset("unlabeled_folder")
 def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
     """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out."""
@@ -65,20 +58,32 @@ def existing_folder(root: Path | None, content: str) -> Path:
     return root
 
 
-def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
+def folder_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
     """Find the names of the classes, and (file, label) of every image of both splits."""
-    root = existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG")
     classes_of = {split: _classes(root, split) for split in SPLITS}
-    if differing := sorted({*classes_of["train"]} ^ {*classes_of["test"]}):
-        listed = ", ".join(differing[:5]) + ", ..." * (len(differing) > 5)
-        raise ValueError(
-            f"`data_root` must have the same classes in training and evaluation; in one only: {listed} ({root})."
-        )
+    check_same_classes(classes_of["train"], classes_of["test"], root)
     names = tuple(sorted(classes_of["train"]))
     return names, {
         split: [(path, label) for label, name in enumerate(names) for path in classes[name]]
         for split, classes in classes_of.items()
     }
+
+
+def check_same_classes(train: Iterable[str], test: Iterable[str], root: Path) -> None:
+    """Check that both splits have the same classes, in any order."""
+    if differing := sorted({*train} ^ {*test}):
+        listed = ", ".join(differing[:5]) + ", ..." * (len(differing) > 5)
+        raise ValueError(
+            f"`data_root` must have the same classes in training and evaluation; in one only: {listed} ({root})."
+        )
+
+
+def read_class_names(path: Path, most: int) -> tuple[str, ...]:
+    """Read 2 to `most` different names, one per line."""
+    names = tuple(line.strip() for line in read_utf8(path, 1 << 26).splitlines())
+    if not 2 <= len(names) <= most or "" in names or len(set(names)) < len(names):
+        raise ValueError(f"{path} must have 2 to {most:,} different names, one per line, got {len(names)} lines.")
+    return names
 
 
 def _classes(root: Path, split: Split) -> dict[str, list[Path]]:

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from graticule.lab.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image
 from graticule.lab.data.images import LARGEST, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.folder import files_below, is_image
+from graticule.lab.data.sets.folder import files_below, is_image, read_class_names
 from graticule.system.files import read_bytes, read_utf8
 
 #: The folders of a split; the first that exists is used.
@@ -142,7 +142,5 @@ def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]
         raise FileNotFoundError(
             f"`data_root` must have classes.txt, the names of the classes by line, got {base}, which has none."
         )
-    names = tuple(line.strip() for line in read_utf8(listed, 1 << 20).splitlines())
-    if not 2 <= len(names) <= 255 or "" in names or len(set(names)) < len(names):  # of masks of 8 bits
-        raise ValueError(f"{listed} must have 2 to 255 different names, one per line, got {len(names)} lines.")
+    names = read_class_names(listed, 255)  # of masks of 8 bits
     return load_masks("mask_folder", names, pairs, split)

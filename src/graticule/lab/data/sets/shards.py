@@ -1,0 +1,185 @@
+"""ImageNet's layout in folders, or in .tar files (shards), whose images are read at their offsets, never extracted."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
+from graticule.lab.data.registry import register_dataset
+from graticule.lab.data.sets import folder
+from graticule.system.files import check_plain
+
+#: What is kept of an image, beside its name: 1.3 million of the objects of `tarfile` would take gigabytes.
+_ROW = np.dtype([("shard", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name_end", "i8")])
+#: The .tar files of a split, each with its size and its time of modification.
+Shards = tuple[tuple[Path, int, int], ...]
+
+
+class ShardImages(EncodedImages):
+    """Images in uncompressed .tar files, which each read opens, so that processes share nothing.
+
+    Args:
+        shards: the files.
+        rows: the facts of each image, (n,).
+        names: the names of all images, joined.
+        skip_broken: replace images that cannot be decoded.
+    """
+
+    def __init__(self, shards: Shards, rows: np.ndarray, names: bytes, skip_broken: bool) -> None:
+        super().__init__(rows["label"].copy(), skip_broken)
+        self.shards, self.rows, self.names = shards, rows, names
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of an image."""
+        offset, size = (int(self.rows[name][index]) for name in ("offset", "size"))
+        if size > LARGEST:
+            raise ValueError(f"{self.place(index)} must have at most {LARGEST:,} bytes, got {size:,}.")
+        with self.files_of(index)[0].open("rb") as file:
+            file.seek(offset)
+            content = file.read(size)
+        if len(content) < size:
+            raise ValueError(
+                f"{self.place(index)} must have {size:,} bytes, got {len(content):,}: the file was cut off."
+            )
+        return content
+
+    def place(self, index: int) -> Path:
+        """Return the path of the .tar file, followed by the name of the image in it."""
+        start, end = self.rows["name_end"][index - 1] if index else 0, self.rows["name_end"][index]
+        return Path(f"{self.files_of(index)[0]}/{self.names[start:end].decode('utf-8', 'surrogateescape')}")
+
+    def files_of(self, index: int) -> tuple[Path]:
+        """Return the path of the .tar file."""
+        return (self.shards[self.rows["shard"][index]][0],)
+
+
+@register_dataset("image_folder")
+def image_folder(split: Split, root: Path | None) -> tuple[EncodedImages, DatasetInfo]:
+    """Load `root`/train, or `root`/val (or validation, or test): a folder per class, or .tar files.
+
+    The .tar files are `root`/train/*.tar, or `root`/train.tar, `root`/*-train-*.tar and the like. Their images are
+    CLASS/NAME.jpg, or in a file CLASS.tar without folders; or those of a WebDataset, with labels from 0 in KEY.cls or
+    as "label" in KEY.json. Its classes are called "0", "1" and so on, or as the lines of `root`/classes.txt.
+    """
+    root = folder.existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or with .tar files of images")
+    training = split == "train"
+    train, test = (_find_shards(root, part) for part in folder.SPLITS)
+    if not (train or test):
+        names, files = folder.folder_files(root)
+        return folder.FolderImages(files[split], training), DatasetInfo("image_folder", names)
+    if not (train and test):
+        raise ValueError(f"`data_root` must have .tar files of both splits or of none, got those of one in {root}.")
+    names, tables = _read_shards(train, test)
+    present = [[names[label] for label in np.unique(rows["label"])] for rows, _ in tables]
+    folder.check_same_classes(present[0], present[1], root)
+    if names == tuple(map(str, range(len(names)))) and (listed := root / "classes.txt").exists():
+        names, count = folder.read_class_names(listed, MOST_CLASSES), len(names)
+        if len(names) != count:
+            raise ValueError(f"{listed} must have a line for each of {count} classes, got {len(names)} lines.")
+    shards, table = (train, tables[0]) if training else (test, tables[1])
+    return ShardImages(shards, *table, training), DatasetInfo("image_folder", names)
+
+
+def _find_shards(root: Path, split: Split) -> Shards:
+    """Find the .tar files of a split; none if it has folders of classes."""
+    for name in folder.SPLITS[split]:
+        inside = sorted((root / name).glob("[!.]*")) if (root / name).is_dir() else []
+        if any(path.is_dir() for path in inside):
+            return ()
+        pattern = re.compile(rf"(.+-)?{name}(-.+)?\.tar")
+        paths = [path for path in inside if path.suffix == ".tar"]
+        if paths := paths or sorted(path for path in root.glob("[!.]*.tar") if pattern.fullmatch(path.name)):
+            for path in paths:
+                folder.check_link(path)
+            return tuple((path, check_plain(path), path.stat().st_mtime_ns) for path in paths)
+    return ()
+
+
+@lru_cache(maxsize=1)
+def _read_shards(*splits: Shards) -> tuple[tuple[str, ...], list[tuple[np.ndarray, bytes]]]:
+    """Return the names of the classes, and the images of each split by class and name; once per process."""
+    images: list[list[tuple[str | int, str, int, int, int]]] = [[] for _ in splits]  # class, name, shard, offset, size
+    for shards, found in zip(splits, images, strict=True):
+        for number, (path, *_) in enumerate(shards):
+            parts, classes = _read_shard(path)
+            found += [(classes[name], name, number, *part) for name, part in parts.items()]
+    present = {image[0] for found in images for image in found}
+    numbered = {isinstance(name, int) for name in present}
+    first = splits[0][0][0]
+    if len(numbered) > 1:
+        raise ValueError(f"`data_root` must have labels in all .tar files, or folders in all, got both, as in {first}.")
+    names: list[Any] = sorted(present)
+    if len(names) < 2 or (True in numbered and names[-1] != len(names) - 1):
+        listed = ", ".join(map(str, names[:5])) + ", ..." * (len(names) > 5) or "none"
+        rule = "images of every class from 0 on" if True in numbered else "two classes or more"
+        raise ValueError(f"`data_root` must have {rule}, got {listed} in .tar files such as {first}.")
+    labels, tables = {name: label for label, name in enumerate(names)}, []
+    for found in images:
+        found.sort(key=lambda image: (image[0], image[1].replace("/", "\0")))  # the order of paths
+        rows, joined = np.zeros(len(found), _ROW), bytearray()
+        for index, (group, name, *place) in enumerate(found):
+            joined += name.encode("utf-8", "surrogateescape")
+            rows[index] = (*place, labels[group], len(joined))
+        tables.append((rows, bytes(joined)))
+    return tuple(map(str, names)), tables
+
+
+def _read_shard(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, str | int]]:
+    """Return the offset and size of each image in a .tar file, and its class: a name, or a number of a WebDataset."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, Any] = {}
+    length = check_plain(path)
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # otherwise all are kept
+                name, part = member.name, (member.offset_data, member.size)
+                if member.size < 0 or sum(part) > length:
+                    raise tarfile.ReadError(f"{name!r} goes beyond its end")
+                if folder.is_image(name):
+                    if not member.isreg() or member.issparse():
+                        raise tarfile.ReadError(f"{name!r} is a link, or no plain file")
+                    images[name] = part
+                elif name.endswith((".cls", ".json")) and member.isreg():
+                    file.seek(part[0])
+                    label = _label(file.read(min(part[1], 1 << 20)))
+                    labels[_key(name)] = label if name.endswith(".cls") else labels.get(_key(name), label)
+            file.seek(archive.offset)
+            rest = file.read(1 << 20)
+            if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):  # `tarfile` takes a damaged header for the end
+                raise tarfile.ReadError(f"it is damaged or cut off at byte {archive.offset:,}")
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+        raise ValueError(f"`data_root` must have whole, uncompressed .tar files, got {path}: {error}.") from None
+    if not labels.keys() & {_key(name) for name in images}:
+        folders = {name: name.rpartition("/")[0].rpartition("/")[2] for name in images}
+        return images, {name: path.stem if above in ("", ".") else above for name, above in folders.items()}
+    classes = {name: labels.pop(_key(name), None) for name in images}  # a second image of a key has none
+    for name, label in classes.items():
+        if type(label) is not int or not 0 <= label < MOST_CLASSES:
+            raise ValueError(
+                f"{path}/{name} must have its own label below {MOST_CLASSES:,}, a number in a file .cls or "
+                f'"label" in a file .json, got {str(label)[:40]}.'
+            )
+    return images, classes
+
+
+def _key(name: str) -> str:
+    """Return the name of a member up to the first point of its last part, which its image and its label share."""
+    above, _, file = name.rpartition("/")
+    return f"{above}/{file.partition('.')[0]}"
+
+
+def _label(content: bytes) -> Any:
+    """Return the label in a file .cls or .json; its text if it is not JSON."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return content[:40]
+    return value.get("label") if isinstance(value, dict) else value
