@@ -23,14 +23,7 @@ Shards = tuple[tuple[Path, int, int], ...]
 
 
 class ShardImages(EncodedImages):
-    """Images in uncompressed .tar files, which each read opens, so that processes share nothing.
-
-    Args:
-        shards: the files.
-        rows: the facts of each image, (n,).
-        names: the names of all images, joined.
-        skip_broken: replace images that cannot be decoded.
-    """
+    """Images in uncompressed .tar files, which each read opens; `rows` (n,), and the joined `names` of all images."""
 
     def __init__(self, shards: Shards, rows: np.ndarray, names: bytes, skip_broken: bool) -> None:
         super().__init__(rows["label"].copy(), skip_broken)
@@ -38,7 +31,7 @@ class ShardImages(EncodedImages):
 
     def read(self, index: int) -> bytes:
         """Return the bytes of an image."""
-        offset, size = (int(self.rows[name][index]) for name in ("offset", "size"))
+        offset, size = self.rows["offset"][index], int(self.rows["size"][index])
         if size > LARGEST:
             raise ValueError(f"{self.place(index)} must have at most {LARGEST:,} bytes, got {size:,}.")
         with self.files_of(index)[0].open("rb") as file:
@@ -83,8 +76,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[EncodedImages, Datase
         names, count = folder.read_class_names(listed, MOST_CLASSES), len(names)
         if len(names) != count:
             raise ValueError(f"{listed} must have a line for each of {count} classes, got {len(names)} lines.")
-    shards, table = (train, tables[0]) if training else (test, tables[1])
-    return ShardImages(shards, *table, training), DatasetInfo("image_folder", names)
+    return ShardImages((test, train)[training], *tables[not training], training), DatasetInfo("image_folder", names)
 
 
 def _find_shards(root: Path, split: Split) -> Shards:
@@ -93,9 +85,9 @@ def _find_shards(root: Path, split: Split) -> Shards:
         inside = sorted((root / name).glob("[!.]*")) if (root / name).is_dir() else []
         if any(path.is_dir() for path in inside):
             return ()
-        pattern = re.compile(rf"(.+-)?{name}(-.+)?\.tar")
         paths = [path for path in inside if path.suffix == ".tar"]
-        if paths := paths or sorted(path for path in root.glob("[!.]*.tar") if pattern.fullmatch(path.name)):
+        beside = (path for path in root.glob("[!.]*") if re.fullmatch(rf"(.+-)?{name}(-.+)?\.tar", path.name))
+        if paths := paths or sorted(beside):
             for path in paths:
                 folder.check_link(path)
             return tuple((path, check_plain(path), path.stat().st_mtime_ns) for path in paths)
@@ -107,8 +99,8 @@ def _read_shards(*splits: Shards) -> tuple[tuple[str, ...], list[tuple[np.ndarra
     """Return the names of the classes, and the images of each split by class and name; once per process."""
     images: list[list[tuple[str | int, str, int, int, int]]] = [[] for _ in splits]  # class, name, shard, offset, size
     for shards, found in zip(splits, images, strict=True):
-        for number, (path, *_) in enumerate(shards):
-            parts, classes = _read_shard(path)
+        for number, (path, length, _) in enumerate(shards):
+            parts, classes = _read_shard(path, length)
             found += [(classes[name], name, number, *part) for name, part in parts.items()]
     present = {image[0] for found in images for image in found}
     numbered = {isinstance(name, int) for name in present}
@@ -131,11 +123,10 @@ def _read_shards(*splits: Shards) -> tuple[tuple[str, ...], list[tuple[np.ndarra
     return tuple(map(str, names)), tables
 
 
-def _read_shard(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, str | int]]:
+def _read_shard(path: Path, length: int) -> tuple[dict[str, tuple[int, int]], dict[str, str | int]]:
     """Return the offset and size of each image in a .tar file, and its class: a name, or a number of a WebDataset."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, Any] = {}
-    length = check_plain(path)
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
             while (member := archive.next()) is not None:
@@ -143,16 +134,16 @@ def _read_shard(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, str |
                 name, part = member.name, (member.offset_data, member.size)
                 if member.size < 0 or sum(part) > length:
                     raise tarfile.ReadError(f"{name!r} goes beyond its end")
+                if folder.is_image(name) and (not member.isreg() or member.issparse()):
+                    raise tarfile.ReadError(f"{name!r} is a link, or no plain file")
                 if folder.is_image(name):
-                    if not member.isreg() or member.issparse():
-                        raise tarfile.ReadError(f"{name!r} is a link, or no plain file")
                     images[name] = part
                 elif name.endswith((".cls", ".json")) and member.isreg():
                     file.seek(part[0])
                     label = _label(file.read(min(part[1], 1 << 20)))
                     labels[_key(name)] = label if name.endswith(".cls") else labels.get(_key(name), label)
             file.seek(archive.offset)
-            rest = file.read(1 << 20)
+            rest = file.read(1 << 16)
             if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):  # `tarfile` takes a damaged header for the end
                 raise tarfile.ReadError(f"it is damaged or cut off at byte {archive.offset:,}")
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
