@@ -98,11 +98,11 @@ def _find_shards(root: Path, split: Split) -> Shards:
 def _read_shards(*splits: Shards) -> tuple[tuple[str, ...], list[tuple[np.ndarray, bytes]]]:
     """Return the names of the classes, and the images of each split by class and name; once per process."""
     images: list[list[tuple[str | int, str, int, int, int]]] = [[] for _ in splits]  # class, name, shard, offset, size
-    for shards, found in zip(splits, images, strict=True):
+    for shards, members in zip(splits, images, strict=True):
         for number, (path, length, _) in enumerate(shards):
             parts, classes = _read_shard(path, length)
-            found += [(classes[name], name, number, *part) for name, part in parts.items()]
-    present = {image[0] for found in images for image in found}
+            members += [(classes[name], name, number, *part) for name, part in parts.items()]
+    present = {image[0] for members in images for image in members}
     numbered = {isinstance(name, int) for name in present}
     first = splits[0][0][0]
     if len(numbered) > 1:
@@ -113,10 +113,10 @@ def _read_shards(*splits: Shards) -> tuple[tuple[str, ...], list[tuple[np.ndarra
         rule = "images of every class from 0 on" if True in numbered else "two classes or more"
         raise ValueError(f"`data_root` must have {rule}, got {listed} in .tar files such as {first}.")
     labels, tables = {name: label for label, name in enumerate(names)}, []
-    for found in images:
-        found.sort(key=lambda image: (image[0], image[1].replace("/", "\0")))  # the order of paths
-        rows, joined = np.zeros(len(found), _ROW), bytearray()
-        for index, (group, name, *place) in enumerate(found):
+    for members in images:
+        members.sort(key=lambda image: (image[0], image[1].replace("/", "\0")))  # the order of paths
+        rows, joined = np.zeros(len(members), _ROW), bytearray()
+        for index, (group, name, *place) in enumerate(members):
             joined += name.encode("utf-8", "surrogateescape")
             rows[index] = (*place, labels[group], len(joined))
         tables.append((rows, bytes(joined)))
