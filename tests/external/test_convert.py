@@ -161,6 +161,21 @@ def test_a_hook_of_transformers_is_no_obstacle_and_another_one_is():
         graticule.convert(model)
 
 
+def test_hooks_on_parameters_and_a_tensor_that_is_trained_in_part_are_refused():
+    config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32)
+    for change, message in (
+        (lambda weights: weights[1].register_hook(torch.zeros_like), "must have no hooks on parameters, got one on"),
+        (lambda weights: weights[1].requires_grad_(False), "must train all parts of blocks.0.attn.qkv.weight or none"),
+    ):
+        model = transformers.ViTModel(config).eval()
+        weights = [value for name, value in model.named_parameters() if "layers.0." in name and value.shape == (32, 32)]
+        change(weights)
+        with pytest.raises(ValueError, match=message):
+            graticule.convert(model)
+    model = transformers.ViTModel(config).requires_grad_(False).eval()
+    assert not any(value.requires_grad for value in graticule.convert(model).parameters())
+
+
 FAMILIES = (
     *("vit_*_rope*", "eva02_*", "*_dinov3*", "vit_relpos_*", "vit_srelpos_*", "beit*", "samvit*"),
     *("convit*", "mixer_*", "resmlp_*", "swinv2_*"),

@@ -237,8 +237,16 @@ def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
 def _copy_settings(model: Any, backbone: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
     """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
     backbone.train(model.training)
+    trained: dict[str, bool] = {}
     for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(f"`model` must have no hooks on parameters, got one on {name}; remove it.")
         for target in names[name]:
+            if trained.setdefault(target, parameter.requires_grad) != parameter.requires_grad:
+                raise ValueError(
+                    f"`model` must train all parts of {target} or none, which are one tensor here, got {name} with "
+                    f"requires_grad {parameter.requires_grad} and others with {not parameter.requires_grad}."
+                )
             backbone.get_parameter(target).requires_grad_(parameter.requires_grad)
     untyped: Any = backbone
     for mode in ("grad_checkpointing", "distilled_training"):
