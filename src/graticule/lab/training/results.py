@@ -77,6 +77,7 @@ TOP1 = Metric("top1", "top-1", "%", highest=True)
 BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
 BOX_MAP = Metric("box_map", "box mAP", "%", highest=True)
 MIOU = Metric("miou", "mIoU", "%", highest=True)
+COSINE = Metric("cosine", "cosine with the original's features", "", highest=True, decimals=4)
 
 
 @dataclass(frozen=True)
