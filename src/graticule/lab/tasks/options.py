@@ -13,7 +13,7 @@ from pydantic import Field
 from graticule.lab.arguments import Rare, Usual
 from graticule.lab.data.augmentation import Augmentation, DenseAugmentation
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import BITS_PER_BYTE, BOX_MAP, COSINE, MIOU, TOP1, Metric
+from graticule.lab.training.results import BITS_PER_BYTE, BOX_MAP, COSINE, MIOU, TOP1, Metric, SizeOptions
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import (
     Count,
@@ -308,15 +308,6 @@ class AdaptRecipe(TrainingRecipe):
     def quick(self) -> Self:
         """Return a recipe with the last two stages in a few steps, on the CPU."""
         return super(AdaptRecipe, dataclasses.replace(self, stages=self.stages[-2:])).quick()
-
-
-@dataclass(kw_only=True)
-class SizeOptions:
-    """The option of evaluations of images."""
-
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
-    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
 
 
 @dataclass(kw_only=True)

@@ -140,6 +140,15 @@ class Evaluation(ABC, Generic[S]):
         return None
 
 
+@dataclass(kw_only=True)
+class SizeOptions:
+    """The option of evaluations of images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The predictions or the ground truth of one image; all sizes are in pixels of the image in its file.
