@@ -13,11 +13,11 @@ benchmarks: . 1730
 evidence: . 4770
 graticule: . 30, analysis 3310, backbones 4980, checkpoints 1980, dense 2090, encodings 5320, external 6610, hub 790,
   layers 1020, position 3400, registry 1190, surgery 2490, system 540, testing 3390
-graticule/lab: . 750, commands 2840, data 3780, figures 1210, pages 870, recipes 1220, studies 1350, tasks 2380,
-  training 2730
+graticule/lab: . 750, commands 2840, data 3780, figures 1210, pages 870, recipes 1220, studies 1350, tasks 2390,
+  training 2740
 tests: . 3390, analysis 2660, backbones 4020, checkpoints 1720, dense 790, encodings 4140, external 3420, gpu 840, hub
   390, layers 850, parity 1650, position 2310, registry 750, surgery 2770, system 230, testing 2050
-tests/lab: . 130, commands 1530, data 2970, figures 330, pages 400, recipes 500, studies 1710, tasks 1730, training
+tests/lab: . 130, commands 1540, data 2970, figures 330, pages 400, recipes 500, studies 1710, tasks 1730, training
   1430
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.

@@ -82,7 +82,7 @@ def test_evaluate_has_the_options_of_every_task_and_those_of_plugins(monkeypatch
     assert (options.turn, options.sizes, options.mode, options.probe) == (5, ["8"], "zoom", None)
     other = dataclasses.make_dataclass("Other", [("mode", int, 3)], bases=(TextEvaluation,))
     monkeypatch.setattr(list_tasks()["language"], "evaluation", other)
-    with pytest.raises(ValueError, match="Other must not have the option mode, which is another one of"):
+    with pytest.raises(ValueError, match="`evaluation` must not have the option mode, which is another one of"):
         evaluate_options()
 
 

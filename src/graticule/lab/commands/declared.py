@@ -438,13 +438,12 @@ DECLARED: dict[str, type] = {
 def evaluate_options() -> type:
     """Return the options of evaluate, with those of the evaluations of tasks that a plugin registered."""
     kinds = list(dict.fromkeys(task.evaluation for _, task in sorted(registered("task").items())))
-    options = {option.name: option for option in dataclasses.fields(Evaluate)}
-    for kind, option in ((kind, option) for kind in kinds for option in dataclasses.fields(kind)):
-        known = options.setdefault(option.name, option)
-        if (known.type, default_of(known)) != (option.type, default_of(option)):
+    known = {option.name: option for option in dataclasses.fields(Evaluate)}
+    for option in [option for kind in kinds for option in dataclasses.fields(kind)]:
+        other = known.setdefault(option.name, option)
+        if (other.type, default_of(other)) != (option.type, default_of(option)):
             raise ValueError(
-                f"`evaluation` {kind.__name__} must not have the option {option.name}, which is another one of "
-                "graticule evaluate."
+                f"`evaluation` must not have the option {option.name}, which is another one of graticule evaluate."
             )
     return dataclass(type("Evaluate", (*reversed(kinds), Evaluate), {"__doc__": Evaluate.__doc__}))
 
