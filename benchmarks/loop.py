@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
-from graticule.lab.tasks.classification import Classification, Recipe
+from graticule.lab.tasks.classification import Classification
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
 
 

@@ -13,8 +13,6 @@ def command_options(name: str) -> type:
     if name in DECLARED:
         return DECLARED[name]
     module = import_module(f"graticule.lab.commands.{name}")
-    if hasattr(module, "options_class"):
-        return module.options_class()
     classes = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     return next(value for value in classes if dataclasses.is_dataclass(value) and isinstance(value, type))
 

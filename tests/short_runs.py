@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.tasks.classification import ImageMixing, Recipe
+from graticule.lab.tasks.options import ImageMixing, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run

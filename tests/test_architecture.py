@@ -169,7 +169,7 @@ VAGUE_LEFT = """
 surgery 3
 """
 LATE_LEFT = """
-. 1, external 1, lab 1, lab/commands 5, lab/data 1, lab/recipes 2, lab/studies 5, lab/tasks 5,
+. 1, external 1, lab 1, lab/commands 5, lab/data 2, lab/recipes 1, lab/studies 5, lab/tasks 5,
 lab/training 4, system 2
 """
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fuzz import altered, changed, fuzzed, outcome, replaced, tree
 from graticule.lab.studies.runs import read_metrics, summarise
-from graticule.lab.tasks.classification import Recipe, class_names
-from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.classification import class_names
+from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.checkpoints import best_checkpoint, read_training
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import read_recipe

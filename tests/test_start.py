@@ -26,10 +26,14 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 LIGHT = {
     0: [
         *("--help", "--version", "train --help", "audit --help", "models --help", "analyze correlations --help"),
-        *("new --help-all", "runs FOLDER"),
+        *("new --help-all", "runs FOLDER", "train digits_quick --help", "train camvid_pvt --help", "compare --help"),
+        *("adapt --help", "evaluate --help"),
     ],
-    1: ["trian", "train digts", "analyze correlation", "runs nowhere"],
-    2: ["", "audit --imags FOLDER", "check"],
+    1: ["trian", "train digts", "analyze correlation", "runs nowhere", "compare digts --choices lr=1 lr=2"],
+    2: [
+        *("", "audit --imags FOLDER", "check", "train digits_quick --epoch 3", "compare digits_quick --epoch 3"),
+        *("compare digits_quick --choices encodin=rope", "evaluate FOLDER --coun 3", "adapt FOLDER --epoch 3"),
+    ],
 }
 
 
@@ -43,7 +47,7 @@ def test_importing_the_package_and_printing_help_imports_no_pytorch(tmp_path, mo
         for code, lines in LIGHT.items()
         for line in lines
     ]
-    heavy = "{'torch', 'timm', 'lightning_fabric', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()"
+    heavy = "{'torch', 'timm', 'lightning_fabric', 'numpy', 'scipy', 'pandas', 'matplotlib'} & sys.modules.keys()"
     done = run(
         f"import sys, graticule\ngraticule.__version__\nprint({heavy})\nfrom commands import code_of\n"
         f"print([[words for words, code in {calls} if code_of(words) != code], {heavy}])"

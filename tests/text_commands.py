@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.options import TextRecipe
 from graticule.lab.training.training import Training
 
 #: Number of tokens for which position information is stored.

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 import graticule
 from graticule.checkpoints.released_dense import load_published
 from graticule.dense.regions import RegionPool, RegionSampler
-from graticule.lab.tasks.detection import DetectionRecipe, image_seed
+from graticule.lab.tasks.detection import image_seed
+from graticule.lab.tasks.options import DetectionRecipe
 from graticule.lab.training.task import task_of
 
 IMAGES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(n)) for n in range(2)]

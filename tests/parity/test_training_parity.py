@@ -12,8 +12,8 @@ from timm.loss import SoftTargetCrossEntropy
 import graticule
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sampling import BatchOrder, EpochSampler
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.distillation import Distillation, Teacher
+from graticule.lab.tasks.distillation import Teacher
+from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.optimization import build_optimizer, build_schedule
 from in_turn import in_turn
 from tiny import without_memory

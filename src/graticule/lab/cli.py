@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 
-from graticule.lab.commands.declared import DECLARED, parse_declared
+from graticule import __version__
 from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import BrokenContract, install, known_name, printable
@@ -115,8 +115,6 @@ def _run(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from graticule import __version__
-
         print(__version__)
         return 0
     if arguments[0] == "help":
@@ -129,6 +127,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
+    from graticule.lab.commands.declared import DECLARED, parse_declared  # not needed for the list of commands
+
     options = parse_declared(name, arguments) if name in DECLARED else arguments
     return import_module(f"graticule.lab.commands.{name}").run(options)
 

@@ -7,8 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from tqdm.auto import tqdm
-from tqdm.std import tqdm as plain_tqdm
+from tqdm.std import tqdm
 
 _BOLD, _RED = "1", "1;31"
 
@@ -32,7 +31,7 @@ def _styled(text: str, style: str, stream: TextIO) -> str:
 INTERVAL = 30.0
 
 
-class Lines(plain_tqdm):
+class Lines(tqdm):
     """A bar that prints a line every 30 seconds, for a stderr that is a file or a pipe."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -62,5 +61,7 @@ def hidden(wanted: bool) -> bool:
 
 def bar(*arguments: Any, wanted: bool = True, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar, or lines if stderr is a file or a pipe; it shows nothing if it is not wanted."""
-    kind: type[tqdm[Any]] = Lines if hidden(True) else tqdm
+    from tqdm.auto import tqdm as notebook_tqdm  # imports asyncio
+
+    kind: type[tqdm[Any]] = Lines if hidden(True) else notebook_tqdm
     return kind(*arguments, disable=not wanted, **options)

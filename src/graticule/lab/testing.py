@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.registry import create_model, list_arguments
 from graticule.checkpoints.read import read_state
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.optimization import build_optimizer
 from graticule.lab.training.recipe import TrainingRecipe

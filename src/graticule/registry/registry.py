@@ -124,6 +124,11 @@ class NameTable(UserDict[K, V]):
 _REGISTRIES: list[Registry[Any]] = []
 
 
+def registered(kind: str) -> dict[str, Any]:
+    """Return name -> class of a registry, of those that are imported so far."""
+    return {name: cls for registry in _REGISTRIES if registry.kind == kind for name, cls in registry.data.items()}
+
+
 def _other_kind(kind: str, name: str) -> str:
     """Return what a name that is not of this kind is, and how it is given; empty if it is of no other kind."""
     kinds = [registry.kind for registry in _REGISTRIES if registry.kind != kind and name in registry]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from commands import refused, run_command
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from in_turn import in_turn

@@ -1,14 +1,20 @@
 """The help of every command."""
 
+import dataclasses
 import re
 import shlex
+from typing import Any
+
+import pytest
 
 from commands import command_options, run_command
 from graticule.lab.arguments import help_page, options_of
 from graticule.lab.cli import COMMANDS
-from graticule.lab.commands.declared import KINDS
+from graticule.lab.commands.declared import KINDS, Evaluate, evaluate_options
 from graticule.lab.commands.options import parse
 from graticule.lab.recipes.load import RECIPES, list_recipes
+from graticule.lab.tasks.language import TextEvaluation
+from graticule.lab.training.task import list_tasks
 from in_turn import in_turn
 
 HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
@@ -66,6 +72,19 @@ def test_rare_options_are_listed_by_help_all_alone(capsys):
     hidden = [f"--{rare.name}" for rare in options_of(command_options("evaluate")) if rare.rare]
     assert hidden and all(name not in usual and name in every for name in hidden)
     assert f"list {len(hidden)} more options" in usual and "more options" not in every
+
+
+def test_evaluate_has_the_options_of_every_task_and_those_of_plugins(monkeypatch):
+    fields = {field.name for task in list_tasks().values() for field in dataclasses.fields(task.evaluation)}
+    assert fields <= {field.name for field in dataclasses.fields(Evaluate)}
+    own = dataclasses.make_dataclass("Own", [("turn", int, 3)], bases=(TextEvaluation,))
+    monkeypatch.setattr(list_tasks()["language"], "evaluation", own)
+    options: Any = evaluate_options()(models=["RUN"], sizes=["8"], turn=5)
+    assert (options.turn, options.sizes, options.mode, options.probe) == (5, ["8"], "zoom", None)
+    other = dataclasses.make_dataclass("Other", [("mode", int, 3)], bases=(TextEvaluation,))
+    monkeypatch.setattr(list_tasks()["language"], "evaluation", other)
+    with pytest.raises(ValueError, match="`evaluation` must not have the option mode, which is another one of"):
+        evaluate_options()
 
 
 def test_help_can_be_asked_for_in_three_ways(capsys):

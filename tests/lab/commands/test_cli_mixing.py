@@ -12,7 +12,7 @@ from PIL import Image
 from commands import refused, run_command
 from graticule.analysis.mixing import mixing_maps, mixing_parts
 from graticule.lab.cli import main
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.run import Run
 from in_turn import in_turn
 

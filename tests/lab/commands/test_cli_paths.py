@@ -13,7 +13,8 @@ from commands import refused, run_command
 from graticule.lab.commands.opening import named_data, open_model, open_source
 from graticule.lab.commands.options import NamedModels
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import Classification, Recipe
+from graticule.lab.tasks.classification import Classification
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.system.files import write_json, write_text

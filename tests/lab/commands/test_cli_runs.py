@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from commands import refused, run_command
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.options import Recipe, TextRecipe
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 

@@ -19,8 +19,8 @@ from graticule.lab.commands.opening import named_data, open_model
 from graticule.lab.data.images import check_class_names, class_labels, same_classes
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import Recipe, images_of
-from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.tasks.classification import images_of
+from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names
 from graticule.lab.training.run import Run

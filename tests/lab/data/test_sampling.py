@@ -10,7 +10,7 @@ from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder
 from graticule.lab.data.transforms import SeededImages, TensorImages, TransformedImages, training_transform
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from in_turn import in_turn
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)

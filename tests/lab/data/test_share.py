@@ -8,7 +8,7 @@ import torch
 
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import class_share
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from image_files import write_folder
 from in_turn import in_turn
 

@@ -24,10 +24,8 @@ from graticule.lab.data.module import build_mixup
 from graticule.lab.data.registry import DATASETS
 from graticule.lab.data.sets.published import digits
 from graticule.lab.recipes.load import RECIPES, list_recipes, load_recipe
-from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
-from graticule.lab.tasks.distillation import Distillation
-from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.tasks.parts.dense import DenseRecipe
+from graticule.lab.tasks.classification import Classification
+from graticule.lab.tasks.options import DenseRecipe, Distillation, ImageMixing, Recipe, TextRecipe
 from graticule.lab.training.optimization import build_optimizer, build_schedule
 from graticule.lab.training.task import build_model, read_recipe
 from graticule.registry import plugins

@@ -16,7 +16,7 @@ from graticule.lab.studies.comparison import _at_conditions, compare, recipe_has
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.results import Results, supported_decimals
 from graticule.lab.studies.significance import format_p, holm, paired, paired_test
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1

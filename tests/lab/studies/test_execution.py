@@ -17,7 +17,7 @@ from forked import forked
 from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import OUTPUT, executor_of, outcomes, train_job, train_runs
 from graticule.lab.studies.plan import plan
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import lock_folder
 

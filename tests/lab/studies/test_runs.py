@@ -9,8 +9,7 @@ import time
 import pytest
 
 from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, summarise
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run_folder import lock_folder
 

@@ -13,8 +13,9 @@ from torch import nn
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sets.published import DIGITS
-from graticule.lab.tasks.classification import Classification, ImageMixing, Recipe
-from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
+from graticule.lab.tasks.classification import Classification
+from graticule.lab.tasks.distillation import Teacher, build_teacher
+from graticule.lab.tasks.options import Distillation, ImageMixing, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.task import build_model
 from in_turn import in_turn

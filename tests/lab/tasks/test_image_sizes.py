@@ -8,7 +8,7 @@ import torch
 import graticule
 from commands import run_command
 from graticule.lab.data.module import DataModule
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.tasks.parts.image_scores import OnMiddle, evaluate
 from graticule.lab.training.loop import train
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import TextRecipe, token_nats
+from graticule.lab.tasks.language import token_nats
+from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import list_tasks, read_recipe

@@ -12,7 +12,7 @@ from forked import forked, two_processes
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.data.transforms import TensorImages
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data

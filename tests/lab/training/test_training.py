@@ -11,7 +11,7 @@ from graticule.lab.commands.choices import parse_choices
 from graticule.lab.commands.options import overridden
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import ImageMixing, Recipe
+from graticule.lab.tasks.options import ImageMixing, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.optimization import build_optimizer
 from graticule.lab.training.task import build_data, build_model

@@ -1,14 +1,16 @@
-"""Options of commands that train several runs: choices, overrides of a recipe, and where the runs are trained."""
+"""The options of `graticule compare`: choices, overrides of a recipe, and where the runs are trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import JsonOutput, overridden
-from graticule.lab.studies.results import Results
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.options import JsonOutput, Repeatable, overridden
+from graticule.lab.recipes.load import load_recipe
+from graticule.registry.checks import parse_sizes
 from graticule.registry.specs import split_outside
 
 
@@ -79,11 +81,41 @@ def folder_suffix(values: RunOptions) -> str:
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
 
 
-def show_results(results: Results, options: JsonOutput) -> dict[str, Any]:
-    """Print the tables of a comparison, and return them as records."""
-    tables: dict[str, Any] = {}
-    for name, (title, table) in results.tables().items():
-        options.say("", title)
-        tables[name] = options.print_table(*table)
-    options.say("", *results.notes())
-    return tables
+@dataclass
+class Compare(Repeatable, RunOptions):
+    """Train several choices with several seeds: one table with mean, standard deviation and paired tests.
+
+        graticule compare digits_quick --choices joining=default joining=lape
+        graticule compare digits_quick --choices encoding=peg "encoding=shaw(clip=4)"
+        graticule compare digits_quick --choices lr=1e-3 lr=3e-3 --epochs 3
+
+    A choice is a list of values of the recipe, options of train, separated by commas; an argument of the backbone is
+    "model_kwargs=windows=[8,4]". The tests are against the first choice; p is given unadjusted, and adjusted by Holm's
+    method for their number.
+    """
+
+    recipe: Positional[str]
+    """name of a recipe, or a Python file"""
+    choices: list[str]
+    """the choices; the others are tested against the first"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """seeds, the same for every choice"""
+    output: Path | None = None
+    """folder of the runs and tables (default: runs/compare-RECIPE, followed by changed values)"""
+    sizes: list[str] = field(default_factory=list)
+    """for images: also evaluate every run at these sides, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    mode: Literal["zoom", "canvas", "crop"] = "zoom"
+    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop that of the middle"""
+    quick: bool = False
+    """only a few steps, to check that everything works"""
+    replace: Rare[bool] = False
+    """replace the tables of a comparison with further choices or seeds in the same folder"""
+
+    def __post_init__(self) -> None:
+        """Read the sizes, the recipe and the choices, so that PyTorch is not imported for wrong ones."""
+        self.parsed_sizes = parse_sizes(self.sizes)
+        if len(set(self.parsed_sizes)) < len(self.sizes):
+            raise ValueError(f"`sizes` must be different sizes, got {' '.join(self.sizes)}.")
+        base, command = load_recipe(self.recipe), f"train {self.recipe}"
+        self.base = self.changed(base.quick() if self.quick else base, command)
+        self.parsed_choices = parse_choices(self.base, self.choices, command)

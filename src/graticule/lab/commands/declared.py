@@ -1,13 +1,15 @@
-"""The options of the commands that do not depend on a recipe, which are parsed before PyTorch is imported."""
+"""The options of all commands but train and adapt, which are parsed before PyTorch is imported."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from graticule.lab.arguments import Positional, Rare
+from graticule.lab.arguments import Positional, Rare, default_of
+from graticule.lab.commands.choices import Compare
 from graticule.lab.commands.options import (
     Figures,
     JsonOutput,
@@ -15,16 +17,13 @@ from graticule.lab.commands.options import (
     NamedModels,
     OfCheckpoint,
     OnDevice,
+    Repeatable,
     command_line,
     parse,
 )
+from graticule.lab.tasks.options import ImageOptions, SegmentationOptions
 from graticule.registry.checks import Range, known_name
-
-
-class Repeatable:
-    """Options whose command writes the line that repeats it on its page; the line is no option."""
-
-    line = ""
+from graticule.registry.registry import registered
 
 
 @dataclass
@@ -41,6 +40,27 @@ class Demo:
     """seeds, the same for all choices"""
     quick: bool = False
     """train a few steps on a few images, to check that everything works"""
+
+
+@dataclass
+class Evaluate(SegmentationOptions, ImageOptions, Figures, NamedData, JsonOutput, OnDevice):
+    """Score models on held-out data: models on images at several sizes.
+
+        graticule evaluate RUN RUN --sizes 20 28 40 28x56
+        graticule evaluate deit_tiny_patch16_224 --images FOLDER --sizes 160 224 288
+        graticule evaluate timm:NAME --images FOLDER --probe ridge
+
+    A table and a plot. A probe reads the class of each image from the others.
+    """
+
+    models: Positional[list[str]]
+    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task"""
+    probe: Literal["knn", "ridge"] | None = None
+    """read classes from the frozen features of any backbone, by neighbors or a linear map"""
+    precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
+    """precision of the computation (default: that of the run)"""
+    output: Path | None = None
+    """folder for the table and the plot (default: the first run's, or runs/NAME)"""
 
 
 @dataclass
@@ -398,7 +418,9 @@ KINDS: dict[str, type[Analyze]] = {
 }
 #: Command -> its options.
 DECLARED: dict[str, type] = {
+    "compare": Compare,
     "demo": Demo,
+    "evaluate": Evaluate,
     "predict": Predict,
     "runs": Runs,
     "analyze": Kinds,
@@ -413,10 +435,23 @@ DECLARED: dict[str, type] = {
 }
 
 
+def evaluate_options() -> type:
+    """Return the options of evaluate, with those of the evaluations of tasks that a plugin registered."""
+    kinds = list(dict.fromkeys(task.evaluation for _, task in sorted(registered("task").items())))
+    known = {option.name: option for option in dataclasses.fields(Evaluate)}
+    for option in [option for kind in kinds for option in dataclasses.fields(kind)]:
+        other = known.setdefault(option.name, option)
+        if (other.type, default_of(other)) != (option.type, default_of(option)):
+            raise ValueError(
+                f"`evaluation` must not have the option {option.name}, which is another one of graticule evaluate."
+            )
+    return dataclass(type("Evaluate", (*reversed(kinds), Evaluate), {"__doc__": Evaluate.__doc__}))
+
+
 def parse_declared(name: str, arguments: Sequence[str]) -> Any:
     """Parse the options of one of these commands."""
     if name != "analyze":
-        options: Any = parse(DECLARED[name], name, arguments)
+        options: Any = parse(evaluate_options() if name == "evaluate" else DECLARED[name], name, arguments)
         if isinstance(options, Repeatable):
             options.line = command_line(name, arguments)
         return options

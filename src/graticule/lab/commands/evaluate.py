@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,8 @@ import torch
 from graticule.analysis.probe import pooled_features, probe_classes
 from graticule.analysis.share import proportion_estimate
 from graticule.external.traced_model import convert_stock
-from graticule.lab.arguments import Positional, Rare, default_of
+from graticule.lab.arguments import default_of
+from graticule.lab.commands.declared import Evaluate
 from graticule.lab.commands.opening import (
     Opened,
     check_labels,
@@ -23,9 +23,9 @@ from graticule.lab.commands.opening import (
     open_models,
     test_data,
 )
-from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
+from graticule.lab.commands.options import output_folder
 from graticule.lab.figures.save import save_figure
-from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.results import Evaluated
 from graticule.lab.training.task import list_tasks, task_of
 from graticule.lab.training.validation import in_precision
@@ -33,33 +33,11 @@ from graticule.registry.checks import parse_sizes, printable
 from graticule.system.files import write_json
 
 
-@dataclass
-class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
-    """Score models on held-out data: models on images at several sizes.
-
-        graticule evaluate RUN RUN --sizes 20 28 40 28x56
-        graticule evaluate deit_tiny_patch16_224 --images FOLDER --sizes 160 224 288
-        graticule evaluate timm:NAME --images FOLDER --probe ridge
-
-    A table and a plot. A probe reads the class of each image from the others.
-    """
-
-    models: Positional[list[str]]
-    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task"""
-    probe: Literal["knn", "ridge"] | None = None
-    """read classes from the frozen features of any backbone, by neighbors or a linear map"""
-    precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
-    """precision of the computation (default: that of the run)"""
-    output: Path | None = None
-    """folder for the table and the plot (default: the first run's, or runs/NAME)"""
-
-
-def run(arguments: list[str]) -> int:
+def run(options: Evaluate) -> int:
     """Score runs on the held-out data, by their task."""
-    options: Any = parse(options_class(), "evaluate", arguments)
     opened = open_models(options.models, options, "evaluate", images=options.probe is not None)
     if options.probe is not None:
-        return _probe(options, opened)
+        return _probe(options, opened, options.probe)
     device = choose_device(options.device)
     tasks = [_choose_task(model) for model in opened]
     name = tasks[0].recipe.task
@@ -101,7 +79,7 @@ def run(arguments: list[str]) -> int:
     return options.finish(records, *written)
 
 
-def _probe(options: Any, opened: Sequence[Opened]) -> int:
+def _probe(options: Evaluate, opened: Sequence[Opened], probe: Literal["knn", "ridge"]) -> int:
     for name, value in _task_options(options).items():
         if name != "sizes":
             raise ValueError(f"`{name}` must be left out with `probe`, got {value}.")
@@ -119,22 +97,22 @@ def _probe(options: Any, opened: Sequence[Opened]) -> int:
         for size in parse_sizes(options.sizes) or [source.size]:
             batches = ((images.to(device), targets) for images, targets in data.eval_dataloader(size))
             features, _ = pooled_features(model, batches)
-            right = proportion_estimate(probe_classes(features, labels, options.probe).numpy())
+            right = proportion_estimate(probe_classes(features, labels, probe).numpy())
             value, low, high = (100 * float(part) for part in right)
             cells = f"{value:.1f}", f"{low:.1f} to {high:.1f}", f"{len(labels):,}", str(len(labels.unique()))
             rows.append((label, f"{size[0]}x{size[1]}", *cells))
-            about = {"run": source.target, "size": list(size), "probe": options.probe}
+            about = {"run": source.target, "size": list(size), "probe": probe}
             records.append(about | {"top1": value, "interval": [low, high], "images": len(labels)})
-    options.print_table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), *rows)
+    options.print_table(("run", "size", f"{probe} (%)", "95 % interval", "images", "classes"), *rows)
     return options.finish(records, write_json(folder / "probe.json", records))
 
 
-def _task_options(options: Any) -> dict[str, Any]:
+def _task_options(options: Evaluate) -> dict[str, Any]:
     """Return the options of the evaluations of tasks that differ from their defaults."""
-    common = {field.name for field in dataclasses.fields(Evaluate)}
-    fields = [field for field in dataclasses.fields(options) if field.name not in common]
-    values = {field.name: getattr(options, field.name) for field in fields}
-    return {field.name: values[field.name] for field in fields if values[field.name] != default_of(field)}
+    kinds = {task.evaluation for task in list_tasks().values()}
+    fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    values = {name: getattr(options, name) for name in fields}
+    return {name: value for name, value in values.items() if value != default_of(fields[name])}
 
 
 def _choose_task(opened: Opened) -> Any:
@@ -151,19 +129,3 @@ def _measured_score(opened: Opened, task: Any, checkpoint: str) -> float | None:
     if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
         return None
     return opened.run.result()[f"{checkpoint}_{task.metric.key}"]
-
-
-def options_class() -> type:
-    """Return the options of the command with those of every task's evaluation."""
-    kinds: list[type] = list(dict.fromkeys(task.evaluation for _, task in sorted(list_tasks().items())))
-    fields = {field.name: field for field in dataclasses.fields(Evaluate)}
-    for kind in kinds:
-        for field in dataclasses.fields(kind):
-            known = fields.setdefault(field.name, field)
-            if (known.type, default_of(known)) != (field.type, default_of(field)):
-                raise ValueError(
-                    f"`evaluation` {kind.__name__} must not have the option {field.name}, which is another one of "
-                    "graticule evaluate."
-                )
-    merged = type("Evaluate", (*reversed(kinds), Evaluate), {"__doc__": Evaluate.__doc__, "__module__": __name__})
-    return dataclass(merged)

@@ -22,7 +22,7 @@ from graticule.lab.data.sets.texts import TEXTS
 from graticule.lab.data.text_module import ByteTokenizer
 from graticule.lab.recipes.load import list_recipes
 from graticule.lab.studies.matrix import combinations, families, family_defaults, initials, rows
-from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.options import TextRecipe
 from graticule.lab.tasks.parts.image_scores import show_multiply_adds
 from graticule.lab.training.cost import count_multiply_adds
 from graticule.lab.training.task import list_tasks

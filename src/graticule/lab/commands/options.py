@@ -21,6 +21,12 @@ from graticule.system.tables import format_table
 T = TypeVar("T")
 
 
+class Repeatable:
+    """Options whose command writes the line that repeats it on its page; the line is no option."""
+
+    line = ""
+
+
 @dataclass(kw_only=True)
 class JsonOutput:
     """The option of commands that print results: text for people, or with --json only one value for programs."""

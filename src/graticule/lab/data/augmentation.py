@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
-from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import Flag, NotNegative, Positive, Share, ShareAboveZero, Side, Whole, check_fields
@@ -16,8 +15,8 @@ from graticule.registry.fields import Flag, NotNegative, Positive, Share, ShareA
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
-#: The augmentation of published recipes.
-_USUAL = "rand-m9-mstd0.5-inc1"
+#: The augmentations of published recipes, which are known to timm.
+_USUAL = ("rand-m9-mstd0.5-inc1", "rand-m6-n3-mstd1.0-inc1")
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ class Augmentation:
             raise ValueError(
                 f"`augmentation.random_crop_padding` must be 0 with `scale`, got {self.random_crop_padding}."
             )
-        if self.rand_augment not in (None, _USUAL):  # which needs no import of timm
+        if self.rand_augment not in (None, *_USUAL):
             try:
                 named_augmentation(str(self.rand_augment), (0.5,), (32, 32))
             except (AssertionError, KeyError, ValueError, IndexError):
                 raise ValueError(
-                    f"`augmentation.rand_augment` must be timm's, such as {_USUAL}, got {self.rand_augment!r}."
+                    f"`augmentation.rand_augment` must be timm's, such as {_USUAL[0]}, got {self.rand_augment!r}."
                 ) from None
         if self.interpolation not in INTERPOLATIONS:
             known = ", ".join(INTERPOLATIONS)
@@ -79,6 +78,8 @@ class Augmentation:
 
 def named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]) -> Callable[[Any], Any]:
     """Build timm's augmentation of that name for images of `size` = (height, width)."""
+    from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+
     fill = tuple(min(255, round(255 * value)) for value in mean)
     options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if len(fill) > 1 else fill[0]}
     build = {"rand": rand_augment_transform, "augm": augment_and_mix_transform}.get(name[:4], auto_augment_transform)

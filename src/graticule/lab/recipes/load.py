@@ -8,15 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from graticule.lab.training.recipe import TrainingRecipe
 from graticule.registry.checks import is_path, known_name, search_names
 from graticule.registry.plugins import call_file
 from graticule.registry.registry import NameTable
-
-if TYPE_CHECKING:
-    from graticule.lab.training.recipe import TrainingRecipe
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,9 +108,6 @@ def load_recipe(name: str) -> TrainingRecipe:
         recipe = call_file(path, "recipe")
     else:
         raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {name!r}, which does not exist.")
-
-    from graticule.lab.training.recipe import TrainingRecipe
-
     if not isinstance(recipe, TrainingRecipe):
         raise ValueError(
             f"{name} must have a function `recipe()` that returns a recipe, such as graticule.Recipe, got none."

@@ -7,92 +7,34 @@ import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
+from typing import Any, NotRequired
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.hub.config import Preparation, prepare
-from graticule.lab.arguments import Usual
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import PADDING
+from graticule.lab.tasks.options import AdaptRecipe, Stage
 from graticule.lab.tasks.parts.models import build_backbone, describe_backbone
 from graticule.lab.training.opening import label_names, open_backbone
-from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
-from graticule.registry.fields import Count, Finite, Flag, Side, Whole
+from graticule.registry.fields import Finite
 from graticule.surgery.change import Certificate, change_position, drift_of, features
 from graticule.surgery.resize import resize
 from graticule.system.files import read_json, write_json
 
-COSINE = Metric("cosine", "cosine with the original's features", "", highest=True, decimals=4)
-Stage = Literal["position", "attention", "all"]
 #: Held-out images on which the certificate compares features.
 _HELD_OUT = 32
-
-
-@dataclass(frozen=True)
-class AdaptRecipe(TrainingRecipe):
-    """The values of an adaptation: `encoding` and `joining` are the new position of `model`."""
-
-    task: ClassVar[str] = "adaptation"
-    metric: ClassVar[Metric] = COSINE
-
-    model: str = ""
-    """the trained model: timm:NAME, hf:OWNER/NAME, a published folder, a run, or FILE.py:NAME"""
-    start_from: Path | None = None
-    """weights of the trained model, for timm:NAME without its published ones"""
-    batch_size: Usual[Count] = 16
-    """images per step, over all devices and micro-batches"""
-    devices: Count = 1
-    """GPUs (or processes, on CPUs) per node"""
-    dataset: str = "unlabeled_folder"
-    """data set; `unlabeled_folder` has the images of a folder at any depth, every tenth of which is held out"""
-    data_root: Path | None = None
-    """folder of the data set"""
-    img_size: Usual[tuple[Side, Side] | None] = None
-    """height and width that the new position is built for (default: the model's)"""
-    train_sizes: tuple[str, ...] = ()
-    """sizes of the training images, one per step at random (default: `img_size`)"""
-    fit_images: Count = 16
-    """training images on which the new position is fitted to the old one"""
-    anyway: Flag = False
-    """start also if the fitted position is farther from the old one than no position is"""
-    stages: Usual[tuple[Stage, ...]] = ("position", "attention", "all")
-    """parts that are trained, in equal shares of the epochs; attention has position and norms"""
-    layers: tuple[Whole, ...] = ()
-    """layers, counted from 0, whose tokens are learned besides the features (default: four, evenly spaced)"""
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    workers: Annotated[Whole, Field(le=1024)] = 0
-    """processes that load images; 0 loads them in the main process"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        parse_sizes(self.train_sizes, "train_sizes")
-        if not self.stages or len(set(self.stages)) < len(self.stages) or len(self.stages) > self.epochs:
-            stages = " ".join(self.stages) or "none"
-            raise ValueError(f"`stages` must be different, at most as many as `epochs`, {self.epochs}, got {stages}.")
-        if self.stages != ("all",) and self.devices * self.nodes > 1:
-            raise ValueError(f"`stages` must be all on several devices, got {' '.join(self.stages)}.")
-        for name in ("freeze", "layer_decay", "drop_path_rate"):
-            if getattr(self, name):
-                raise ValueError(f"`{name}` must be left out in an adaptation, which has `stages`.")
-
-    def quick(self) -> Self:
-        """Return a recipe with the last two stages in a few steps, on the CPU."""
-        return super(AdaptRecipe, dataclasses.replace(self, stages=self.stages[-2:])).quick()
 
 
 class _ImageSource(TypedDict):

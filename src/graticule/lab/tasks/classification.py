@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, cast
+from typing import Any, Literal, NotRequired, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from pydantic import Field
 from timm.data import Mixup
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
@@ -19,107 +16,18 @@ from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
 from graticule.hub.config import Preparation, prepare
-from graticule.lab.arguments import Usual
-from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
 from graticule.lab.data.module import DataModule, build_mixup
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.transforms import evaluation_transform
-from graticule.lab.tasks.distillation import Distillation, Teacher, build_teacher
+from graticule.lab.tasks.distillation import Teacher, build_teacher
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.tasks.parts.image_scores import ImageEvaluation
 from graticule.lab.tasks.parts.models import build_backbone, describe_source
-from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import TOP1, Metric, Prediction
+from graticule.lab.training.results import Prediction
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
-from graticule.registry.fields import (
-    Count,
-    Epochs,
-    Finite,
-    Flag,
-    NotNegative,
-    Share,
-    ShareAboveZero,
-    ShareBelowOne,
-    Side,
-    Size,
-    Whole,
-    check_fields,
-)
-
-
-@dataclass(frozen=True)
-class ImageMixing:
-    """Mixing of two images and their labels (timm's Mixup)."""
-
-    mixup: NotNegative = 0.0
-    """alpha of mixup; 0 for none"""
-    cutmix: NotNegative = 0.0
-    """alpha of cutmix; 0 for none"""
-    prob: Share = 1.0
-    """probability that a batch is mixed"""
-    switch_prob: Share = 0.5
-    """probability of cutmix if both are on"""
-    off_epoch: Epochs = 0
-    """epoch, counted from 0, at which mixing ends; 0 for never"""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "mixing.")
-
-
-@dataclass(frozen=True)
-class Recipe(TrainingRecipe):
-    """The values of a training run of an image classifier.
-
-    Sizes are in pixels, (height, width); rates are per step; epochs count passes over the training images.
-    """
-
-    task: ClassVar[str] = "classification"
-    metric: ClassVar[Metric] = TOP1
-    needs: ClassVar[Mapping[str, str]] = {
-        **TrainingRecipe.needs,
-        "share_seed": "train_share",
-        **dict.fromkeys(("mixing.prob", "mixing.off_epoch"), "mixing.mixup or mixing.cutmix"),
-        "mixing.switch_prob": "mixing.mixup and mixing.cutmix",
-        **dict.fromkeys(("distillation.alpha", "distillation.temperature"), "distillation.teacher"),
-        "augmentation.color_jitter": "augmentation.rand_augment=None",
-    }
-
-    model: Usual[str] = "vit_nano_patch4_28"
-    """backbone, one of `graticule models`"""
-    position_from: Path | None = None
-    """start with the position parameters of this checkpoint; with peg(frozen=True) they are not trained"""
-    dataset: Usual[str] = "digits"
-    """data set of `graticule models`, such as digits or image_folder"""
-    img_size: Usual[Size] = (28, 28)
-    """height and width of the images, multiples of the patch"""
-    train_sizes: tuple[str, ...] = ()
-    """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
-    patch_size: Side | None = None
-    """side of a patch (default: the backbone's)"""
-    global_pool: Literal["token", "avg"] | None = None
-    """class token or global average pooling (default: that of the backbone, mostly the class token)"""
-    train_share: ShareAboveZero | None = None
-    """train on only this share of each class, such as 0.5 for a half (default: all)"""
-    share_seed: Whole = 0
-    """seed of the share's images, independent of `seed`, so that runs with several seeds see the same ones"""
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    aug_repeats: Count = 1
-    """repeated augmentation: times that each image comes in a row, in epochs of the same length; 3 for DeiT"""
-    mixing: ImageMixing = field(default_factory=ImageMixing)
-    label_smoothing: ShareBelowOne = 0.0
-    """share of a label that is spread over all classes"""
-    distillation: Distillation = field(default_factory=Distillation)
-    workers: Annotated[Whole, Field(le=1024)] = 0
-    """processes that load images; 0 loads them in the main process"""
-    sync_batchnorm: Flag = False
-    """synchronize BatchNorm over all GPUs"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sizes = parse_sizes(self.train_sizes, "train_sizes")
-        if len(set(sizes)) < len(sizes):
-            raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
+from graticule.registry.fields import Count, Finite, Side
 
 
 class _Classes(TypedDict):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +12,16 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.dense.detector import HEADS
 from graticule.dense.factory import create_detector
-from graticule.lab.arguments import Usual
 from graticule.lab.data.dense import Target
 from graticule.lab.data.sampling import PADDING
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, Sides
+from graticule.lab.tasks.options import DetectionRecipe
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
-from graticule.lab.training.results import BOX_MAP, Evaluated, Metric, Prediction, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import batch_results
-from graticule.registry.fields import Flag
 
 
-@dataclass
 class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
@@ -67,19 +64,6 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
         notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
         return ScoreTable(columns, rows, notes)
-
-
-@dataclass(frozen=True)
-class DetectionRecipe(DenseRecipe):
-    """The values of a training run of a detector."""
-
-    task: ClassVar[str] = "detection"
-    metric: ClassVar[Metric] = BOX_MAP
-
-    head: Usual[str] = "retinanet"
-    """detector: retinanet, fcos, faster_rcnn or mask_rcnn, with options such as retinanet(score=0.1)"""
-    by_shape: Flag = False
-    """put only wide or only tall images in a batch, which reduces padding"""
 
 
 @register_task("detection")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,48 +12,10 @@ from torch import Tensor, nn
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_state
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
+from graticule.lab.tasks.options import Distillation
 from graticule.lab.training.opening import create_named, is_ours, label_names
 from graticule.lab.training.run import Run, run_of
 from graticule.registry.checks import is_path
-from graticule.registry.fields import Positive, Share, check_fields
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """The teacher of a student, and the combination of its loss with that of the labels (`Teacher.combine`)."""
-
-    teacher: str | None = None
-    """path of a run folder, such as ./NAME or runs/NAME, or the name of a model of timm or of this library
-    (default: none)"""
-    teacher_checkpoint: Path | None = None
-    """weights of the named model, .safetensors or .pth; a run folder has its own"""
-    form: Literal["hard", "soft"] = "hard"
-    """learn the teacher's decision (hard) or its probabilities (soft)"""
-    alpha: Share | None = None
-    """share of the teacher's loss (default: 0.5 if hard, 0.1 if soft)"""
-    temperature: Positive | None = None
-    """divisor of the logits in the soft form (default: 3)"""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "distillation.")
-        if self.temperature is not None and self.form != "soft":
-            raise ValueError(
-                f"`distillation.temperature` must be left out unless `form` is soft, got {self.temperature}."
-            )
-        if self.teacher_checkpoint is not None and self.teacher is None:
-            raise ValueError(
-                "`distillation.teacher_checkpoint` must be given with `distillation.teacher`, got it alone."
-            )
-
-    @property
-    def share(self) -> float:
-        """Return the share of the teacher's loss: alpha, or the default of the paper."""
-        return {"hard": 0.5, "soft": 0.1}[self.form] if self.alpha is None else self.alpha
-
-    @property
-    def tau(self) -> float:
-        """Return the temperature of the soft form: the given one, or the default of the paper."""
-        return 3.0 if self.temperature is None else self.temperature
 
 
 class Teacher(nn.Module):

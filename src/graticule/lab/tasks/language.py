@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +19,16 @@ from graticule.backbones.language import (
     list_language_arguments,
     list_language_models,
 )
-from graticule.lab.arguments import Usual
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
+from graticule.lab.tasks.options import TextRecipe
 from graticule.lab.tasks.parts.models import build_checked, model_arguments
 from graticule.lab.training.cost import inference_cost
-from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
 from graticule.lab.training.task import Task, TrainedRun, register_task
 from graticule.lab.training.validation import batch_results
 from graticule.registry.checks import known_name
-from graticule.registry.fields import Count, Flag, ShareBelowOne
+from graticule.registry.fields import Count
 from graticule.surgery.fold import fold, unfold
 
 
@@ -76,32 +75,6 @@ class TextEvaluation(Evaluation[TextScore]):
         columns = ("run", "context", "bits/byte", "nats/token", "tokens", "tokens/s", "kB/token")
         end = None if has_memory else -1
         return ScoreTable(columns[:end], [row[:end] for row in rows], [f"{measured} of the forward pass only"])
-
-
-@dataclass(frozen=True)
-class TextRecipe(TrainingRecipe):
-    """The values of a training run of a language model.
-
-    Lengths are in tokens; rates are per step; epochs count passes over the training text.
-    """
-
-    task: ClassVar[str] = "language"
-    metric: ClassVar[Metric] = BITS_PER_BYTE
-
-    model: Usual[str] = "lm_tiny"
-    """language model, one of `graticule models`"""
-    dataset: Usual[str] = "pydoc"
-    """pydoc, Python's own help, or text_file, the file `data_root`"""
-    batch_size: Usual[Count] = 16
-    """windows per step, over all devices, nodes and micro-batches"""
-    eval_batch_size: Count = 64
-    """windows per batch in evaluation"""
-    context: Usual[Count] = 128
-    """tokens per window, for which position information is built"""
-    tied: Flag = True
-    """share the weights of the token embedding with the head"""
-    drop_rate: ShareBelowOne = 0.0
-    """dropout of the tokens before the first block, and of the outputs of attention and MLPs"""
 
 
 class _Vocabulary(TypedDict):

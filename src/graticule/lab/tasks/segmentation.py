@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.dense.factory import create_segmenter
 from graticule.dense.segmentation import segment_in_windows
-from graticule.lab.arguments import Rare
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.data.sampling import PADDING
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, Sides
-from graticule.lab.training.results import MIOU, Evaluated, Metric, Prediction, ScoreTable, show
+from graticule.lab.tasks.options import SegmentationOptions, SegmentationRecipe
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseScore, DenseTask, Sides
+from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import batch_results
-from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,10 @@ class PixelScore(DenseScore):
         return self.miou
 
 
-@dataclass
-class SegmentationEvaluation(DenseEvaluation[PixelScore]):
+class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
     label = "mIoU (%)"
-
-    window: Rare[int | None] = None
-    """for segmentation: side of the windows that images are split into, in pixels (default: as in the recipe)"""
-    stride: Rare[int | None] = None
-    """for segmentation: distance of the windows in pixels (default: two thirds of `--window`; without it, as in the
-    recipe)"""
-    located: Rare[bool] = False
-    """for segmentation: encode each window with its position in the image"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check sizes and windows."""
@@ -126,44 +116,6 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
         if window is None:
             window, stride = recipe.window, recipe.stride if stride is None else stride
         return dataclasses.replace(recipe, window=window, stride=stride, located=self.located or recipe.located)
-
-
-@dataclass(frozen=True)
-class SegmentationRecipe(DenseRecipe):
-    """The values of a training run of a segmentation model."""
-
-    task: ClassVar[str] = "segmentation"
-    metric: ClassVar[Metric] = MIOU
-    needs: ClassVar[Mapping[str, str]] = {**DenseRecipe.needs, "auxiliary_weight": "auxiliary"}
-
-    decoder: str = "segmenter_linear"
-    """segmenter_linear, segmenter_mask, uperhead or fpn, with options such as uperhead(channels=128)"""
-    auxiliary: str | None = None
-    """second decoder of the same maps, whose loss is added in training, such as fcn (default: none)"""
-    auxiliary_weight: NotNegative = 0.4
-    """weight of the loss of the auxiliary decoder"""
-    hardest: ShareAboveZero = 1.0
-    """share of the pixels of an image that are learned in a step, those with the highest loss, such as 0.2 if most
-    pixels are background"""
-    window: Side | None = None
-    """in evaluation, side in pixels of the windows that an image is split into (default: the whole image)"""
-    stride: Side | None = None
-    """distance of the windows in pixels (default: two thirds of a window)"""
-    located: Flag = False
-    """encode each window with its position in the image, instead of as a separate image"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window is None and (self.stride is not None or self.located):
-            raise ValueError("`stride` and `located` must be left out without `window`.")
-        if self.window is not None and self.stride is not None and self.stride > self.window:
-            raise ValueError(f"`stride` must be at most `window`, {self.window}, got {self.stride}.")
-
-    @property
-    def windows(self) -> tuple[int | None, int | None, bool]:
-        """Return `window`, `stride` and `located`, with the stride that is used by default."""
-        stride = self.stride or (None if self.window is None else max(1, self.window * 2 // 3))
-        return self.window, stride, self.located
 
 
 @register_task("segmentation")

@@ -77,6 +77,7 @@ TOP1 = Metric("top1", "top-1", "%", highest=True)
 BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
 BOX_MAP = Metric("box_map", "box mAP", "%", highest=True)
 MIOU = Metric("miou", "mIoU", "%", highest=True)
+COSINE = Metric("cosine", "cosine with the original's features", "", highest=True, decimals=4)
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,15 @@ class Evaluation(ABC, Generic[S]):
     def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
         """Plot the scores; None if there is nothing to plot."""
         return None
+
+
+@dataclass(kw_only=True)
+class SizeOptions:
+    """The option of evaluations of images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
 
 
 @dataclass(frozen=True)

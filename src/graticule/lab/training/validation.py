@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graticule.external.traced_model import view_of
 from graticule.lab.terminal import bar as progress_bar
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, SizeOptions
 from graticule.registry.checks import parse_sizes
 
 
@@ -119,12 +119,8 @@ def held_out(
     return HeldOut(task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count, size)
 
 
-@dataclass
-class HeldOutEvaluation(Evaluation[HeldOut]):
+class HeldOutEvaluation(SizeOptions, Evaluation[HeldOut]):
     """The evaluation on the held-out data, as in the validation of training, also at other sizes of the images."""
-
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch (default: the training size)"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check that the data have a size, and that the model accepts the others."""

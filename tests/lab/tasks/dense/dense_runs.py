@@ -3,8 +3,7 @@
 from typing import Any
 
 from graticule.lab.data.augmentation import DenseAugmentation
-from graticule.lab.tasks.detection import DetectionRecipe
-from graticule.lab.tasks.segmentation import SegmentationRecipe
+from graticule.lab.tasks.options import DetectionRecipe, SegmentationRecipe
 
 COMMON: dict[str, Any] = {
     "model": "vit_nano_patch4_28",

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NotRequired, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, TypeVar
 
-from pydantic import Field
 from torch import Tensor, nn
 from torchvision import tv_tensors
 from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.transfer import Transfer, transfer
-from graticule.lab.arguments import Rare, Usual
-from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
+from graticule.lab.data.augmentation import fitted_sizes
 from graticule.lab.data.dense_module import DenseModule
 from graticule.lab.data.dense_transforms import EvaluationTransform, plain
 from graticule.lab.data.images import DatasetInfo, check_class_names
+from graticule.lab.tasks.options import DenseOptions, DenseRecipe
 from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, build_checked, describe_source
-from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluated, Evaluation
 from graticule.lab.training.task import SourceModel, Task, TrainedRun
-from graticule.registry.fields import Count, Finite, Flag, Side, Size, Whole
+from graticule.registry.fields import Count, Finite, Whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,18 +48,11 @@ class DenseScore(ABC):
 S = TypeVar("S", bound=DenseScore)
 
 
-@dataclass
-class DenseEvaluation(Evaluation[S], Generic[S]):
+class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
     """Scores of a detector or a segmentation model at several sizes, on the original images."""
 
     #: Label of the axis of the main score in the figure.
     label: ClassVar[str]
-
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
-    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
-    per_class: Rare[bool] = False
-    """for detection and segmentation: add a row for each class"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes."""
@@ -89,41 +80,6 @@ class DenseEvaluation(Evaluation[S], Generic[S]):
         figure = resolution_plot(scores, evaluated[0].recipe.fit[0], self.label)
         figure.axes[0].set_xlabel("shorter side of the images (pixels)")
         return figure
-
-
-@dataclass(frozen=True)
-class DenseRecipe(TrainingRecipe):
-    """The values of a training run of a detector or a segmentation model."""
-
-    model: Usual[str] = "vit_nano_patch4_28"
-    """backbone, one of `graticule models`"""
-    neck: str | None = None
-    """necks on the feature maps of the backbone, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
-    dataset: Usual[str] = "scenes"
-    """data set of `graticule models` with boxes, masks or classes of pixels, such as scenes or coco"""
-    img_size: Usual[Size] = (96, 96)
-    """height and width for which the backbone's position information is built"""
-    fit: Size = (96, 96)
-    """shorter and longer side in pixels that images are resized to fit in, keeping their aspect ratio"""
-    patch_size: Side | None = None
-    """side of a patch (default: the backbone's)"""
-    batch_size: Usual[Count] = 16
-    """images per step, over all devices, nodes and micro-batches"""
-    eval_batch_size: Count = 1
-    """images per batch in evaluation; several of different sizes are padded to one"""
-    augmentation: DenseAugmentation = field(default_factory=DenseAugmentation)
-    workers: Annotated[Whole, Field(le=1024)] = 0
-    """processes that load images; 0 loads them in the main process"""
-    sync_batchnorm: Flag = False
-    """synchronize BatchNorm over all GPUs"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fit[0] > self.fit[1]:
-            shorter, longer = sorted(self.fit)
-            raise ValueError(
-                f"`fit` must be the shorter and the longer side, {shorter} {longer}, got {longer} {shorter}."
-            )
 
 
 class DenseClasses(TypedDict):

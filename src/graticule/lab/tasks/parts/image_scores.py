@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.traced_model import view_of
-from graticule.lab.arguments import Rare
 from graticule.lab.data.module import DataModule
+from graticule.lab.tasks.options import ImageOptions
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
 from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
 from graticule.lab.training.validation import batch_results
@@ -216,19 +216,8 @@ def _at(model: nn.Module, size: Size) -> nn.Module:
     return fold(model, size) if isinstance(model, Backbone) else view_of(model).resized_to(size).model
 
 
-@dataclass
-class ImageEvaluation(Evaluation["Score"]):
+class ImageEvaluation(ImageOptions, Evaluation["Score"]):
     """Accuracy and cost at several sizes of the images."""
-
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
-    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
-    mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
-    uses the middle"""
-    real: Rare[Path | None] = None
-    """for images of ImageNet's validation set: real.json of ImageNet-ReaL, or timm for the copy in timm; adds the
-    percentage of images whose top-1 is one of their labels there"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and the file of labels."""
