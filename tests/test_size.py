@@ -13,7 +13,7 @@ benchmarks: . 1730
 evidence: . 4770
 graticule: . 30, analysis 3310, backbones 4980, checkpoints 1980, dense 2090, encodings 5320, external 6630, hub 790,
   layers 1020, position 3400, registry 1190, surgery 2490, system 540, testing 3390
-graticule/lab: . 750, commands 2840, data 3960, figures 1210, pages 880, recipes 1220, studies 1350, tasks 2390,
+graticule/lab: . 750, commands 2840, data 3970, figures 1210, pages 880, recipes 1220, studies 1350, tasks 2390,
   training 2740
 tests: . 3390, analysis 2660, backbones 4020, checkpoints 1720, dense 790, encodings 4140, external 3430, gpu 840, hub
   390, layers 850, parity 1650, position 2310, registry 750, surgery 2770, system 230, testing 2050

@@ -129,8 +129,9 @@ def _read_shard(path: Path, length: int) -> tuple[dict[str, tuple[int, int]], di
     labels: dict[str, Any] = {}
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
+            listed: list[Any] = vars(archive)["members"]
             while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # otherwise all are kept
+                listed.clear()  # otherwise all are kept
                 name, part = member.name, (member.offset_data, member.size)
                 if member.size < 0 or sum(part) > length:
                     raise tarfile.ReadError(f"{name!r} goes beyond its end")
