@@ -93,8 +93,8 @@ def study() -> Study:
         controls="Objects grow with the image (zoom), keep their size on an empty canvas, or there are 2 x 2 of one "
         "class (mosaic). Counted coordinates: RoPE as trained, FIRE divided by the largest distance of the trained "
         "grid, DINOv3's RoPE at the spacing of the trained grid. Normalized: RoPE with position interpolation, FIRE "
-        "and DINOv3 as published. At the trained size both are the same. The last question shifts counted "
-        "coordinates by 3 patches; it was added when the scores of four seeds were known.",
+        "and DINOv3 as published. At the trained size both are the same. For the last statement, counted "
+        "coordinates are shifted by 3 patches; this was added when the scores of four seeds were known.",
         follows="TMLR submission 9150 (2026)",
         limits="The paper trains on ImageNet-100 at 224 pixels and enlarges images to 4.57 times the side: FIRE has "
         "63.1 %, RoPE 18.9 %.",
