@@ -200,7 +200,7 @@ class Audit(PrintedTable):
         return rows + [("not measured", ", ".join(self.unavailable))] * bool(self.unavailable)
 
     def record(self) -> dict[str, Any]:
-        """Return all numbers but those of the maps as plain values, with the printed ones as `summary`."""
+        """Return all numbers except the maps as plain values, with the printed ones as `summary`."""
         record: dict[str, Any] = plain({name: value for name, value in vars(self).items() if name != "maps"})
         return {**record, "summary": {row[0]: row[1] for row in self.summary()[1:]}}
 
@@ -251,7 +251,7 @@ def audit(
     view = view_of(model, None if img_size is None else tuple(img_size))
     size = view.img_size
     if size not in images:
-        raise ValueError(f"`images` must have those of the model's size, {by(size)}, got others only.")
+        raise ValueError(f"`images` must contain images of the model's size, {by(size)}, got others only.")
     sized = images[size]
     for at, others_at in images.items():
         check("images", others_at, Tensor)

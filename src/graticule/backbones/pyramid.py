@@ -142,7 +142,7 @@ torch.fx.wrap("_shifted_windows")
 
 
 class MergingPyramid(Pyramid):
-    """A pyramid that merges 2 x 2 patches between stages, whose channels double; the names are those of Swin's code.
+    """A pyramid that merges 2 x 2 patches between stages, whose channels double; the names are from Swin's code.
 
     An absolute encoding is added before the first stage; for the later stages it is merged like the tokens.
     """

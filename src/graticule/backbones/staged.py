@@ -24,7 +24,7 @@ class StagedModel(TokenModel):
     A subclass turns an image into tokens (`tokenize`) and has blocks: modules that are called with tokens, their
     `LayerPosition` and their `Grid`. Its constructor takes a `PositionBuilder` as its first argument, and calls, in
     this order, `super().__init__`, `build_position`, `build_head` and `finish`; it may create parameters in between.
-    The arguments with a default are those of all families, which pass them on as `**kwargs`.
+    All families have the arguments with a default, and pass them on as `**kwargs`.
 
     It accepts any image whose sides are multiples of the patch, whatever `img_size` is: position information is
     resampled or computed for its grid in the forward pass (`set_input_size` does it once).
@@ -110,7 +110,7 @@ class StagedModel(TokenModel):
         if axes not in self.axes or min(numbers, default=2) < 2:
             known = "height and width" if self.axes == (2,) else "2 or 3 axes"
             raise ValueError(f"`img_size` must have {known} in {type(self).__name__}, got {img_size}.")
-        # typed as those of an image, which nearly all are
+        # typed as for an image, which nearly all models take
         self.img_size: tuple[int, int] = cast("Any", on_axes(img_size, axes))
         self.patch_size: tuple[int, int] = cast("Any", on_axes(patch_size, axes))
         self.pos_drop = nn.Dropout(pos_drop_rate)
@@ -149,7 +149,7 @@ class StagedModel(TokenModel):
         """Turn images or the map of the previous stage, (B, C, height, width), into tokens (B, H * W, D), row-major."""
 
     def stage_blocks(self, stage: int) -> nn.Sequential | nn.ModuleList:
-        """Return the blocks of a stage: those of the last of `stage_lists`."""
+        """Return the blocks of a stage, which are in the last of `stage_lists`."""
         if not self.stage_lists:
             return self.blocks
         stage_list = getattr(self, self.stage_lists[-1])[stage]

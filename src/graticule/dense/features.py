@@ -32,7 +32,7 @@ class Levels(Checked, nn.Module):
     strides: tuple[int, ...]
     #: Number of last maps that are coarser than all input maps.
     extra: int = 0
-    #: Names of parameters without weight decay, besides those of one dimension.
+    #: Names of parameters without weight decay, besides parameters of one dimension.
     not_decayed: tuple[str, ...] = ()
 
 

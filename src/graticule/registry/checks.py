@@ -303,7 +303,7 @@ def _plural(kind: Any) -> str:
     return f"{head}s{of}{inner}"
 
 
-#: Type -> its values, in words and as a condition; numbers are also those of NumPy, and booleans are none.
+#: Type -> its values, in words and as a condition; numbers can be NumPy's, and booleans are no numbers.
 _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     Any: ("a value", lambda value: True),
     int: ("a whole number", is_integer),

@@ -107,7 +107,7 @@ class PyramidPosition(Position):
 
         Parameters of blocks are `layers.0.blocks...`, as in timm's Swin.
 
-        Further tables or PEGs of a stage have no published name. With one stage the names are those of that stage.
+        Further tables or PEGs of a stage have no published name. With one stage the names are the stage's.
         """
         if len(self.stages) == 1:
             return super().published_names()

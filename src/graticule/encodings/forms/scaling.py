@@ -49,7 +49,7 @@ class Bands:
 
 
 def yarn(bands: Bands, t: Tensor) -> Tensor:
-    """Interpolate frequencies of few turns, and keep those of many."""
+    """Interpolate frequencies of few turns, and keep frequencies of many turns."""
     low, high = bands.ramp
     share = ((bands.turns - low) / (high - low)).clamp(0, 1)
     return bands.vectors * (share + (1 - share) / bands.s)
