@@ -137,7 +137,7 @@ class Audit(PrintedTable):
     times: times of forward passes, one entry per batch size.
     translation, attention: None if they are not known.
     maps: maps of position information, by stage.
-    causes: effects of 'tokens' and 'content' of other sizes, before that of the size itself (`audit`).
+    causes: effects of 'tokens' and 'content' of other sizes, before the effect of the size itself (`audit`).
     unavailable: name of an analysis -> why it was not made.
     """
 
@@ -230,9 +230,9 @@ def audit(
         model: one of our backbones, or another model of images, as of timm or transformers.
         images: preprocessed images (B, C, height, width), or videos, with a depth; or (height, width) -> images: those
             at `img_size`, and the same images at other sizes. Repeated images are left out, with a warning.
-        img_size: (height, width) in pixels; that of the model by default, or of the images if they have one size.
+        img_size: (height, width) in pixels; the model's by default, or the images' if they have one size.
         labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
-            whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
+            whose accuracy is for leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
         batch_size: images per forward pass.
         folds: of the probe's cross-validation.
         timed: whether forward passes are timed.

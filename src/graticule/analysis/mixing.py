@@ -34,7 +34,7 @@ class Mixing:
     Args:
         layer: counted from 0 through all stages.
         stage: counted from 0.
-        grid: of the tokens that are mixed; with windows, that of a window.
+        grid: of the tokens that are mixed; with windows, a window's.
         query: (row, column) of the token whose weights are drawn.
     """
 

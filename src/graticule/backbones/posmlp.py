@@ -22,7 +22,7 @@ from graticule.position.windows import Windows
 
 #: The norm after a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
-#: Rule for shifted windows: that of Swin, or that of the authors' code.
+#: Rule for shifted windows: Swin's, or the rule of the authors' code.
 Shift = Literal["swin", "released"]
 
 
@@ -199,7 +199,7 @@ class PosMlp(Pyramid):
         return self.downsamples[stage](x)
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
-        """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
+        """Compute the table of a stage, (N, D), from the one of the previous stage, of `grid`, as for tokens."""
         if any(isinstance(module, nn.BatchNorm2d) for module in self.downsamples[stage].modules()):
             raise ValueError(
                 "`merging_norm` must be 'layer' with a joining that merges the table like the tokens: BatchNorm "
@@ -272,7 +272,7 @@ class LinearPatchEmbed(nn.Module):
 class ConvPatchMerging(nn.Module):
     """A patch merging: a 3 x 3 convolution of stride 2, by default to twice the channels, followed by a norm.
 
-    Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (c); the norm is that of the released code.
+    Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (c); the norm is as in the released code.
 
     Args:
         dim: D.

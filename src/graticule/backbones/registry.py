@@ -88,7 +88,7 @@ class Size:
         return self.backbone
 
     def argument(self, name: str, default: object = None) -> Any:
-        """Return the value of an argument of the backbone: that of the model, or else the default of the backbone."""
+        """Return the value of a backbone argument: the model's, or else the default."""
         return self.arguments.get(name, argument_defaults(self.kind).get(name, default))
 
     @property
@@ -361,7 +361,7 @@ def create_model(
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, if timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
-        encoding: names with options, such as 'shaw(clip=4)' (see `build_position`); by default that of the model.
+        encoding: names with options, such as 'shaw(clip=4)' (see `build_position`); by default the model's.
         joining: a name with options, such as 'lape(layers=6)'; 'default' by default.
         **kwargs: the arguments of the backbone.
 

@@ -128,7 +128,7 @@ class SamVisionTransformer(VisionTransformer):
                     nn.init.zeros_(table)
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
-        """Build the position of the whole grid and that of a window."""
+        """Build the position encodings of the whole grid and of a window."""
         (dim,), (depth,) = self.embed_dims, self.depths
         within = self.window.with_windows([self.window.shape])  # refuses encodings that need all pairs of tokens
         windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)

@@ -134,7 +134,7 @@ class StagedModel(TokenModel):
         self.grid = self.grid_at(self.img_size)
 
     def drop_path_rates(self) -> list[float]:
-        """Return the rate of stochastic depth of each block: it grows linearly from 0 to that of the last."""
+        """Return the rate of stochastic depth of each block: it grows linearly from 0 to the last block's."""
         return torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
@@ -160,7 +160,7 @@ class StagedModel(TokenModel):
         return self.stage_blocks(stage)[index]
 
     def layer_grids(self, grid: Grid) -> list[Grid]:
-        """Return, for each block, the grid of its input tokens, with windows; `grid` is that of the first stage."""
+        """Return, for each block, the grid of its input tokens, with windows; `grid` is the first stage's."""
         grids = self.position_grids(grid)
         return [at for at, depth in zip(grids, self.depths, strict=True) for _ in range(depth)]
 
@@ -198,7 +198,7 @@ class StagedModel(TokenModel):
         return self.grid_at(cast("Any", tuple(size[axis] for axis in range(axes))))
 
     def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of each stage; `grid` is that of the first."""
+        """Return the grid of each stage; `grid` is the first stage's."""
         return grid.pyramid(len(self.depths), self.num_prefix_tokens)
 
     def _classifier(self) -> nn.Module:
@@ -298,7 +298,7 @@ class StagedModel(TokenModel):
 
         Args:
             x: images (B, C, height, width), or a list of B images (C, height, width) of any sizes.
-            crop: the part of a larger image that they show; their position is then that of this part. For a list of
+            crop: the part of a larger image that they show; they then have its position. For a list of
                 images it can be a list, with None for a whole image.
             keep: the patches that are computed, as indices (n,) of the row-major grid, or (B, n) for other patches of
                 each image; all others are left out before the first block, as in masked autoencoders and patch dropout.

@@ -318,7 +318,7 @@ class VisionTransformer(Backbone):
 
 #: Names of the registers in DINOv2's and DINOv3's codes and others.
 _REGISTERS = re.compile(r"register_tokens?|storage_tokens?|reg_tokens|registers")
-#: Parts of names that timm's filter of EVA and DINOv3 reads, and that of a ViT does not.
+#: Parts of names that timm's filter of EVA and DINOv3 reads, and its filter of a ViT does not.
 _OF_EVA = re.compile(r"^(?!beit3\.).*(?:\.mlp\.(?:w[123]|w12|ffn_ln)\.|inner_attn_ln|\.periods|visual\.pos_embed)")
 
 

@@ -243,7 +243,7 @@ class FeaturePyramid(PyramidNeck):
 
     .. math:: t_l = W_l x_l + \\mathrm{up}(t_{l+1}), \\quad y_l = \\mathrm{conv}_{3 \\times 3}(t_l)
 
-    It computes the same as that of mmdetection and mmsegmentation, whose weights load by their names.
+    It computes the same as mmdetection's and mmsegmentation's, whose weights load by their names.
 
     Reference: Feature Pyramid Networks for Object Detection (Lin et al., 2017).
 

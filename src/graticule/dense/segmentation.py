@@ -333,7 +333,7 @@ class SegmentationModel(DenseModel):
     def all_logits(self, images: Tensor) -> list[Tensor]:
         """Return the logits of `forward` and, if there is an auxiliary decoder, its logits.
 
-        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times that of the second.
+        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times the loss of the second.
         """
         return self._logits(images, [self.decoder, *([] if self.auxiliary is None else [self.auxiliary])])
 

@@ -1,4 +1,4 @@
-"""Tables with a grid of their own, which are resampled for the grid of every image, also that of training."""
+"""Tables with a grid of their own, which are resampled for the grid of every image, also in training."""
 
 from __future__ import annotations
 

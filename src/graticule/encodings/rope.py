@@ -1,4 +1,4 @@
-"""The rotary encoding of a grid, axis by axis in the variants of published models, and that of a sequence."""
+"""The rotary encoding of a grid, axis by axis in the variants of published models, and of a sequence."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Rope(FixedRotary):
     of 128 channels on frames, rows and columns, 'flux', 'wan', 'hunyuan_video', 'z_image', 'qwen_image' and 'cosmos';
     'flux2' has a fourth axis, of text: `Grid(1, H, W, 1)`. An image is a video of one frame.
 
-    The layout 'tiled' is that of V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
+    The layout 'tiled' is from V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
     where its pairs of neighbors need each twice: the two channels of a pair have different angles. This is no rotation,
     so the logits depend on more than the displacement.
 

@@ -321,7 +321,7 @@ def sides(axes: int) -> Sequence[str]:
 
 
 def check_sides(image: Sequence[int], patch: Sequence[int]) -> None:
-    """Check that every side of an image, in pixels, is a positive multiple of that of the patch."""
+    """Check that every side of an image, in pixels, is a positive multiple of the patch's side."""
     for side, pixels, step in zip(sides(len(image)), image, patch, strict=True):
         if pixels < step or pixels % step:
             above = (pixels // step + 1) * step

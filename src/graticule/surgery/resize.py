@@ -168,7 +168,7 @@ def resize(
             an attached position.
         img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
-            default, that of each encoding.
+            default, each encoding's.
         patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For volumes
             (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.

@@ -83,7 +83,7 @@ METHODS: dict[str, Callable[[Bands, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Scaling:
-    r"""Scales rotary frequencies per axis, by the ratio of its length to that of the reference grid.
+    r"""Scales rotary frequencies per axis, by the ratio of its length to the reference grid's.
 
     With s the ratio of the two lengths of an axis and :math:`\omega` a frequency on it:
 
