@@ -128,7 +128,7 @@ def build_within_memory(build: Callable[[], Model], argument: str = "model") -> 
 
 
 class _TooLarge(Exception):
-    """The tensors so far are larger than those of a small model."""
+    """The tensors so far are larger than a small model."""
 
 
 @contextmanager
