@@ -175,7 +175,7 @@ def beyond_text(name: str, registry: Registry) -> str:
             choice, _, change = row.label.partition(" with ")
             beyond.setdefault(change, []).append(f"{choice} {fmean(contrast.values):+.1f}")
     listed = "; ".join(f"{change}: {', '.join(choices)}" for change, choices in beyond.items())
-    return f"Of {len(pairs)} contrasts, {sum(map(len, beyond.values()))} are beyond zero. With {listed}."
+    return f"Of {len(pairs)} contrasts, {sum(map(len, beyond.values()))} are significant. With {listed}."
 
 
 def means_text(name: str, registry: Registry) -> str:
