@@ -38,6 +38,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _HARMLESS = ("transformers.", "graticule.external.table_grids")
 _ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MISSING = "absent"
+#: The types of attributes that are compared when a model is resized; an object, such as a configuration, is kept.
+COMPARED: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
 #: What hooks are expected to be, and attributes that an instance has instead of its class.
 EMPTY, OF_CLASS = "empty", "that of its class"
 
@@ -104,6 +106,17 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
                 f"`model` must be in one mode, but {place} is in {modes[0]} mode and the {kind} in {modes[1]} mode; "
                 "call model.eval() or model.train() first."
             )
+
+
+def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> None:
+    """Check that what an operation is going to replace is what the library of the model gives."""
+    if not same_value(value, expected):
+        kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
+        actual, right = _texts(value, expected)
+        raise ValueError(
+            f"`model` must be a {kind} as {library} builds it wherever this replaces something, but {place} is "
+            f"{actual}, not {right}; undo this change first."
+        )
 
 
 def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
