@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from graticule.checkpoints.read import check_whole
-from graticule.checkpoints.skeleton import EMPTY, OF_CLASS, code_of, differences
+from graticule.checkpoints.skeleton import CODE, code_of, differences
 
 #: Wrappers of a whole model -> what to do.
 _WRAPPERS = {
@@ -67,8 +67,12 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
             adapter = f"{place}, where {kind} adds to base_layer; merge both"
             yield "parametrized", f"have its weights as tensors, got {adapter}"
     for place, value in model.named_parameters():
-        if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
-            yield "quantized", quantized.format(f"{place}, {type(value).__name__} of {value.dtype}")
+        kind, is_number = type(value), value.is_floating_point() or value.is_complex()
+        if is_number and kind.__torch_dispatch__ is Tensor.__torch_dispatch__ and not kind.__module__.startswith("torch."):
+            rule, hint = "have weights of PyTorch's own class", "replace it by nn.Parameter(weight.detach().as_subclass(Tensor))"
+            yield "quantized", f"{rule}, got {place} of the class {kind.__name__} of {kind.__module__}; {hint}"
+        elif not kind.__module__.startswith("torch.") or not is_number:
+            yield "quantized", quantized.format(f"{place}, {kind.__name__} of {value.dtype}")
 
 
 #: Ends of the names of the rates of dropout and stochastic depth, which have no effect on a model that is opened.
@@ -76,7 +80,9 @@ _RATES = (".p", ".drop_prob", ".prob", "attn_drop", "drop_rate", "drop_path_rate
 
 
 def check_savable(model: nn.Module, skeleton: nn.Module | None = None) -> None:
-    """Check that a file can hold a model; warn of hooks, functions and rates of training, which are not saved with it.
+    """Check that a file can hold a model, and warn of what is not saved with it.
+
+    Not saved are hooks, functions, rates of training, the dtype, and which parameters are frozen.
 
     Args:
         model: the model.
@@ -87,12 +93,24 @@ def check_savable(model: nn.Module, skeleton: nn.Module | None = None) -> None:
         raise ValueError(f"`model` must have no compiled parts, whose names are others, got {wrapped[0]}.")
     places = []
     for place, actual, expected in code_of(model) if skeleton is None else differences(model, skeleton):
-        if expected not in (OF_CLASS, EMPTY) and not place.endswith(_RATES):
+        if expected not in CODE and not place.endswith(_RATES):
             raise ValueError(
                 f"`model` must be a {type(model).__name__} as its arguments build it to be saved, but "
                 f"{place or 'the model'} is {actual}, not {expected}; undo this change, or save its `state_dict`."
             )
         places.append(place)
-    if places:
-        subject = f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'}"
-        warnings.warn(f"{subject} not saved: the opened model computes what its classes do.", stacklevel=5)
+    trained = {} if skeleton is None else {key: value for key, value in skeleton.named_parameters() if value.requires_grad}
+    values = [(key, value) for key, value in model.named_parameters() if key in trained]
+    others = {value.dtype: trained[key].dtype for key, value in values if value.dtype != trained[key].dtype}
+    frozen = [key for key, value in values if not value.requires_grad]
+    for what, lost, result in (
+        ("", places, "computes what its classes do"),
+        ("dtype ", [*map(str, others)], f"has {', '.join(sorted(map(str, others.values())))}"),
+        ("`requires_grad` False of ", frozen, "trains all its parameters"),
+    ):
+        if lost:
+            subject = what + ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+            verb = "are" if not what and len(lost) > 1 else "is"
+            warnings.warn(
+                f"{subject} of {type(model).__name__} {verb} not saved: the opened model {result}.", stacklevel=5
+            )

@@ -5,8 +5,11 @@ What was read is a setting of the skeleton, so every difference is something tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -34,12 +37,15 @@ _SIZES = {"img_size", "grid_size", "num_patches"}
 #: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
 _INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_STATE_HOOKS = ("_state_dict_pre_hooks", "_state_dict_hooks")
 #: Where hooks and functions come from that only record outputs, or read the grids of resized tables.
 _HARMLESS = ("transformers.", "graticule.external.table_grids")
 _ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MISSING = "absent"
-#: What hooks are expected to be, and attributes that an instance has instead of its class.
-EMPTY, OF_CLASS = "empty", "that of its class"
+#: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
+CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
+#: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
+_LIBRARIES = {"graticule", "timm", "torch", "transformers"}
 
 
 class Difference(NamedTuple):
@@ -95,7 +101,7 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
     for place, actual, expected in differences(model, skeleton):
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
-            f"not {expected}; {advice}."
+            f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
         )
     for place, part in model.named_modules():
         if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
@@ -125,6 +131,8 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
         if part is None or other is None or type(part) is not type(other):
             yield Difference(name, *(_MISSING if side is None else _kind(side, part, other) for side in (part, other)))
             continue
+        if not is_own and _root(type(part).__module__) not in _LIBRARIES:  # a table of its library names it
+            yield Difference(name, f"{type(part).__name__} of {type(part).__module__}", OF_LIBRARY)
         if isinstance(part, _ORDERED) and list(part._modules) != list(other._modules):
             yield Difference(name, f"in the order {', '.join(part._modules)}", ", ".join(other._modules))
         yield from _attributes_that_differ(f"{name}." if name else "", part, other, free)
@@ -135,22 +143,95 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
 
 
 def code_of(model: nn.Module) -> Iterator[Difference]:
-    """Yield the hooks of a model, and functions that instances have instead of their class.
+    """Yield hooks, and functions that instances, classes or modules have instead of those that they are defined with.
 
     Those are left out that only record outputs, and in a model of this library those of this library.
     """
     harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
-    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
-        if hooks := getattr(torch.nn.modules.module, kind):
-            yield Difference(f"torch.nn.modules.module.{kind}", _text([*hooks.values()]), EMPTY)
+    for kind in _HOOKS:
+        for hook in getattr(torch.nn.modules.module, f"_global{kind}", {}).values():
+            yield Difference(f"torch.nn.modules.module._global{kind}", _text(hook), EMPTY)
+    yield from _replaced_code({kind: None for part in model.modules() for kind in type(part).__mro__})
     for name, part in model.named_modules():
-        entries = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
+        start = f"{name}." if name else ""
+        entries = [(kind, hook, EMPTY) for kind in (*_HOOKS, *_STATE_HOOKS) for hook in vars(part)[kind].values()]
         for key, value in vars(part).items():
             if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
                 entries.append((key, value, OF_CLASS))
         for key, value, expected in entries:
             if getattr(value, "__self__", None) is part or not _module_of(value).startswith(harmless):
-                yield Difference(f"{name}.{key}".lstrip("."), _text(value), expected)
+                yield Difference(f"{start}{key}", _text(value), expected)
+        for key in (*part._modules, *part._parameters, *part._buffers):
+            if key in vars(part) or hasattr(type(part), key):  # which Python finds first
+                yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")
+        name = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        known = getattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS", {})
+        for function in _functions(known.get(name)):
+            if not _is_known(function, "transformers"):
+                yield Difference(f"{start}config._attn_implementation", f"{name!r} with {_text(function)}", OF_LIBRARY)
+
+
+def _replaced_code(kinds: Iterable[type]) -> Iterator[Difference]:
+    """Yield functions of classes, and of the modules that these are defined in, that other code put there."""
+    classes = [kind for kind in kinds if _root(kind.__module__) in _LIBRARIES]
+    modules = {name: sys.modules.get(name) for name in ("torch.nn.functional", *(kind.__module__ for kind in classes))}
+    for owner in (*classes, *filter(None, modules.values())):
+        home, names = owner.__name__, None
+        if isinstance(owner, type):
+            home, names = owner.__module__, {base.__qualname__ for base in owner.__mro__}
+        for key, value in vars(owner).items():
+            *wrappers, function = (*_functions(value),) or (None,)
+            if function is None or key == "__init__":
+                continue
+            scope = function.__code__.co_qualname.rpartition(".")[0]
+            is_other = names is not None and scope and not scope.endswith("<locals>") and scope not in names
+            for part in (*wrappers, function):
+                if not _is_known(part, home) or (part is function and is_other):
+                    place = key if names is None else f"{owner.__qualname__}.{key}"
+                    yield Difference(f"{home}.{place}", _text(part), OF_CLASS if names else OF_LIBRARY)
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions that an attribute of a class or of a module calls, from the outermost wrapper inwards."""
+    kinds = (FunctionType, MethodType, staticmethod, classmethod, property, partial, cached_property)
+    while isinstance(value, kinds):
+        if isinstance(value, FunctionType):
+            yield value
+        names = ("__wrapped__", "__func__", "fget", "func")
+        value = next((getattr(value, name) for name in names if hasattr(value, name)), None)
+
+
+def _is_known(function: FunctionType, home: str) -> bool:
+    """Return whether a function is of a library, of Python, or of a package that the module `home` imports."""
+    root = _root(function.__globals__.get("__name__", ""))
+    if root in _LIBRARIES or root in sys.stdlib_module_names:
+        return True
+    return re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE) is not None
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
+    """Return the settings that a class computes a part or an attribute from, as the end of a sentence."""
+    owner, _, leaf = place.rpartition(".")
+    parts = dict(skeleton.named_modules())
+    if (part := parts.get(owner)) is None or expected in CODE:
+        return ""
+    init = inspect.unwrap(type(part).__init__)
+    config: Any = getattr(part, "config", getattr(skeleton, "config", None))
+    values = {f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names}
+    same = {name: value for name, value in values.items() if _text(value) == expected}
+    options = inspect.signature(init).parameters
+    own = {name: vars(part)[name] for name in options if name in vars(part) and leaf not in options}
+    values = (same or values) | {
+        f"{owner}.{name}": value
+        for name, value in own.items()
+        if options[name].default is not inspect.Parameter.empty and not same_value(value, options[name].default)
+    }
+    simple = [f"{name} = {value!r}" for name, value in values.items() if isinstance(value, bool | int | float | str | tuple)]
+    return f", which follows from {', '.join(simple)}" if simple else ""
 
 
 def _is_own(model: nn.Module) -> bool:
@@ -280,5 +361,5 @@ def _text(value: Any) -> str:
     if isinstance(value, nn.Module):
         return type(value).__name__
     if isinstance(value, FunctionType):
-        return f"the function {value.__qualname__} of {value.__module__}"
+        return f"the function {value.__code__.co_qualname} of {value.__globals__.get('__name__')}"
     return _MISSING if value is _MISSING else format_value(value)

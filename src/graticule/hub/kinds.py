@@ -143,7 +143,7 @@ def skeleton_of(model: nn.Module, config: Mapping[str, Any]) -> nn.Module:
         except ValueError as error:
             raise ValueError(
                 f"`model` must be one that its arguments build, got {type(model).__name__}, which could not be opened "
-                f"again: {error}"
+                f"again: {str(error).replace(str(path), 'its config.json')}"
             ) from error
 
 

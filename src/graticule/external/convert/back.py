@@ -66,7 +66,15 @@ def _resize(there: Any, model: Backbone) -> None:
         for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
             stage.set_input_size(grid.shape, window)  # the grid before its patch merging
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
-        there.reset_classifier(model.num_classes, model.global_pool)
+        try:
+            there.reset_classifier(model.num_classes, model.global_pool)
+        except Exception as error:  # any error of another library
+            raise _other_pool(there, model, error_line(error)) from error
+
+
+def _other_pool(there: nn.Module, model: Backbone, reason: str) -> ValueError:
+    kind = type(there).__name__
+    return ValueError(f"`model` must have a pooling of {kind}, got `global_pool` {model.global_pool!r}: {reason}")
 
 
 @checked
@@ -97,6 +105,8 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     image, patch = sizes_of(config)
     if len(image) > 2 and patch != model.patch_size:
         raise ValueError(f"`model` must have patches of {by(patch)} to be a {kind}, got {by(model.patch_size)}.")
+    if model.global_pool != source.global_pool:
+        raise _other_pool(skeleton, model, f"it had {source.global_pool!r}, which transformers fixes.")
     labels = model.num_classes if hasattr(skeleton, "classifier") else getattr(config, "num_labels", 0)
     sizes = (model.img_size, model.patch_size, model.in_chans, labels)
     if sizes == (image, patch, getattr(config, channels_of(config)), getattr(config, "num_labels", 0)):

@@ -67,15 +67,14 @@ def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Reader], Rea
     return add
 
 
-def _reader(model: nn.Module) -> Reader | None:
-    kind = type(model)
+def _reader(kind: type) -> Reader | None:
     by_name = kind.__module__.startswith("transformers.models.")
     return CONVERSIONS.get(f"transformers.{kind.__name__}" if by_name else kind)
 
 
 def can_convert(model: nn.Module) -> bool:
     """Return whether `convert` takes models of the class of `model`."""
-    return _reader(model) is not None
+    return _reader(type(model)) is not None
 
 
 def _place_of(error: BaseException, model: nn.Module) -> str:
@@ -96,7 +95,15 @@ def read(model: nn.Module) -> Conversion:
             f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
             "already; graticule.change_position gives it another position."
         )
-    reader, kind = _reader(model), type(model)
+    kind = type(model)
+    reader = _reader(kind)
+    if reader is None and (base := next(filter(_reader, kind.__mro__), None)) is not None:
+        raise ValueError(
+            f"`model` must be of the class {base.__name__} itself, got {kind.__name__} of {kind.__module__}, a subclass "
+            f"with code of its own; convert a {base.__name__} into which its state dict is loaded."
+        )
+    if reader is None and kind.__name__ in {getattr(known, "__name__", known) for known in CONVERSIONS}:
+        raise ValueError(f"`model` must be timm's own {kind.__name__}, got another class of this name, of {kind.__module__}.")
     if reader is None:
         timms = ", ".join(sorted(known.__name__ for known in CONVERSIONS if isinstance(known, type)))
         others = ", ".join(sorted(known.rpartition(".")[2] for known in CONVERSIONS if isinstance(known, str)))
