@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.skeleton import check_as_built
-from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
+from graticule.external.convert.conversion import LINEAR, Source, arguments_of, computed_names, convert, join, parts_of
 from graticule.external.convert.sizes import build_empty, channels_of, set_sizes, sizes_of
 from graticule.external.images import error_line, image_size
 from graticule.external.resize import resize_in_place
@@ -69,12 +69,10 @@ def _resize(there: Any, model: Backbone) -> None:
         try:
             there.reset_classifier(model.num_classes, model.global_pool)
         except Exception as error:  # any error of another library
-            raise _other_pool(there, model, error_line(error)) from error
-
-
-def _other_pool(there: nn.Module, model: Backbone, reason: str) -> ValueError:
-    kind = type(there).__name__
-    return ValueError(f"`model` must have a pooling of {kind}, got `global_pool` {model.global_pool!r}: {reason}")
+            raise ValueError(
+                f"`model` must have a pooling of {type(there).__name__}, got `global_pool` {model.global_pool!r}: "
+                f"{error_line(error)}"
+            ) from error
 
 
 @checked
@@ -105,8 +103,6 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     image, patch = sizes_of(config)
     if len(image) > 2 and patch != model.patch_size:
         raise ValueError(f"`model` must have patches of {by(patch)} to be a {kind}, got {by(model.patch_size)}.")
-    if model.global_pool != source.global_pool:
-        raise _other_pool(skeleton, model, f"it had {source.global_pool!r}, which transformers fixes.")
     labels = model.num_classes if hasattr(skeleton, "classifier") else getattr(config, "num_labels", 0)
     sizes = (model.img_size, model.patch_size, model.in_chans, labels)
     if sizes == (image, patch, getattr(config, channels_of(config)), getattr(config, "num_labels", 0)):
@@ -146,20 +142,20 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     if model.created is not None:
         built = skeleton_of(model, model.hub_config({}))
         check_as_built(model, built, "the arguments that are recorded", "undo this change first")
-    if like is None:
-        return source
-    sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}
-    expected, arguments = (
-        {} if backbone.created is None else {"name": backbone.created["name"], **backbone.created["arguments"]}
-        for backbone in (converted, model)
-    )
-    names = {*expected, *arguments} - sizes
+    expected, arguments = source.arguments, arguments_of(model)
+    names = {*expected, *arguments} - {"img_size", "num_classes"}
+    names -= {"global_pool"} if library == "timm" else {"patch_size", "in_chans"}
     differing = sorted(name for name in names if expected.get(name) != arguments.get(name))
-    if not arguments or differing:
-        difference = f"another {', '.join(differing)}" if arguments else "no known arguments"
+    if like is not None and (model.created is None or differing):
+        difference = "no known arguments" if model.created is None else f"another {', '.join(differing)}"
         raise ValueError(
             f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
             f"has {difference}."
+        )
+    for name in differing:
+        raise ValueError(
+            f"`model` must have the `{name}` of the {type(source.skeleton).__name__} that it was converted from, "
+            f"{expected.get(name)!r}, got {arguments.get(name)!r}."
         )
     return source
 

@@ -33,22 +33,22 @@ class Source:
     skeleton: the model with its parameters on the meta device, but for those without a counterpart here.
     names: name of each tensor there -> its names in the backbone: several if its rows are split, none if it is kept as
         it is. Rows of several tensors with the same name here follow each other in this order.
-    global_pool: the pooling of the backbone at the conversion.
+    arguments: those of the backbone, when it was converted.
     """
 
     skeleton: nn.Module
     names: Mapping[str, tuple[str, ...]]
-    global_pool: str
+    arguments: Mapping[str, Any]
 
     @classmethod
-    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]], global_pool: str) -> Any:
+    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]], backbone: Backbone) -> Any:
         """Store the structure of a model; buffers that are not weights are kept unchanged."""
         empty = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
             for name, parameter in model.named_parameters()
             if names[name]
         }
-        return cls(deepcopy(model, dict[int, Any](empty)), dict(names), global_pool)
+        return cls(deepcopy(model, dict[int, Any](empty)), dict(names), arguments_of(backbone))
 
     @property
     def library(self) -> str:
@@ -63,6 +63,12 @@ class Source:
             if parameter.is_meta
         }
         return deepcopy(self.skeleton, dict[int, Any](zeros))
+
+
+def arguments_of(model: Backbone) -> dict[str, Any]:
+    """Return the name, the arguments and the pooling of a backbone, as far as they are known."""
+    created = model.created or {"arguments": {}}
+    return {**created["arguments"], "name": created.get("name"), "global_pool": model.global_pool}
 
 
 def computed_names(model: Backbone) -> set[str]:
@@ -137,7 +143,7 @@ def convert(
     _copy_settings(model, backbone, names)
     if verify:
         check_outputs(model, backbone)
-    backbone.converted_from = Source.of(model, names, backbone.global_pool)
+    backbone.converted_from = Source.of(model, names, backbone)
     if encoding is None and joining is None:
         return backbone
     encoding = conversion.encoding if encoding is None else encoding
