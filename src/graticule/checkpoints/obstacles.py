@@ -21,6 +21,8 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "wrap the model after",
     "OptimizedModule": "give its attribute _orig_mod, and wrap that again after",
 }
+#: What a subclass of tensors has that does not compute its values from others, as quantized ones do.
+_UNCHANGED = Tensor.__torch_dispatch__
 Obstacle = Literal["replicated", "wrapped", "compiled", "packed", "quantized", "pruned", "parametrized"]
 
 
@@ -66,13 +68,12 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
         if hasattr(part, "base_layer"):
             adapter = f"{place}, where {kind} adds to base_layer; merge both"
             yield "parametrized", f"have its weights as tensors, got {adapter}"
+    subclass = "have weights of PyTorch's own class, got {}; replace it by nn.Parameter(x.detach().as_subclass(Tensor))"
     for place, value in model.named_parameters():
-        kind, is_number = type(value), value.is_floating_point() or value.is_complex()
-        if is_number and kind.__torch_dispatch__ is Tensor.__torch_dispatch__ and not kind.__module__.startswith("torch."):
-            rule, hint = "have weights of PyTorch's own class", "replace it by nn.Parameter(weight.detach().as_subclass(Tensor))"
-            yield "quantized", f"{rule}, got {place} of the class {kind.__name__} of {kind.__module__}; {hint}"
-        elif not kind.__module__.startswith("torch.") or not is_number:
-            yield "quantized", quantized.format(f"{place}, {kind.__name__} of {value.dtype}")
+        is_number = value.is_floating_point() or value.is_complex()
+        if not type(value).__module__.startswith("torch.") or not is_number:
+            problem = subclass if is_number and type(value).__torch_dispatch__ == _UNCHANGED else quantized
+            yield "quantized", problem.format(f"{place}, {type(value).__name__} of {value.dtype}")
 
 
 #: Ends of the names of the rates of dropout and stochastic depth, which have no effect on a model that is opened.
@@ -99,18 +100,15 @@ def check_savable(model: nn.Module, skeleton: nn.Module | None = None) -> None:
                 f"{place or 'the model'} is {actual}, not {expected}; undo this change, or save its `state_dict`."
             )
         places.append(place)
-    trained = {} if skeleton is None else {key: value for key, value in skeleton.named_parameters() if value.requires_grad}
-    values = [(key, value) for key, value in model.named_parameters() if key in trained]
-    others = {value.dtype: trained[key].dtype for key, value in values if value.dtype != trained[key].dtype}
-    frozen = [key for key, value in values if not value.requires_grad]
-    for what, lost, result in (
-        ("", places, "computes what its classes do"),
-        ("dtype ", [*map(str, others)], f"has {', '.join(sorted(map(str, others.values())))}"),
-        ("`requires_grad` False of ", frozen, "trains all its parameters"),
-    ):
-        if lost:
-            subject = what + ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-            verb = "are" if not what and len(lost) > 1 else "is"
-            warnings.warn(
-                f"{subject} of {type(model).__name__} {verb} not saved: the opened model {result}.", stacklevel=5
-            )
+    lost = {"computes what its classes do": places, "is in torch.float32": [], "trains these": []}
+    others = dict(skeleton.named_parameters()) if skeleton is not None else {}
+    for name, value in model.named_parameters():
+        if value.dtype != others.get(name, value).dtype:
+            lost["is in torch.float32"].append(f"{name}.dtype")
+        if value.requires_grad < others.get(name, value).requires_grad:
+            lost["trains these"].append(f"{name}.requires_grad")
+    for result, names in lost.items():
+        if names:
+            subject = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            text = f"{subject} of {type(model).__name__} {'is' if len(names) == 1 else 'are'} not saved"
+            warnings.warn(f"{text}: the opened model {result}.", stacklevel=5)

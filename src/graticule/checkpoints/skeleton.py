@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -46,6 +46,8 @@ _MISSING = "absent"
 CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
 #: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
 _LIBRARIES = {"graticule", "timm", "torch", "transformers"}
+#: Where a wrapper has the function within.
+_WITHIN = ("__wrapped__", "__func__", "fget", "func")
 
 
 class Difference(NamedTuple):
@@ -151,7 +153,7 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
     for kind in _HOOKS:
         for hook in getattr(torch.nn.modules.module, f"_global{kind}", {}).values():
             yield Difference(f"torch.nn.modules.module._global{kind}", _text(hook), EMPTY)
-    yield from _replaced_code({kind: None for part in model.modules() for kind in type(part).__mro__})
+    yield from _replaced_code(model)
     for name, part in model.named_modules():
         start = f"{name}." if name else ""
         entries = [(kind, hook, EMPTY) for kind in (*_HOOKS, *_STATE_HOOKS) for hook in vars(part)[kind].values()]
@@ -164,73 +166,64 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
         for key in (*part._modules, *part._parameters, *part._buffers):
             if key in vars(part) or hasattr(type(part), key):  # which Python finds first
                 yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")
-        name = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        attention = getattr(getattr(part, "config", None), "_attn_implementation", None)
         known = getattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS", {})
-        for function in _functions(known.get(name)):
+        for function in _functions(known.get(attention)):
             if not _is_known(function, "transformers"):
-                yield Difference(f"{start}config._attn_implementation", f"{name!r} with {_text(function)}", OF_LIBRARY)
+                text = f"{attention!r} with {_text(function)}"
+                yield Difference(f"{start}config._attn_implementation", text, OF_LIBRARY)
 
 
-def _replaced_code(kinds: Iterable[type]) -> Iterator[Difference]:
-    """Yield functions of classes, and of the modules that these are defined in, that other code put there."""
-    classes = [kind for kind in kinds if _root(kind.__module__) in _LIBRARIES]
-    modules = {name: sys.modules.get(name) for name in ("torch.nn.functional", *(kind.__module__ for kind in classes))}
-    for owner in (*classes, *filter(None, modules.values())):
-        home, names = owner.__name__, None
-        if isinstance(owner, type):
-            home, names = owner.__module__, {base.__qualname__ for base in owner.__mro__}
-        for key, value in vars(owner).items():
-            *wrappers, function = (*_functions(value),) or (None,)
-            if function is None or key == "__init__":
-                continue
-            scope = function.__code__.co_qualname.rpartition(".")[0]
-            is_other = names is not None and scope and not scope.endswith("<locals>") and scope not in names
-            for part in (*wrappers, function):
-                if not _is_known(part, home) or (part is function and is_other):
-                    place = key if names is None else f"{owner.__qualname__}.{key}"
-                    yield Difference(f"{home}.{place}", _text(part), OF_CLASS if names else OF_LIBRARY)
+def _replaced_code(model: nn.Module) -> Iterator[Difference]:
+    """Yield functions in the classes of a model, or in the modules that define these, that others put there."""
+    kinds = dict.fromkeys(kind for part in model.modules() for kind in type(part).__mro__)
+    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds if _root(kind.__module__) in _LIBRARIES}
+    modules = {
+        name: sys.modules.get(name) for name in ("torch.nn.functional", *(k.__module__ for k in classes.values()))
+    }
+    for place, owner in {**classes, **modules}.items():
+        home, names = getattr(owner, "__module__", place), {base.__qualname__ for base in getattr(owner, "__mro__", ())}
+        for key, value in vars(owner).items() if owner else ():
+            for function in _functions(value) if key != "__init__" else ():
+                scope = function.__code__.co_qualname.rpartition(".")[0]
+                is_other = names and scope and not scope.endswith("<locals>") and scope not in names
+                if is_other or not _is_known(function, home):
+                    yield Difference(f"{place}.{key}", _text(function), OF_CLASS if names else OF_LIBRARY)
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions that an attribute of a class or of a module calls, from the outermost wrapper inwards."""
-    kinds = (FunctionType, MethodType, staticmethod, classmethod, property, partial, cached_property)
-    while isinstance(value, kinds):
+    """Yield the functions that a value calls, from the outermost wrapper inwards."""
+    while isinstance(value, FunctionType | MethodType | staticmethod | classmethod | property | partial):
         if isinstance(value, FunctionType):
             yield value
-        names = ("__wrapped__", "__func__", "fget", "func")
-        value = next((getattr(value, name) for name in names if hasattr(value, name)), None)
+        value = next((getattr(value, name) for name in _WITHIN if hasattr(value, name)), None)
 
 
 def _is_known(function: FunctionType, home: str) -> bool:
     """Return whether a function is of a library, of Python, or of a package that the module `home` imports."""
-    root = _root(function.__globals__.get("__name__", ""))
+    root = _root(_module_of(function))
     if root in _LIBRARIES or root in sys.stdlib_module_names:
         return True
-    return re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE) is not None
-
-
-def _root(module: str) -> str:
-    return module.partition(".")[0]
+    return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
 
 
 def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
     """Return the settings that a class computes a part or an attribute from, as the end of a sentence."""
     owner, _, leaf = place.rpartition(".")
-    parts = dict(skeleton.named_modules())
-    if (part := parts.get(owner)) is None or expected in CODE:
+    part: Any = dict(skeleton.named_modules()).get(owner)
+    if part is None or expected in (*CODE, _MISSING):
         return ""
     init = inspect.unwrap(type(part).__init__)
-    config: Any = getattr(part, "config", getattr(skeleton, "config", None))
+    config = getattr(part, "config", getattr(skeleton, "config", None))
     values = {f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names}
-    same = {name: value for name, value in values.items() if _text(value) == expected}
+    values = {name: value for name, value in values.items() if _text(value) == expected} or values
     options = inspect.signature(init).parameters
-    own = {name: vars(part)[name] for name in options if name in vars(part) and leaf not in options}
-    values = (same or values) | {
-        f"{owner}.{name}": value
-        for name, value in own.items()
-        if options[name].default is not inspect.Parameter.empty and not same_value(value, options[name].default)
-    }
-    simple = [f"{name} = {value!r}" for name, value in values.items() if isinstance(value, bool | int | float | str | tuple)]
+    for name in vars(part).keys() & options.keys() if owner and leaf not in options else ():
+        if not same_value(getattr(part, name), options[name].default) and options[name].default is not inspect._empty:
+            values[f"{owner}.{name}"] = getattr(part, name)
+    simple = sorted(
+        f"{key} = {value!r}" for key, value in values.items() if isinstance(value, int | float | str | tuple)
+    )
     return f", which follows from {', '.join(simple)}" if simple else ""
 
 
@@ -333,11 +326,14 @@ def _ties(model: nn.Module) -> dict[str, str]:
     return {name: first for name, first in names if first != name}
 
 
-def _module_of(function: Any) -> str:
+def _module_of(value: Any) -> str:
     """Return the name of the module that a function, or the class of a callable object, is from."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__module__", None) or type(function).__module__
+    function = next(_functions(value), None)
+    return str(type(value).__module__ if function is None else function.__globals__.get("__name__"))
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _kind(module: nn.Module, *both: nn.Module | None) -> str:
@@ -361,5 +357,5 @@ def _text(value: Any) -> str:
     if isinstance(value, nn.Module):
         return type(value).__name__
     if isinstance(value, FunctionType):
-        return f"the function {value.__code__.co_qualname} of {value.__globals__.get('__name__')}"
+        return f"the function {value.__code__.co_qualname} of {_module_of(value)}"
     return _MISSING if value is _MISSING else format_value(value)

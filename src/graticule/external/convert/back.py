@@ -146,16 +146,11 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     names = {*expected, *arguments} - {"img_size", "num_classes"}
     names -= {"global_pool"} if library == "timm" else {"patch_size", "in_chans"}
     differing = sorted(name for name in names if expected.get(name) != arguments.get(name))
-    if like is not None and (model.created is None or differing):
-        difference = "no known arguments" if model.created is None else f"another {', '.join(differing)}"
+    if differing or (like is not None and model.created is None):
+        others = [f"another {name} ({arguments.get(name)!r}, not {expected.get(name)!r})" for name in differing]
         raise ValueError(
-            f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
-            f"has {difference}."
-        )
-    for name in differing:
-        raise ValueError(
-            f"`model` must have the `{name}` of the {type(source.skeleton).__name__} that it was converted from, "
-            f"{expected.get(name)!r}, got {arguments.get(name)!r}."
+            f"`{'model' if like is None else 'like'}` must be built as the {type(source.skeleton).__name__} that "
+            f"`model` was converted from, but the model has {', '.join(others) or 'no known arguments'}."
         )
     return source
 

@@ -97,20 +97,18 @@ def read(model: nn.Module) -> Conversion:
         )
     kind = type(model)
     reader = _reader(kind)
-    if reader is None and (base := next(filter(_reader, kind.__mro__), None)) is not None:
-        raise ValueError(
-            f"`model` must be of the class {base.__name__} itself, got {kind.__name__} of {kind.__module__}, a subclass "
-            f"with code of its own; convert a {base.__name__} into which its state dict is loaded."
-        )
-    if reader is None and kind.__name__ in {getattr(known, "__name__", known) for known in CONVERSIONS}:
-        raise ValueError(f"`model` must be timm's own {kind.__name__}, got another class of this name, of {kind.__module__}.")
     if reader is None:
+        for base in filter(_reader, kind.__mro__):
+            raise ValueError(
+                f"`model` must be a {base.__name__} itself, got {kind.__name__} of {kind.__module__}, a subclass with "
+                f"code of its own; convert a {base.__name__} into which its state dict is loaded."
+            )
         timms = ", ".join(sorted(known.__name__ for known in CONVERSIONS if isinstance(known, type)))
         others = ", ".join(sorted(known.rpartition(".")[2] for known in CONVERSIONS if isinstance(known, str)))
         raise ValueError(
-            f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
-            f"{kind.__module__}; graticule.attach gives a transformer of any library a position, if its blocks share "
-            "one grid, and docs/backbones.md has the operations that take other classes."
+            f"`model` must be of a class that is read, got {kind.__name__} of {kind.__module__}. Read are timm's {timms} "
+            f"and transformers' {others}; graticule.attach gives a transformer of any library a position, if its "
+            "blocks share one grid, and docs/backbones.md has the operations that take other classes."
         )
     library = kind.__module__.partition(".")[0]
     try:
