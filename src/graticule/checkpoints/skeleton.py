@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, cached_property, partial, partialmethod
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -42,12 +42,15 @@ _STATE_HOOKS = ("_state_dict_pre_hooks", "_state_dict_hooks")
 _HARMLESS = ("transformers.", "graticule.external.table_grids")
 _ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MISSING = "absent"
+_SIMPLE = (bool, int, float, str, tuple)
 #: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
 CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
 #: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
 _LIBRARIES = {"graticule", "timm", "torch", "transformers"}
-#: Where a wrapper has the function within.
-_WITHIN = ("__wrapped__", "__func__", "fget", "func")
+#: Where what is no function has the function that it calls.
+_WITHIN: dict[Any, str] = {MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__", property: "fget"}
+_WITHIN |= dict.fromkeys((partial, partialmethod, cached_property), "func")
+_CALLING = (FunctionType, type(cache(str)), *_WITHIN)
 
 
 class Difference(NamedTuple):
@@ -166,64 +169,66 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
         for key in (*part._modules, *part._parameters, *part._buffers):
             if key in vars(part) or hasattr(type(part), key):  # which Python finds first
                 yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")
-        attention = getattr(getattr(part, "config", None), "_attn_implementation", None)
-        known = getattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS", {})
-        for function in _functions(known.get(attention)):
-            if not _is_known(function, "transformers"):
-                text = f"{attention!r} with {_text(function)}"
-                yield Difference(f"{start}config._attn_implementation", text, OF_LIBRARY)
+        attention = getattr(vars(part).get("config"), "_attn_implementation", None)
+        function = getattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS", {}).get(attention)
+        if function is not None and not _is_known(_module_of(function), "transformers"):
+            yield Difference(f"{start}config._attn_implementation", f"{attention!r}, {_text(function)}", OF_LIBRARY)
 
 
 def _replaced_code(model: nn.Module) -> Iterator[Difference]:
     """Yield functions in the classes of a model, or in the modules that define these, that others put there."""
     kinds = dict.fromkeys(kind for part in model.modules() for kind in type(part).__mro__)
-    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds if _root(kind.__module__) in _LIBRARIES}
-    modules = {
-        name: sys.modules.get(name) for name in ("torch.nn.functional", *(k.__module__ for k in classes.values()))
-    }
-    for place, owner in {**classes, **modules}.items():
+    owners: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+    owners |= {name: sys.modules.get(name) for name in ("torch.nn.functional", *(kind.__module__ for kind in kinds))}
+    for place, owner in owners.items():
         home, names = getattr(owner, "__module__", place), {base.__qualname__ for base in getattr(owner, "__mro__", ())}
-        for key, value in vars(owner).items() if owner else ():
+        for key, value in vars(owner).items() if owner is not None and _root(home) in _LIBRARIES else ():
             for function in _functions(value) if key != "__init__" else ():
-                scope = function.__code__.co_qualname.rpartition(".")[0]
-                is_other = names and scope and not scope.endswith("<locals>") and scope not in names
-                if is_other or not _is_known(function, home):
+                scope = (
+                    function.__code__.co_qualname.rpartition(".")[0] if names and hasattr(function, "__code__") else ""
+                )
+                is_other = scope and scope not in names and not scope.endswith("<locals>")
+                if is_other or not _is_known(_module_of(function), home):
                     yield Difference(f"{place}.{key}", _text(function), OF_CLASS if names else OF_LIBRARY)
 
 
-def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions that a value calls, from the outermost wrapper inwards."""
-    while isinstance(value, FunctionType | MethodType | staticmethod | classmethod | property | partial):
+def _functions(value: Any) -> Iterator[Any]:
+    """Yield the functions that a value calls, from the outermost wrapper inwards, and last another callable object."""
+    while isinstance(value, _CALLING):
         if isinstance(value, FunctionType):
             yield value
-        value = next((getattr(value, name) for name in _WITHIN if hasattr(value, name)), None)
+        value = getattr(value, _WITHIN.get(type(value), "__wrapped__"), None)
+    if callable(value) and not isinstance(value, type):
+        yield value
 
 
-def _is_known(function: FunctionType, home: str) -> bool:
-    """Return whether a function is of a library, of Python, or of a package that the module `home` imports."""
-    root = _root(_module_of(function))
+@cache
+def _is_known(module: str, home: str) -> bool:
+    """Return whether a module is of a library, of Python, or of a package that the module `home` imports."""
+    root = _root(module)
     if root in _LIBRARIES or root in sys.stdlib_module_names:
         return True
     return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
 
 
 def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
-    """Return the settings that a class computes a part or an attribute from, as the end of a sentence."""
+    """Return the settings that classes compute a part or an attribute from, as the end of a sentence."""
     owner, _, leaf = place.rpartition(".")
-    part: Any = dict(skeleton.named_modules()).get(owner)
-    if part is None or expected in (*CODE, _MISSING):
+    parts: dict[str, Any] = dict(skeleton.named_modules())
+    if owner not in parts or expected in (*CODE, _MISSING):
         return ""
-    init = inspect.unwrap(type(part).__init__)
-    config = getattr(part, "config", getattr(skeleton, "config", None))
-    values = {f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names}
-    values = {name: value for name, value in values.items() if _text(value) == expected} or values
-    options = inspect.signature(init).parameters
-    for name in vars(part).keys() & options.keys() if owner and leaf not in options else ():
-        if not same_value(getattr(part, name), options[name].default) and options[name].default is not inspect._empty:
-            values[f"{owner}.{name}"] = getattr(part, name)
-    simple = sorted(
-        f"{key} = {value!r}" for key, value in values.items() if isinstance(value, int | float | str | tuple)
-    )
+    config, reads = getattr(parts[owner], "config", getattr(skeleton, "config", None)), []
+    for start in [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]:
+        names = inspect.unwrap(type(parts[start]).__init__).__code__.co_names
+        reads.append({f"config.{name}": getattr(config, name, None) for name in names})
+    equal = [{name: value for name, value in read.items() if _text(value) == expected} for read in reads]
+    values = next(filter(None, equal), reads[0])
+    options = inspect.signature(inspect.unwrap(type(parts[owner]).__init__)).parameters
+    for name, option in options.items() if owner and leaf not in options else ():
+        value = vars(parts[owner]).get(name, option.empty)
+        if option.empty not in (option.default, value) and value != option.default:
+            values[f"{owner}.{name}"] = value
+    simple = sorted(f"{name} = {value!r}" for name, value in values.items() if isinstance(value, _SIMPLE))
     return f", which follows from {', '.join(simple)}" if simple else ""
 
 
@@ -328,8 +333,10 @@ def _ties(model: nn.Module) -> dict[str, str]:
 
 def _module_of(value: Any) -> str:
     """Return the name of the module that a function, or the class of a callable object, is from."""
-    function = next(_functions(value), None)
-    return str(type(value).__module__ if function is None else function.__globals__.get("__name__"))
+    function = next(_functions(value), value)
+    return str(
+        function.__globals__.get("__name__") if isinstance(function, FunctionType) else type(function).__module__
+    )
 
 
 def _root(module: str) -> str:

@@ -106,9 +106,9 @@ def read(model: nn.Module) -> Conversion:
         timms = ", ".join(sorted(known.__name__ for known in CONVERSIONS if isinstance(known, type)))
         others = ", ".join(sorted(known.rpartition(".")[2] for known in CONVERSIONS if isinstance(known, str)))
         raise ValueError(
-            f"`model` must be of a class that is read, got {kind.__name__} of {kind.__module__}. Read are timm's {timms} "
-            f"and transformers' {others}; graticule.attach gives a transformer of any library a position, if its "
-            "blocks share one grid, and docs/backbones.md has the operations that take other classes."
+            f"`model` must be of a class that is read, got {kind.__name__} of {kind.__module__}. Read are timm's "
+            f"{timms} and transformers' {others}; graticule.attach gives a transformer of any library a position, if "
+            "its blocks share one grid, and docs/backbones.md has the operations that take other classes."
         )
     library = kind.__module__.partition(".")[0]
     try:
