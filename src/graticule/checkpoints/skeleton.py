@@ -36,8 +36,10 @@ _FREE = {
 _SIZES = {"img_size", "grid_size", "num_patches"}
 #: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
 _INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_STATE_HOOKS = ("_state_dict_pre_hooks", "_state_dict_hooks")
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_state_dict_pre_hooks", "_state_dict_hooks"),
+)
 #: Where hooks and functions come from that only record outputs, or read the grids of resized tables.
 _HARMLESS = ("transformers.", "graticule.external.table_grids")
 _ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -46,7 +48,7 @@ _SIMPLE = (bool, int, float, str, tuple)
 #: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
 CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
 #: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
-_LIBRARIES = {"graticule", "timm", "torch", "transformers"}
+_LIBRARIES = ("graticule.", "timm.", "torch.", "transformers.")
 #: Where what is no function has the function that it calls.
 _WITHIN: dict[Any, str] = {MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__", property: "fget"}
 _WITHIN |= dict.fromkeys((partial, partialmethod, cached_property), "func")
@@ -136,7 +138,7 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
         if part is None or other is None or type(part) is not type(other):
             yield Difference(name, *(_MISSING if side is None else _kind(side, part, other) for side in (part, other)))
             continue
-        if not is_own and _root(type(part).__module__) not in _LIBRARIES:  # a table of its library names it
+        if not is_own and not type(part).__module__.startswith(_LIBRARIES):  # a table of its library names it
             yield Difference(name, f"{type(part).__name__} of {type(part).__module__}", OF_LIBRARY)
         if isinstance(part, _ORDERED) and list(part._modules) != list(other._modules):
             yield Difference(name, f"in the order {', '.join(part._modules)}", ", ".join(other._modules))
@@ -159,7 +161,7 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
     yield from _replaced_code(model)
     for name, part in model.named_modules():
         start = f"{name}." if name else ""
-        entries = [(kind, hook, EMPTY) for kind in (*_HOOKS, *_STATE_HOOKS) for hook in vars(part)[kind].values()]
+        entries = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
         for key, value in vars(part).items():
             if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
                 entries.append((key, value, OF_CLASS))
@@ -182,12 +184,10 @@ def _replaced_code(model: nn.Module) -> Iterator[Difference]:
     owners |= {name: sys.modules.get(name) for name in ("torch.nn.functional", *(kind.__module__ for kind in kinds))}
     for place, owner in owners.items():
         home, names = getattr(owner, "__module__", place), {base.__qualname__ for base in getattr(owner, "__mro__", ())}
-        for key, value in vars(owner).items() if owner is not None and _root(home) in _LIBRARIES else ():
+        for key, value in vars(owner).items() if owner is not None and home.startswith(_LIBRARIES) else ():
             for function in _functions(value) if key != "__init__" else ():
-                scope = (
-                    function.__code__.co_qualname.rpartition(".")[0] if names and hasattr(function, "__code__") else ""
-                )
-                is_other = scope and scope not in names and not scope.endswith("<locals>")
+                scope = getattr(getattr(function, "__code__", None), "co_qualname", "").rpartition(".")[0]
+                is_other = names and scope and scope not in names and not scope.endswith("<locals>")
                 if is_other or not _is_known(_module_of(function), home):
                     yield Difference(f"{place}.{key}", _text(function), OF_CLASS if names else OF_LIBRARY)
 
@@ -205,8 +205,8 @@ def _functions(value: Any) -> Iterator[Any]:
 @cache
 def _is_known(module: str, home: str) -> bool:
     """Return whether a module is of a library, of Python, or of a package that the module `home` imports."""
-    root = _root(module)
-    if root in _LIBRARIES or root in sys.stdlib_module_names:
+    root = module.partition(".")[0]
+    if f"{root}." in _LIBRARIES or root in sys.stdlib_module_names:
         return True
     return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
 
@@ -217,16 +217,16 @@ def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
     parts: dict[str, Any] = dict(skeleton.named_modules())
     if owner not in parts or expected in (*CODE, _MISSING):
         return ""
-    config, reads = getattr(parts[owner], "config", getattr(skeleton, "config", None)), []
-    for start in [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]:
-        names = inspect.unwrap(type(parts[start]).__init__).__code__.co_names
-        reads.append({f"config.{name}": getattr(config, name, None) for name in names})
+    config = getattr(parts[owner], "config", getattr(skeleton, "config", None))
+    starts = [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]
+    inits = [inspect.unwrap(type(parts[start]).__init__) for start in starts]
+    reads = [{f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names} for init in inits]
     equal = [{name: value for name, value in read.items() if _text(value) == expected} for read in reads]
     values = next(filter(None, equal), reads[0])
-    options = inspect.signature(inspect.unwrap(type(parts[owner]).__init__)).parameters
+    options = inspect.signature(inits[0]).parameters
     for name, option in options.items() if owner and leaf not in options else ():
-        value = vars(parts[owner]).get(name, option.empty)
-        if option.empty not in (option.default, value) and value != option.default:
+        value = vars(parts[owner]).get(name)
+        if isinstance(value, _SIMPLE) and option.default not in (option.empty, value):
             values[f"{owner}.{name}"] = value
     simple = sorted(f"{name} = {value!r}" for name, value in values.items() if isinstance(value, _SIMPLE))
     return f", which follows from {', '.join(simple)}" if simple else ""
@@ -337,10 +337,6 @@ def _module_of(value: Any) -> str:
     return str(
         function.__globals__.get("__name__") if isinstance(function, FunctionType) else type(function).__module__
     )
-
-
-def _root(module: str) -> str:
-    return module.partition(".")[0]
 
 
 def _kind(module: nn.Module, *both: nn.Module | None) -> str:

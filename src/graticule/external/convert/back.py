@@ -27,7 +27,7 @@ from graticule.registry.checks import checked
 def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
     """Return a model of `convert` as timm's, with its present weights; `model` is not changed.
 
-    The round trip is bit-equal. A changed image size or number of classes is also set in timm's model.
+    The round trip is bit-equal. A changed image size, number of classes or pooling is also set in timm's model.
 
     Args:
         model: a backbone that was converted from timm.
@@ -80,7 +80,8 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
     """Return a model of `convert` as transformers', with its present weights; `model` is not changed.
 
     The round trip is bit-equal. A changed size of images or patches, number of channels or of classes is also set in
-    the configuration, so that `save_pretrained` writes a folder that other tools open.
+    the configuration, so that `save_pretrained` writes a folder that other tools open. Another pooling or head is
+    refused, as the class fixes both.
 
     Args:
         model: a backbone that was converted from transformers.
