@@ -207,11 +207,10 @@ def _names(model: nn.Module, backbone: Backbone, conversion: Conversion) -> dict
     if lost:
         raise ValueError(f"`model` must have no tensor without a counterpart here, got {kind} with {_some(lost)}.")
     kinds = {name: f"{value.dtype} on {value.device}" for name, value in model.named_parameters()}
-    (most, _), *others = Counter(kinds.values()).most_common()
-    if others:
-        other = next(f"{name} in {text}" for name, text in kinds.items() if text != most)
-        rule = "have all its weights in one dtype on one device"
-        raise ValueError(f"`model` must {rule}, got {kind} with {other} and others in {most}.")
+    most = Counter(kinds.values()).most_common(1)[0][0]
+    for name in (name for name, text in kinds.items() if text != most):
+        other = f"{name} in {kinds[name]} and others in {most}"
+        raise ValueError(f"`model` must have all its weights in one dtype on one device, got {kind} with {other}.")
     if empty:
         name = type(backbone).__name__
         raise ValueError(f"`model` must have all weights of {name}, got {kind} without {_some(empty)}.")
