@@ -63,7 +63,6 @@ def test_a_larger_share_of_the_same_seed_holds_the_smaller_one():
 
 def module(dataset="digits", **options):
     data = DataModule(dataset, **{"size": (28, 28), "batch_size": 100, **options})
-    data.setup()
     return data
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
-from graticule.lab.data.images import LARGEST, DatasetInfo, StoredImages, decode
+from graticule.lab.data.images import LARGEST, UNREADABLE, DatasetInfo, StoredImages, decode
 from graticule.system.files import read_bytes
 
 #: The class of a pixel that is neither learned nor scored.
@@ -58,15 +58,16 @@ class DenseImages(StoredImages):
 
     @abstractmethod
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its target.
+        """Return an image and its target; an error means that one of its files is broken."""
 
-        Raises:
-            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if one of its files is broken.
-        """
-
-    def read_first(self, index: int) -> Callable[[], tuple[Tensor, Target]]:
-        """Return the function that reads and makes an example."""
-        return partial(self.example, index)
+    def content(self, index: int) -> Iterable[bytes | np.ndarray]:
+        """Return the stored bytes or the pixels of an image, and its targets; a broken one has none."""
+        files: list[bytes | np.ndarray] = [path.read_bytes() for path in self.files_of(index)]
+        with contextlib.suppress(*UNREADABLE):
+            image, target = self.example(index)
+            arrays = [np.asarray(target[name]) for name in ("boxes", "labels", "masks", "classes") if name in target]
+            return (*(files or [np.asarray(image)]), *arrays)
+        return files
 
 
 def read_image(path: Path, size: tuple[int, int] | None = None, source: object = "the file") -> tv_tensors.Image:

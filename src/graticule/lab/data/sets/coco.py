@@ -146,6 +146,10 @@ class CocoImages(DenseImages):
         """Return the path of an image."""
         return self.files[index]
 
+    def files_of(self, index: int) -> tuple[Path]:
+        """Return the path of an image."""
+        return (self.files[index],)
+
     def example(self, index: int) -> tuple[Tensor, Target]:
         """Return an image and its objects."""
         assert self.sizes is not None

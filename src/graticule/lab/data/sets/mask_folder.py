@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from graticule.lab.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image
 from graticule.lab.data.images import LARGEST, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.folder import files_below, is_image, read_class_names
+from graticule.lab.data.sets.folder import images_below, read_class_names
 from graticule.system.files import read_bytes, read_utf8
 
 #: The folders of a split; the first that exists is used.
@@ -98,7 +98,7 @@ def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, 
         )
     folders = [root / kind / name for kind in ("images", "annotations")]
     images, masks = (
-        {path.relative_to(folder).with_suffix(""): path for path in files_below(folder, is_image)} for folder in folders
+        {path.relative_to(folder).with_suffix(""): path for path in images_below(folder)} for folder in folders
     )
     if not images:
         raise ValueError(f"`data_root` must have images, got none in {folders[0]}.")
