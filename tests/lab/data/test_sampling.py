@@ -24,8 +24,8 @@ def images(seed=0):
     return ImageExamples(ArrayImages(pixels, np.arange(12) % 2), np.arange(12), transform, seed)
 
 
-def drawn(*indices, epoch=0, repeats=None):
-    return images()[Batch(np.array(indices), epoch, None if repeats is None else np.array(repeats))][0]
+def drawn(*indices, epoch=0, repeats=0):
+    return images()[Batch(np.array(indices), epoch, np.array(repeats))][0]
 
 
 def epochs(workers):

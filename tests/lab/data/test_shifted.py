@@ -25,8 +25,8 @@ def shifted(augmentation=None, seed=0):
     return ShiftedImages(stored, np.arange(6) % 2, byte_values(INFO), augmentation, seed)
 
 
-def drawn(data, epoch, *indices, repeats=None):
-    return data[Batch(np.array(indices), epoch, None if repeats is None else np.array(repeats))][0]
+def drawn(data, epoch, *indices, repeats=0):
+    return data[Batch(np.array(indices), epoch, np.array(repeats))][0]
 
 
 def all_crops(image):

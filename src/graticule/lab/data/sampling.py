@@ -6,6 +6,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,13 @@ class Batch:
 
     indices: (n,), counted from 0.
     epoch: counted from 0; None in evaluation, where nothing is random.
-    repeats: (n,), how many times the example came before in its group of repeats.
+    repeats: how many times the example came before in its group of repeats, of all or (n,) of each.
     size: the index of the image size of the batch.
     """
 
     indices: np.ndarray
     epoch: int | None = None
-    repeats: np.ndarray | None = None
+    repeats: np.ndarray | int = 0
     size: int = 0
 
 
@@ -134,6 +135,24 @@ def evaluation_batches(length: int, batch_size: int, rank: int = 0, world_size: 
     return [Batch(part) for part in np.array_split(indices, steps)]
 
 
+def draw(batch: Batch, seed: int, count: int) -> np.ndarray:
+    """Return a number below 2^62 for each of a batch's examples, out of `count`; these are the source of randomness.
+
+    It is a function of seed, epoch, index and repeat alone, whichever batch an example is in.
+    """
+    repeats = np.broadcast_to(batch.repeats, batch.indices.shape)
+    numbers = np.empty(len(batch.indices), dtype=np.int64)
+    for repeat in np.unique(repeats).tolist():
+        chosen = repeats == repeat
+        numbers[chosen] = _numbers(seed, batch.epoch or 0, repeat, count)[batch.indices[chosen]]
+    return numbers
+
+
+@lru_cache(maxsize=4)
+def _numbers(seed: int, epoch: int, repeat: int, count: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch, repeat, 1]).integers(2**62, size=count)
+
+
 class Batches(Dataset[Any]):
     """Examples as whole batches, `batches[Batch(...)]`."""
 
@@ -170,16 +189,13 @@ class Examples(Batches):
     def __getitem__(self, batch: Batch) -> Any:
         if batch.epoch is None:
             return self.collate([self.example(index) for index in batch.indices.tolist()])
-        repeats = np.zeros_like(batch.indices) if batch.repeats is None else batch.repeats
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()
         examples = []
         try:
-            for index, repeat in zip(batch.indices.tolist(), repeats.tolist(), strict=True):
-                entropy = [self.seed, batch.epoch, index, repeat]
-                state = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-                random.seed(state)
-                np.random.seed(state)
-                torch.default_generator.manual_seed(state)  # of the CPU only, not of a GPU
+            for index, number in zip(batch.indices.tolist(), draw(batch, self.seed, len(self)).tolist(), strict=True):
+                random.seed(number)
+                np.random.seed(number % 2**32)
+                torch.default_generator.manual_seed(number)  # of the CPU only, not of a GPU
                 examples.append(self.example(index))
         finally:
             random.setstate(states[0])
