@@ -93,9 +93,7 @@ class DenseAugmentation:
     sizes: tuple[str, ...] = ()
     """multi-scale training: SHORTERxLONGER sides, of which each image is fitted to a random one instead of `fit`"""
     scale: tuple[Positive, Positive] | None = None
-    """range of a random factor of the size after the resize; log-uniform if `log_scale`"""
-    log_scale: Flag = False
-    """draw the factor log-uniformly instead of uniformly"""
+    """range of a random factor of the size of the resize"""
     part: Share = 0.0
     """probability of DETR's crop before the resize: sides of 384 to 600 pixels of the image at 400, 500 or 600"""
     crop: tuple[Side, Side] | None = None
@@ -112,8 +110,6 @@ class DenseAugmentation:
         fitted_sizes(self.sizes, "augmentation.sizes")
         if self.scale is not None and self.scale[0] > self.scale[1]:
             raise ValueError(f"`augmentation.scale` must be a range, the smaller factor first, got {self.scale}.")
-        if self.log_scale and self.scale is None:
-            raise ValueError("`augmentation.log_scale` must be left out without `augmentation.scale`.")
         if self.crop_majority < 1 and self.crop is None:
             raise ValueError("`augmentation.crop_majority` must be left out without `augmentation.crop`.")
 

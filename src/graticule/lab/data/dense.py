@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,11 +111,3 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
         "image_id": image_id,
         **further,
     }
-
-
-def inside(folder: Path, name: object) -> Path:
-    """Return the path in `folder` of the file `name` of an annotation."""
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):
-        raise ValueError(f"names of images must be paths within {folder}, got {str(name)[:80]!r}.")
-    return folder.joinpath(*parts)

@@ -24,7 +24,7 @@ _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 
 
 class Normalized:
-    """Turns an image into float32 (C, height, width), as torchvision's ToTensor and Normalize do, in half of their time."""
+    """Turns an image into float32 (C, height, width), as torchvision's ToTensor and Normalize do, faster."""
 
     def __init__(self, info: DatasetInfo) -> None:
         self.mean, self.std = (np.array(values, dtype=np.float32)[:, None, None] for values in (info.mean, info.std))

@@ -213,7 +213,6 @@ def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
         ({"scale": (2.0, 0.5)}, "`augmentation.scale` must be a range"),
         ({"hflip": 1.5}, "`augmentation.hflip`"),
         ({"crop_majority": 0.5}, "`augmentation.crop_majority` must be left out without"),
-        ({"log_scale": True}, "`augmentation.log_scale` must be left out without"),
     ],
 )
 def test_an_invalid_augmentation_is_refused(options, message):
