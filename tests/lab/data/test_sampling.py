@@ -1,4 +1,5 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import Batch, BatchOrder, evaluation_batches, load
+from graticule.lab.data.sampling import Batch, BatchOrder, Loading, evaluation_batches
 from graticule.lab.data.transforms import ImageExamples, training_transform
 from graticule.lab.tasks.options import Recipe
 from in_turn import in_turn
@@ -30,7 +31,7 @@ def drawn(*indices, epoch=0, repeats=0):
 
 def epochs(workers):
     order = BatchOrder(12, 5, seed=0)
-    loader = load(images(), order, workers, 0)
+    loader = Loading.load(SimpleNamespace(workers=workers, seed=0), images(), order)
     seen = []
     for epoch in range(3):
         order.start(epoch)

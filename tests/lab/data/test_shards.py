@@ -234,7 +234,7 @@ REFUSED = {
     "link": (linked, r"train\.tar: 'a/0.png' is a link"),
     "no images": (pair({"a.txt": b""}, {"a.txt": b""}), r"two classes or more, got none in .*train\.tar"),
     "one class": (pair(images_of("a/0.png"), images_of("a/0.png")), "two classes or more, got a in"),
-    "other classes": (pair(TWO, images_of("a/0.png", "c/0.png")), "training and evaluation, in one only: b, c"),
+    "other classes": (pair(TWO, images_of("a/0.png", "c/0.png")), "training and evaluation; in one only: b, c"),
     "mixed": (mixed, "in one only: 0, 1, a, b"),
     "no label": (pair({**LABELED, "2.png": numbered(2)}), r"train.tar/2.png must have its own label .* got None"),
     "two images": (pair({**LABELED, "1.jpg": numbered(2)}), r"train.tar/1.jpg must have its own label"),

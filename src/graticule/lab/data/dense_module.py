@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target
@@ -17,7 +16,7 @@ from graticule.lab.data.dense_transforms import DenseTransform, EvaluationTransf
 from graticule.lab.data.images import Split, spread
 from graticule.lab.data.module import ImageData
 from graticule.lab.data.registry import loaded
-from graticule.lab.data.sampling import BatchOrder, Examples, evaluation_batches, load
+from graticule.lab.data.sampling import Batches, Examples
 
 #: The entries of a target that belong to boxes.
 _OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
@@ -86,30 +85,26 @@ class DenseModule(ImageData):
         """The names of the classes (of pixels, if the targets are classes), in the order of the model's outputs."""
         return self.info.pixel_names or self.info.class_names if "classes" in self.truth else self.info.class_names
 
-    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the images in the batches of one of `world_size` processes."""
-        groups = None
-        if self.by_shape:
-            if (sizes := self.images["train"].sizes) is None:
-                raise ValueError("`by_shape` must be False if images have no attribute `sizes`, (n, 2), got True.")
-            height, width = sizes[self.rows["train"]].T
-            groups = (width <= height).astype(np.int64)
-        shared: dict[str, Any] = {"rank": rank, "world_size": world_size, "parts": accumulate, "groups": groups}
-        return BatchOrder(len(self.rows["train"]), self.batch_size, self.seed, **shared)
+    def order_options(self) -> dict[str, Any]:
+        """Return the groups of images by shape."""
+        if not self.by_shape:
+            return {}
+        if (sizes := self.images["train"].sizes) is None:
+            raise ValueError("`by_shape` must be False if images have no attribute `sizes`, (n, 2), got True.")
+        height, width = sizes[self.rows["train"]].T
+        return {"groups": (width <= height).astype(np.int64)}
 
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of images and targets, in another order each epoch."""
-        transform = TrainingTransform(self.size, self.augmentation, self.info if self.normalize else None)
-        return load(self._examples("train", transform), order or self.train_order(), self.workers, self.seed)
+    def train_batches(self) -> Batches:
+        """Return the training images and their targets."""
+        return self._examples("train", TrainingTransform(self.size, self.augmentation, self._normalization))
 
-    def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Return batches of the test images fitted to `size`, each once over all processes, and of their targets.
+    def eval_batches(self, size: tuple[int, int]) -> Batches:
+        """Return the test images fitted to `size`, and their targets, which are those of the original images."""
+        return self._examples("test", EvaluationTransform(size, self._normalization))
 
-        The targets are those of the original images.
-        """
-        transform = EvaluationTransform(size, self.info if self.normalize else None)
-        order = evaluation_batches(self.num_test, self.eval_batch_size, rank, world_size)
-        return load(self._examples("test", transform), order, self.workers, self.seed)
+    @property
+    def _normalization(self) -> DenseInfo | None:
+        return self.info if self.normalize else None
 
     def _examples(self, split: Split, transform: DenseTransform) -> DenseExamples:
         return DenseExamples(self.images[split], self.rows[split], transform, self.truth, self.seed)

@@ -11,20 +11,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 from timm.data.mixup import Mixup
-from torch.utils.data import DataLoader
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, StoredImages, fingerprint, spread
 from graticule.lab.data.registry import load_dataset
-from graticule.lab.data.sampling import (
-    Batch,
-    Batches,
-    BatchOrder,
-    balanced_subset,
-    class_share,
-    evaluation_batches,
-    load,
-)
+from graticule.lab.data.sampling import Batch, Batches, BatchOrder, Loading, balanced_subset, class_share
 from graticule.lab.data.transforms import (
     CanvasImages,
     ImageExamples,
@@ -51,7 +42,7 @@ def build_mixup(
     return Mixup(mixup, cutmix, None, prob, switch_prob, "batch", True, label_smoothing, num_classes)
 
 
-class ImageData:
+class ImageData(Loading):
     """The images of both splits, and the rows of them that are used."""
 
     images: dict[Split, Any]
@@ -71,6 +62,11 @@ class ImageData:
     def skipped(self) -> list[Path]:
         """The broken images that training found and left out."""
         return getattr(self.images.get("train"), "skipped", [])
+
+    @property
+    def num_train(self) -> int:
+        """Return the number of training images."""
+        return len(self.rows["train"])
 
     @property
     def num_test(self) -> int:
@@ -171,6 +167,10 @@ class DataModule(ImageData):
             self.device, self._train = device, None
         return self
 
+    def order_options(self) -> dict[str, Any]:
+        """Return the arguments of `BatchOrder` for mixing, repeats and sizes."""
+        return {"drop_last": self.drop_last, "repeats": self.repeats, "sizes": len(self.train_sizes)}
+
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the images in the batches of one of `world_size` processes."""
         shares = world_size * accumulate
@@ -179,16 +179,14 @@ class DataModule(ImageData):
                 f"`batch_size` must give each of {shares} micro-batches an even number of images if they "
                 f"are mixed in pairs, got {self.batch_size}."
             )
-        shared: dict[str, Any] = {"rank": rank, "world_size": world_size, "parts": accumulate}
-        options: dict[str, Any] = {"drop_last": self.drop_last, "repeats": self.repeats, "sizes": len(self.train_sizes)}
-        return BatchOrder(len(self.rows["train"]), self.batch_size, self.seed, **shared, **options)
+        return super().train_order(rank, world_size, accumulate)
 
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of images (B, C, height, width) and labels (B,), whose order differs from epoch to epoch."""
+    def train_batches(self) -> Batches:
+        """Return the training images (B, C, height, width) and labels (B,)."""
         if self._train is None:
             batches = [self._train_images(size) for size in self.train_sizes]
             self._train = batches[0] if len(batches) == 1 else SizedBatches(batches)
-        return load(self._train, order or self.train_order(), self.workers, self.seed)
+        return self._train
 
     def _train_images(self, size: tuple[int, int]) -> Batches:
         """Return the training images at `size`, in memory if those of all sizes fit."""
@@ -201,24 +199,19 @@ class DataModule(ImageData):
         transform = training_transform(self.info, size, self.augmentation)
         return ImageExamples(self.images["train"], self.rows["train"], transform, self.seed)
 
-    def eval_dataloader(
-        self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
-    ) -> DataLoader[Any]:
-        """Return batches of the test images at `size` = (height, width), each image once over all processes.
+    def eval_batches(self, size: tuple[int, int], mode: Mode = "zoom") -> Batches:
+        """Return the test images at `size` = (height, width).
 
         Args:
+            size: in pixels.
             mode: zoom scales the images to `size`; canvas keeps the scale of training and puts each image at a random
                 position on an empty canvas of `size`, or crops it.
         """
-        batches: Batches
         if mode == "canvas" and size != self.size:
-            batches = CanvasImages(self._evaluation_images("test", self.size), size)
-        elif self._fits_in_memory("test", size):
-            batches = TensorImages(*self._tensors("test", size)).to(self.device)
-        else:
-            batches = self._evaluation_images("test", size)
-        order = evaluation_batches(self.num_test, self.eval_batch_size, rank, world_size)
-        return load(batches, order, self.workers, self.seed)
+            return CanvasImages(self._evaluation_images("test", self.size), size)
+        if self._fits_in_memory("test", size):
+            return TensorImages(*self._tensors("test", size)).to(self.device)
+        return self._evaluation_images("test", size)
 
     def test_labels(self) -> np.ndarray:
         """Return the labels of the test images, (n,)."""

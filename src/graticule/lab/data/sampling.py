@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
@@ -204,18 +204,60 @@ class Examples(Batches):
         return self.collate(examples)
 
 
-def load(batches: Batches, order: Sampler[Batch] | Sequence[Batch], workers: int, seed: int) -> DataLoader[Any]:
-    """Return the loader of batches in an order; batches in memory need no workers."""
-    workers = 0 if batches.in_memory else workers
-    return DataLoader(
-        batches,
-        batch_size=None,
-        sampler=order,
-        num_workers=workers,
-        collate_fn=_unchanged,
-        persistent_workers=workers > 0,
-        generator=torch.Generator().manual_seed(seed),  # leaves the global generator unchanged
-    )
+class Loading(ABC):
+    """The loaders of a data module, whose batches are functions of its seed alone."""
+
+    batch_size: int
+    eval_batch_size: int
+    seed: int
+    workers: int = 0
+
+    @abstractmethod
+    def train_batches(self) -> Batches:
+        """Return the training examples."""
+
+    @abstractmethod
+    def eval_batches(self, size: Any) -> Batches:
+        """Return the test examples at `size`."""
+
+    @property
+    def num_train(self) -> int:
+        """Return the number of training examples."""
+        return len(self.train_batches())
+
+    def order_options(self) -> dict[str, Any]:
+        """Return further arguments of `BatchOrder`."""
+        return {}
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return the order of the training examples in the batches of one of `world_size` processes."""
+        shared: dict[str, Any] = {"rank": rank, "world_size": world_size, "parts": accumulate, **self.order_options()}
+        return BatchOrder(self.num_train, self.batch_size, self.seed, **shared)
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return the training batches, whose order differs from epoch to epoch."""
+        return self.load(self.train_batches(), order or self.train_order())
+
+    def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1, **options: Any) -> DataLoader[Any]:
+        """Return the batches of the test examples at `size`, each once over all processes.
+
+        `options` are those of `eval_batches`.
+        """
+        batches = self.eval_batches(size, **options)
+        return self.load(batches, evaluation_batches(len(batches), self.eval_batch_size, rank, world_size))
+
+    def load(self, batches: Batches, order: Sampler[Batch] | Sequence[Batch]) -> DataLoader[Any]:
+        """Return the loader of batches in an order; batches in memory need no workers."""
+        workers = 0 if batches.in_memory else self.workers
+        return DataLoader(
+            batches,
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
+        )
 
 
 def _unchanged(batch: Any) -> Any:

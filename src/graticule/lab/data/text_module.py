@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from graticule.lab.data.images import Split, fingerprint
-from graticule.lab.data.sampling import Batch, Batches, BatchOrder, evaluation_batches, load
+from graticule.lab.data.sampling import Batch, Batches, Loading
 from graticule.lab.data.sets.texts import load_text
 
 #: The target of an input that has none, which is neither learned nor scored.
@@ -138,7 +137,7 @@ class TextInfo:
 
 
 @dataclass(eq=False, repr=False)
-class TextModule:
+class TextModule(Loading):
     """The batches of a text for training and evaluation.
 
     Args:
@@ -189,19 +188,10 @@ class TextModule:
         """Return the number of bytes of a split; for "test", the denominator of bits per byte."""
         return len(self._tokens[split])
 
-    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the windows in the batches of one of `world_size` processes."""
-        shared: dict[str, Any] = {"rank": rank, "world_size": world_size, "parts": accumulate}
-        return BatchOrder(len(self._train), self.batch_size, self.seed, **shared)
+    def train_batches(self) -> Batches:
+        """Return inputs (B, context) and targets (B, context), different in each epoch."""
+        return self._train
 
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
-        return load(self._train, order or self.train_order(), 0, self.seed)
-
-    def eval_dataloader(self, length: int, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Return batches of the held-out text in windows of `length`; each token is a target once over all processes.
-
-        Inputs are (B, length), targets (B, length), `PADDING` if there is none.
-        """
-        windows = EvaluationWindows(self._tokens["test"], length)
-        return load(windows, evaluation_batches(len(windows), self.eval_batch_size, rank, world_size), 0, self.seed)
+    def eval_batches(self, size: int) -> Batches:
+        """Return the held-out text in windows of `size` tokens: inputs and targets (B, size)."""
+        return EvaluationWindows(self._tokens["test"], size)

@@ -16,8 +16,6 @@ Corpus = dict[Split, list[str]]
 _PYDOC_SALT = "922/"
 #: The held-out share of topics, by the hash of their names, and of a file.
 _HELD_OUT = 0.1
-#: Paragraphs of fewer characters may be in both splits, such as a heading, or "See also:".
-_LONG_PARAGRAPH = 60
 #: Largest text file in bytes: all text is kept in memory.
 _LARGEST = 1 << 32
 
@@ -49,8 +47,7 @@ def _pydoc() -> Corpus:
     """Load the topics of Python's `help()`: 79 with 0.47 MB in Python 3.11, of which 10 are held out.
 
     The text differs between versions of Python; the held-out topics do not, since only the hash of a topic's name
-    decides. Several topics are parts of others ("for" of "compound"). A held-out paragraph that is in a training topic,
-    too, is removed from that; Python 3.11 to 3.13 have none.
+    decides.
     """
     try:
         from pydoc_data.topics import topics
@@ -68,17 +65,7 @@ def _pydoc() -> Corpus:
             "`dataset` pydoc must have topics to train on and topics held out: this installation of Python has "
             f"{sum(map(len, corpus.values()))} of about 79; use another, or text_file."
         )
-    held_out = {_key(paragraph) for text in corpus["test"] for paragraph in text.split("\n\n")}
-    held_out = {key for key in held_out if len(key) >= _LONG_PARAGRAPH}
-    corpus["train"] = [
-        "\n\n".join(part for part in text.split("\n\n") if _key(part) not in held_out) for text in corpus["train"]
-    ]
     return corpus
-
-
-def _key(paragraph: str) -> str:
-    """Return a paragraph without indentation and line breaks, which differ when it is quoted."""
-    return " ".join(paragraph.split())
 
 
 def _text_file(path: Path) -> Corpus:
