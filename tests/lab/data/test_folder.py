@@ -105,7 +105,7 @@ def test_missing_and_empty_splits_and_classes_are_named(tmp_path, removed, messa
 
 def test_a_folder_that_is_the_training_folder_itself_is_recognized(tmp_path):
     root = write_folder(tmp_path) / "train"
-    with pytest.raises(FileNotFoundError, match=rf"folder train, got {root}, .* are the classes, .* pass {tmp_path}\."):
+    with pytest.raises(FileNotFoundError, match=rf"folder train, got {root}, .* are the classes, pass {tmp_path}\."):
         load_dataset("image_folder", "train", root)
 
 

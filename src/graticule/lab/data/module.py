@@ -106,6 +106,7 @@ class DataModule(ImageData):
         workers: processes that load images; 0 loads them in the main process.
         seed: seed of order and augmentation.
         augmentation: the augmentation of training images.
+        val_split: hold this share of the training images of each class out as the test images, the same with any seed.
         train_share: use only this share of the training images of each class, chosen by `share_seed`, which is separate
             from `seed`, so that runs with several seeds see the same images.
         limit_train, limit_test: use only this many images, balanced over the classes.
@@ -123,6 +124,7 @@ class DataModule(ImageData):
     workers: int = 0
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
+    val_split: float | None = None
     train_share: float | None = None
     share_seed: int = 0
     limit_train: int | None = None
@@ -147,12 +149,17 @@ class DataModule(ImageData):
         self.images, self.rows, infos = {}, {}, []
         limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
         for split, limit in limits.items():
-            self.images[split], self.info = load_dataset(self.dataset, split, self.root)
+            self.images[split], self.info = load_dataset(
+                self.dataset, split if self.val_split is None else "train", self.root
+            )
             infos.append(self.info)
             labels = np.asarray(self.images[split].labels)
             rows = np.arange(len(labels))
+            if self.val_split is not None:
+                rows = self._split_rows(labels, self.val_split)[split]
+                self.images[split].skip_broken = split == "train"
             if split == "train" and self.train_share is not None:
-                rows = np.array(class_share(labels, self.train_share, self.share_seed))
+                rows = rows[class_share(labels[rows], self.train_share, self.share_seed)]
             self.rows[split] = rows if limit is None else rows[balanced_subset(labels[rows], limit)]
         self.check_classes(*infos)
         if (count := len(self.rows["train"])) < self.batch_size and self.drop_last:
@@ -160,6 +167,14 @@ class DataModule(ImageData):
                 f"`batch_size` must not exceed the number of training images, {count}, if images are mixed in pairs, "
                 f"got {self.batch_size}."
             )
+
+    def _split_rows(self, labels: np.ndarray, share: float) -> dict[Split, np.ndarray]:
+        """Return the training images that stay, and those that are held out."""
+        held_out = class_share(labels, share, 0)
+        rows = np.setdiff1d(np.arange(len(labels)), held_out)
+        if len(np.unique(labels[rows])) < len(np.unique(labels)):
+            raise ValueError(f"`val_split` must leave every class an image to train on, got {share}.")
+        return {"train": rows, "test": np.array(held_out)}
 
     def to(self, device: torch.device) -> Self:
         """Keep small images on `device`, where their batches are made; the same as on the CPU."""

@@ -65,6 +65,7 @@ class Classification(Task[Recipe, "DataModule"]):
             **recipe.data_arguments(),
             size=recipe.img_size,
             augmentation=recipe.augmentation,
+            val_split=recipe.val_split,
             train_share=recipe.train_share,
             share_seed=recipe.share_seed,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,

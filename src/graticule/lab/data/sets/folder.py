@@ -77,7 +77,8 @@ def split_folder(root: Path, split: Split) -> Path:
     if folder is None:
         hint = "" if split == "train" else "; `val_split` 0.2 holds a fifth of train out"
         if split == "train" and len(classes_of(root)) > 1:
-            hint = f": if its folders are the classes, rename it to {root.parent / 'train'} and pass {root.parent}"
+            move = f"pass {root.parent}" if root.name == "train" else f"move them to {root / 'train'}"
+            hint = f"; if its folders are the classes, {move}"
         raise FileNotFoundError(
             f"`data_root` must have a folder {' or '.join(SPLITS[split])}, got {root}, which has none{hint}."
         )
