@@ -8,7 +8,7 @@ import torch
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import Batch, BatchOrder, Loading, evaluation_batches
+from graticule.lab.data.sampling import BatchIndices, BatchOrder, Loading, evaluation_batches
 from graticule.lab.data.transforms import ImageExamples, training_transform
 from graticule.lab.tasks.options import Recipe
 from in_turn import in_turn
@@ -26,7 +26,7 @@ def images(seed=0):
 
 
 def drawn(*indices, epoch=0, repeats=0):
-    return images()[Batch(np.array(indices), epoch, np.array(repeats))][0]
+    return images()[BatchIndices(np.array(indices), epoch, np.array(repeats))][0]
 
 
 def epochs(workers):

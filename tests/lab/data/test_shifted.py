@@ -8,7 +8,7 @@ from torchvision.transforms.functional import hflip
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import Batch
+from graticule.lab.data.sampling import BatchIndices
 from graticule.lab.data.transforms import ShiftedImages, byte_values, evaluation_transform, shifts_only
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (8, 12), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -26,7 +26,7 @@ def shifted(augmentation=None, seed=0):
 
 
 def drawn(data, epoch, *indices, repeats=0):
-    return data[Batch(np.array(indices), epoch, np.array(repeats))][0]
+    return data[BatchIndices(np.array(indices), epoch, np.array(repeats))][0]
 
 
 def all_crops(image):
@@ -56,7 +56,7 @@ def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
 
 def test_the_draws_do_not_depend_on_the_batch():
     data = shifted()
-    batch, labels = data[Batch(np.arange(6), 4)]
+    batch, labels = data[BatchIndices(np.arange(6), 4)]
     assert batch.shape == (6, 3, 8, 12) and batch.is_contiguous() and labels.tolist() == [0, 1] * 3
     for index in range(6):
         assert torch.equal(drawn(shifted(), 4, index)[0], batch[index])

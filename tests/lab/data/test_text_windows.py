@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from graticule.lab.data.sampling import Batch
+from graticule.lab.data.sampling import BatchIndices
 from graticule.lab.data.sets.texts import load_text
 from graticule.lab.data.text_module import PADDING, ByteTokenizer, EvaluationWindows, TextModule, TextWindows
 
@@ -19,7 +19,7 @@ def counted(n=1000):
 
 
 def epoch_of(windows, epoch):
-    return windows[Batch(np.arange(len(windows)), epoch)]
+    return windows[BatchIndices(np.arange(len(windows)), epoch)]
 
 
 @pytest.mark.parametrize(("n", "context"), [(1000, 128), (1024, 128), (7, 7), (10, 1), (129, 128)])
@@ -38,7 +38,7 @@ def test_evaluation_has_every_token_as_a_target_once_at_any_length(length):
     documents = ["abcab", "", "zddäd"]
     tokens = tokenizer.stream(documents)
     windows = EvaluationWindows(tokens, length)
-    inputs, targets = windows[Batch(np.arange(len(windows)))]
+    inputs, targets = windows[BatchIndices(np.arange(len(windows)))]
     assert inputs.shape == targets.shape == (math.ceil(len(tokens) / length), length)
     assert targets[targets != PADDING].tolist() == tokens.tolist()
     assert inputs.flatten()[: len(tokens)].tolist() == [tokenizer.end, *tokens[:-1].tolist()]

@@ -14,8 +14,8 @@ from .module import build_mixup as build_mixup
 from .registry import list_datasets as list_datasets
 from .registry import load_dataset as load_dataset
 from .registry import register_dataset as register_dataset
-from .sampling import Batch as Batch
 from .sampling import Batches as Batches
+from .sampling import BatchIndices as BatchIndices
 from .sampling import BatchOrder as BatchOrder
 from .sampling import Examples as Examples
 from .sampling import evaluation_batches as evaluation_batches

@@ -15,7 +15,7 @@ from timm.data.mixup import Mixup
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, StoredImages, fingerprint, spread
 from graticule.lab.data.registry import load_dataset
-from graticule.lab.data.sampling import Batch, Batches, BatchOrder, Loading, balanced_subset, class_share
+from graticule.lab.data.sampling import Batches, BatchIndices, BatchOrder, Loading, balanced_subset, class_share
 from graticule.lab.data.transforms import (
     CanvasImages,
     ImageExamples,
@@ -242,7 +242,7 @@ class DataModule(ImageData):
         for index in indices:
             if not 0 <= index < self.num_test:
                 raise ValueError(f"`image` must be from 0 to {self.num_test - 1}, the last test image, got {index}.")
-        images, labels = self._evaluation_images("test", size)[Batch(np.asarray(indices))]
+        images, labels = self._evaluation_images("test", size)[BatchIndices(np.asarray(indices))]
         return images, labels
 
     def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
@@ -252,7 +252,7 @@ class DataModule(ImageData):
 
     def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
-        chosen = Batch(np.array(spread(len(self.rows[split]), most)))
+        chosen = BatchIndices(np.array(spread(len(self.rows[split]), most)))
         images: torch.Tensor = self._evaluation_images(split, size)[chosen][0]
         return images
 

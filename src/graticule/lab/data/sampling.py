@@ -18,7 +18,7 @@ _SIZES = 0x512E
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchIndices:
     """The examples of a batch.
 
     indices: (n,), counted from 0.
@@ -34,7 +34,7 @@ class Batch:
 
 
 @dataclass(eq=False)
-class BatchOrder(Sampler[Batch]):
+class BatchOrder(Sampler[BatchIndices]):
     """The training batches of one process, in an order that is a function of seed and epoch.
 
     A step has the next `batch_size` examples of the epoch, which are shared evenly by the processes and by the
@@ -111,7 +111,7 @@ class BatchOrder(Sampler[Batch]):
         steps = np.random.default_rng([self.seed, epoch, 1]).permutation(steps.reshape(-1, self.batch_size))
         return np.concatenate([steps.reshape(-1), *(group[cut:] for group, cut in zip(members, cuts, strict=True))])
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         epoch, order = self.epoch, self.indices(self.epoch)
         sizes = np.random.default_rng([self.seed, epoch, _SIZES]).integers(self.sizes, size=self.steps).tolist()
         for number in range(self.first, len(self)):
@@ -119,10 +119,10 @@ class BatchOrder(Sampler[Batch]):
             first = step * self.batch_size
             count = min(self.batch_size, self.length - first) // self._shares * self._shares
             places = np.arange(first + self.rank + part * self.world_size, first + count, self._shares)
-            yield Batch(order[places // self.repeats], epoch, places % self.repeats, sizes[step])
+            yield BatchIndices(order[places // self.repeats], epoch, places % self.repeats, sizes[step])
 
 
-def evaluation_batches(length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[Batch]:
+def evaluation_batches(length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[BatchIndices]:
     """Return the evaluation batches of one process; all have as many, and each example is in one batch of one."""
     if length < world_size:
         raise ValueError(
@@ -130,12 +130,12 @@ def evaluation_batches(length: int, batch_size: int, rank: int = 0, world_size: 
         )
     indices = np.arange(rank, length, world_size)
     if world_size == 1:
-        return [Batch(indices[first : first + batch_size]) for first in range(0, length, batch_size)]
+        return [BatchIndices(indices[first : first + batch_size]) for first in range(0, length, batch_size)]
     steps = min(-(-length // (batch_size * world_size)), length // world_size)
-    return [Batch(part) for part in np.array_split(indices, steps)]
+    return [BatchIndices(part) for part in np.array_split(indices, steps)]
 
 
-def draw(batch: Batch, seed: int, count: int) -> np.ndarray:
+def draw(batch: BatchIndices, seed: int, count: int) -> np.ndarray:
     """Return a number below 2^62 for each of a batch's examples, out of `count`; these are the source of randomness.
 
     It is a function of seed, epoch, index and repeat alone, whichever batch an example is in.
@@ -154,7 +154,7 @@ def _numbers(seed: int, epoch: int, repeat: int, count: int) -> np.ndarray:
 
 
 class Batches(Dataset[Any]):
-    """Examples as whole batches, `batches[Batch(...)]`."""
+    """Examples as whole batches, `batches[BatchIndices(...)]`."""
 
     #: Whether batches are made in so little time that no worker is needed.
     in_memory = True
@@ -164,7 +164,7 @@ class Batches(Dataset[Any]):
         """Return the number of examples."""
 
     @abstractmethod
-    def __getitem__(self, batch: Batch) -> Any:
+    def __getitem__(self, batch: BatchIndices) -> Any:
         """Return the inputs and the targets of a batch."""
 
 
@@ -186,7 +186,7 @@ class Examples(Batches):
     def collate(self, examples: Sequence[Any]) -> Any:
         """Return the batch of some examples."""
 
-    def __getitem__(self, batch: Batch) -> Any:
+    def __getitem__(self, batch: BatchIndices) -> Any:
         if batch.epoch is None:
             return self.collate([self.example(index) for index in batch.indices.tolist()])
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -246,7 +246,7 @@ class Loading(ABC):
         batches = self.eval_batches(size, **options)
         return self.load(batches, evaluation_batches(len(batches), self.eval_batch_size, rank, world_size))
 
-    def load(self, batches: Batches, order: Sampler[Batch] | Sequence[Batch]) -> DataLoader[Any]:
+    def load(self, batches: Batches, order: Sampler[BatchIndices] | Sequence[BatchIndices]) -> DataLoader[Any]:
         """Return the loader of batches in an order; batches in memory need no workers."""
         workers = 0 if batches.in_memory else self.workers
         return DataLoader(

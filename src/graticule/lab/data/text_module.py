@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graticule.lab.data.images import Split, fingerprint
-from graticule.lab.data.sampling import Batch, Batches, Loading
+from graticule.lab.data.sampling import Batches, BatchIndices, Loading
 from graticule.lab.data.sets.texts import load_text
 
 #: The target of an input that has none, which is neither learned nor scored.
@@ -80,7 +80,7 @@ class TextWindows(Batches):
     def __len__(self) -> int:
         return len(self.tokens) // self.context
 
-    def __getitem__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, context) of a batch, and the targets (B, context), shifted by one token."""
         offset = np.random.SeedSequence([self.seed, batch.epoch or 0, _OFFSETS]).generate_state(1, np.uint64)[0]
         begins = batch.indices * self.context + int(offset) % len(self.tokens)
@@ -113,7 +113,7 @@ class EvaluationWindows(Batches):
     def __len__(self) -> int:
         return len(self._targets)
 
-    def __getitem__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, length) of a batch, and its targets (B, length)."""
         return self._inputs[batch.indices], self._targets[batch.indices]
 

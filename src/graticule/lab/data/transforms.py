@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode
 
 from graticule.lab.data.augmentation import Augmentation, named_augmentation
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.sampling import Batch, Batches, Examples, draw
+from graticule.lab.data.sampling import Batches, BatchIndices, Examples, draw
 
 Transform = Callable[[Any], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
@@ -140,7 +140,7 @@ class SizedBatches(Batches):
     def __len__(self) -> int:
         return len(self.of_sizes[0])
 
-    def __getitem__(self, batch: Batch) -> Any:
+    def __getitem__(self, batch: BatchIndices) -> Any:
         return self.of_sizes[batch.size][batch]
 
 
@@ -162,7 +162,7 @@ class TensorImages(Batches):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
         indices = self._send(batch.indices)
         return self._normalize(self.tensors[indices]), self.labels[indices]
 
@@ -203,7 +203,7 @@ class ShiftedImages(TensorImages):
         self.size, self.padding, self.hflip = pixels.shape[-2:], augmentation.random_crop_padding, augmentation.hflip
         self.seed = seed
 
-    def __getitem__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
         numbers, places = draw(batch, self.seed, len(self)), 2 * self.padding + 1
         offsets = numbers % places, (numbers >> 20) % places  # in pixels
         flips = (numbers >> 40) % 2**20 < self.hflip * 2**20
@@ -245,7 +245,7 @@ class CanvasImages(Batches):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
         images, labels = self.images[batch]
         return torch.stack(
             [
