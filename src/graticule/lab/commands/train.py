@@ -79,7 +79,9 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
 
     from graticule.lab.pages.report import run_page
     from graticule.lab.training.loop import train
+    from graticule.system.memory import keep_freed_memory
 
+    keep_freed_memory()
     already = RunFolder(folder).finished
     try:
         run = train(recipe, folder, resume=resume)
