@@ -56,6 +56,21 @@ def test_a_folder_packed_as_the_page_says_gives_the_batches_of_the_folder_bit_fo
         assert images.equal(others) and labels.equal(expected)
 
 
+def test_a_data_set_of_the_hub_is_loaded_by_timms_name(tmp_path, monkeypatch):
+    """A folder of Parquet files stands for the hub."""
+    for split, count in (("train", 6), ("validation", 4)):
+        (tmp_path / "hub").mkdir(exist_ok=True)
+        table(count).to_parquet(tmp_path / "hub" / f"{split}.parquet")
+    data = DataModule(f"hfds/{tmp_path / 'hub'}", root=tmp_path / "cache", size=(8, 8))
+    assert (data.num_train, data.num_test, data.info.class_names) == (6, 4, ("cat", "dog"))
+    assert [(number_of(data.images["test"][n][0]), data.images["test"][n][1]) for n in range(4)] == [
+        (n, n % 2) for n in range(4)
+    ]
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"`dataset` must be hfds/NAME .* got nobody/nothing \("):
+        load_dataset("hfds/nobody/nothing", "train", tmp_path / "cache")
+
+
 @pytest.mark.parametrize("kind", [*BROKEN, "none"])
 def test_a_broken_image_is_passed_over_in_training_and_named_in_evaluation(tmp_path, kind):
     images = [{"bytes": numbered(n), "path": None} for n in range(6)]

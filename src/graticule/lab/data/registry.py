@@ -58,8 +58,9 @@ def list_datasets() -> list[str]:
 
 def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, DatasetInfo]:
     """Load a split of the data set `name`, and check the types that a plugin returns."""
-    known_name("dataset", name, list_datasets())
-    pair = DATASETS[name](split, None if root is None else Path(root))
+    hub = {"name": name.removeprefix("hfds/")} if name.startswith("hfds/") else {}
+    load: Any = DATASETS[known_name("dataset", "hugging_face" if hub else name, list_datasets())]
+    pair = load(split, None if root is None else Path(root), **hub)
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], DatasetInfo)):
         raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(pair).__name__}.")
     images, info = pair

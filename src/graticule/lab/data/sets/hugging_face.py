@@ -44,32 +44,36 @@ class TableImages(EncodedImages):
 
 
 @register_dataset("hugging_face")
-def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetInfo]:
+def hugging_face(split: Split, root: Path | None, name: str = "") -> tuple[TableImages, DatasetInfo]:
     """Load train, or validation (or val, or test), of a DatasetDict that `save_to_disk` wrote to `root`.
 
-    The images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set
-    runs.
+    The data set hfds/NAME, timm's name, is NAME on the Hugging Face Hub; its files are kept in `root` or the cache. The
+    images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set runs.
     """
-    root = existing_folder(root, "of DatasetDict.save_to_disk")
+    place = Path(name) if name else existing_folder(root, "of DatasetDict.save_to_disk")
     try:
         import datasets
     except ImportError:
         raise ImportError(f"`dataset` hugging_face needs the library datasets: {install('datasets')}.") from None
     try:
-        tables: Any = datasets.load_from_disk(str(root))
-        name = next((name for name in SPLITS[split] if name in tables), None)
-        rows = tables[name] if name and isinstance(tables, datasets.DatasetDict) else None
+        tables: Any = (
+            datasets.load_dataset(name, cache_dir=None if root is None else str(root))
+            if name
+            else datasets.load_from_disk(str(place))
+        )
+        part = next((part for part in SPLITS[split] if part in tables), None)
+        rows = tables[part] if part and isinstance(tables, datasets.DatasetDict) else None
         if rows is not None:
             rows.data.validate(full=True)  # Arrow would read beyond a damaged file
     except Exception as error:  # damaged files raise almost anything
         message = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"`data_root` must be a folder of DatasetDict.save_to_disk, whole and undamaged, got {root} "
-            f"({type(error).__name__}: {message})."
-        ) from None
+        rule = "`data_root` must be a folder of DatasetDict.save_to_disk, whole and undamaged"
+        if name:
+            rule = "`dataset` must be hfds/NAME of a data set on the Hugging Face Hub that can be reached"
+        raise ValueError(f"{rule}, got {place} ({type(error).__name__}: {message}).") from None
     if rows is None:
         raise ValueError(
-            f"`data_root` must have a split {' or '.join(SPLITS[split])}, of DatasetDict.save_to_disk, got {root} "
+            f"`data_root` must have a split {' or '.join(SPLITS[split])}, got {place} "
             f"with {', '.join(tables) if isinstance(tables, datasets.DatasetDict) else 'one table'}."
         )
     columns = [*rows.features.items()]
@@ -77,16 +81,16 @@ def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetI
     label = next((key for key, kind in columns if isinstance(kind, datasets.ClassLabel)), None)
     if image is None or label is None:
         listed = ", ".join(f"{key} ({type(kind).__name__})" for key, kind in columns)
-        raise ValueError(f"`data_root` must have a column of kind Image and one of ClassLabel, got {listed} in {root}.")
+        raise ValueError(f"`data_root` must have a column of Image and one of ClassLabel, got {listed} in {place}.")
     names, labels = tuple(map(str, rows.features[label].names)), np.array(rows[label][:], dtype=object)
     if not 2 <= len({*names}) == len(names) <= MOST_CLASSES:
         raise ValueError(
-            f"`data_root` must have 2 to {MOST_CLASSES:,} classes with different names, got {len(names)} in {root}."
+            f"`data_root` must have 2 to {MOST_CLASSES:,} classes with different names, got {len(names)} in {place}."
         )
     wrong = [(row, value) for row, value in enumerate(labels) if value is None or not 0 <= value < len(names)]
     if wrong or not len(labels):
         row, value = wrong[0] if wrong else ("any row", "none")
-        raise ValueError(f"{root} must have a label below {len(names)} in every row, got {value} in row {row}.")
+        raise ValueError(f"{place} must have a label below {len(names)} in every row, got {value} in row {row}.")
     stored = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
     info = DatasetInfo("hugging_face", names)
-    return TableImages(stored, labels.astype(np.int64), root / str(name), skip_broken=split == "train"), info
+    return TableImages(stored, labels.astype(np.int64), place / str(part), skip_broken=split == "train"), info
