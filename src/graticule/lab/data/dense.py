@@ -92,15 +92,10 @@ def read_image(path: Path, size: tuple[int, int] | None = None, source: object =
     return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
 
 
-def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:
-    """Return the target of an image with objects; `iscrowd` is 0 and `area` that of the boxes unless they are given.
+def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int) -> Target:
+    """Return the target of an image with objects, none of which is a crowd; `area` is the area of the boxes.
 
-    Args:
-        boxes: (n, 4), left, top, right, bottom in pixels; n may be 0.
-        labels: (n,), from 0.
-        size: (height, width) of the image.
-        image_id: the number of the image.
-        further: other entries of the target.
+    boxes: (n, 4), left, top, right, bottom in pixels; labels: (n,), from 0; size: (height, width) of the image.
     """
     corners = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
     return {
@@ -109,5 +104,4 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
         "iscrowd": torch.zeros(len(corners), dtype=torch.bool),
         "area": (corners[:, 2:] - corners[:, :2]).prod(-1),
         "image_id": image_id,
-        **further,
     }

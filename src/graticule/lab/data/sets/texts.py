@@ -27,11 +27,7 @@ def load_text(name: str, root: str | Path | None = None) -> Corpus:
         ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
     """
     known_name("dataset", name, TEXTS)
-    if name == "pydoc":
-        return _pydoc()
-    if root is None:
-        raise FileNotFoundError("`data_root` must be a text file for the dataset text_file, got none.")
-    return _text_file(Path(root))
+    return _pydoc() if name == "pydoc" else _text_file(None if root is None else Path(root))
 
 
 #: The texts by name.
@@ -68,13 +64,14 @@ def _pydoc() -> Corpus:
     return corpus
 
 
-def _text_file(path: Path) -> Corpus:
+def _text_file(path: Path | None) -> Corpus:
     """Load a UTF-8 text file; its last tenth is held out, from the beginning of a line on.
 
     Line ends are unchanged; a byte order mark is removed.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"`data_root` must be a text file, got {str(path)!r}, which is not a file.")
+    if path is None or not path.is_file():
+        found = "none" if path is None else f"{str(path)!r}, which is not a file"
+        raise FileNotFoundError(f"`data_root` must be a text file for the dataset text_file, got {found}.")
     text = read_utf8(path, _LARGEST)
     tenth = round(len(text) * (1 - _HELD_OUT))
     cut = text.find("\n", tenth, -1) + 1 or tenth
