@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo, class_labels, spread
@@ -83,8 +82,8 @@ class FolderModule(DataModule):
         self.groups = np.array([self.folders.index(place.parts[0]) for place in places]) if several else None
         names = self.facts.class_names or tuple(map(str, range(self.num_classes)))
         self.info = replace(self.facts, name="images", class_names=names)
-        pairs = list(zip(chosen, [0] * len(chosen) if label_list is None else label_list, strict=True))
-        self.images = {"test": _ConvertedImages(pairs, self.info.channels)}
+        pairs = list(zip(chosen, label_list or [0] * len(chosen), strict=True))
+        self.images = {"test": FolderImages(pairs, skip_broken=False)}
         self.rows = {"test": np.arange(len(pairs))}
 
 
@@ -96,19 +95,6 @@ def find_images(folder: Path) -> tuple[Path, list[Path]]:
     if not (paths := images_below(root)):
         raise ValueError(f"`images` must have images in it, got none in {folder}.")
     return root, paths
-
-
-class _ConvertedImages(FolderImages):
-    """Images of files, gray for one channel."""
-
-    def __init__(self, files: list[tuple[Path, int]], channels: int) -> None:
-        super().__init__(files, skip_broken=False)
-        self.channels = channels
-
-    def example(self, index: int) -> tuple[Image.Image, int]:
-        """Return an image and its label."""
-        image, label = super().example(index)
-        return (image.convert("L") if self.channels == 1 else image), label
 
 
 def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[str, int]:

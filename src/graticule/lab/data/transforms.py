@@ -45,11 +45,12 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
     data set of images of one small native size, any image is resized to `size` without a crop. Without `normalize` the
     result is uint8.
     """
+    steps: list[Callable[[Any], Any]] = [T.Grayscale()] if info.channels == 1 else []
     if info.size is not None:
-        steps = [_resize(size, augmentation)]
+        steps.append(_resize(size, augmentation))
     else:
         options = {"interpolation": augmentation.interpolation, "crop_pct": augmentation.crop_pct}
-        steps = _timms(info, size, crop_mode=info.crop_mode, **options)
+        steps += _timms(info, size, crop_mode=info.crop_mode, **options)
     return T.Compose([*steps, Normalized(info) if normalize else T.PILToTensor()])
 
 
