@@ -54,9 +54,9 @@ def batch(name, start):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_cifar_has_the_images_in_order_row_by_row(tmp_path, name, monkeypatch):
-    write_cifar(tmp_path, name, monkeypatch)
+    folder = write_cifar(tmp_path, name, monkeypatch)
     train, info = load_dataset(name, "train", tmp_path)
-    test, _ = load_dataset(name, "test", tmp_path)
+    test, _ = load_dataset(name, "test", folder)  # the folder itself works as well
     files = len(KINDS[name].train_list)
     assert (len(train), len(test)) == (4 * files, 4)
     assert (info.size, info.channels, info.num_classes) == ((32, 32), 3, 10 if name == "cifar10" else 100)

@@ -29,7 +29,8 @@ DIGITS = DatasetInfo("digits", tuple("0123456789"), 1, (28, 28), (0.1307,), (0.3
 def cifar10(split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
     """Load CIFAR-10, with ten classes: 50,000 training or 10,000 test images, 32 x 32, RGB.
 
-    `root` (or the folder that the environment variable GRATICULE_DATA names, or `data`) is torchvision's.
+    `root` (or the folder that the environment variable GRATICULE_DATA names, or `data`) is torchvision's, or the folder
+    of the files in it.
     """
     return _published(CIFAR10, split, root, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
@@ -50,6 +51,7 @@ def _published(
     kind: Any, split: Split, root: Path | None, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[ArrayImages, DatasetInfo]:
     base = Path(os.environ.get("GRATICULE_DATA", "data")) if root is None else root
+    base = base.parent if base.name == getattr(kind, "base_folder", None) else base
     try:
         images = kind(base, train=split == "train")
     except Exception as error:  # of damaged files, almost any
