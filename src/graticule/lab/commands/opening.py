@@ -221,7 +221,6 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
             known_name("images", name, list_datasets())
         return folder_data(opened, Path(name))
     data = DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
-    data.setup()
     if data.info.channels != opened.info.channels:
         raise ValueError(
             f"`images` must have {opened.info.channels} channels, as {opened.target} takes, got "
