@@ -127,10 +127,15 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
-    from graticule.lab.commands.declared import DECLARED, parse_declared  # not needed for the list of commands
+    """Read the options of a command, without PyTorch, and run it."""
+    from graticule.lab.commands.options import parse  # not needed for the list of commands
 
-    options = parse_declared(name, arguments) if name in DECLARED else arguments
-    return import_module(f"graticule.lab.commands.{name}").run(options)
+    command = import_module(f"graticule.lab.commands.{name}")
+    if hasattr(command, "read"):
+        options = command.read(arguments)
+    else:
+        options = parse(getattr(command, f"{name.title()}Options"), name, arguments)
+    return command.run(options)
 
 
 def _run_resumable(name: str, arguments: list[str]) -> int:

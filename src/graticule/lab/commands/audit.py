@@ -4,33 +4,77 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+from pydantic import Field
 
-from graticule.analysis.audit import audit, time_in_turns
-from graticule.external.traced_model import view_of
-from graticule.external.view import ModelView
-from graticule.lab.commands.declared import AuditCommand
-from graticule.lab.commands.opening import Opened, choose_device, folder_data, open_models, test_data
-from graticule.lab.commands.options import NamedData, output_folder, parse_size
-from graticule.lab.data.folder_module import find_images
-from graticule.lab.pages.audit import audit_page
-from graticule.lab.studies.plan import format_seconds
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.options import JsonOutput, NamedData, NamedModels, OfSize, OnDevice, output_folder, square
 from graticule.lab.terminal import bar
-from graticule.lab.training.opening import source_kind
-from graticule.lab.training.run import surroundings
 from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.fields import Count
 from graticule.system.files import make_folder, write_json
 from graticule.system.tables import format_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from graticule.external.view import ModelView
+    from graticule.lab.training.opening import LoadedModel
+
+
+@dataclass
+class AuditOptions(OfSize, NamedModels, JsonOutput, OnDevice):
+    """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
+
+        graticule audit RUN
+        graticule audit deit_tiny_patch16_224 --images FOLDER
+        graticule audit my_model.py:build --images FOLDER --sizes 288
+
+    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME if both have
+    it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
+    column per layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and attention.
+    """
+
+    model: Positional[str]
+    """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
+    images: Path | None = None
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known (default: the test
+    images, or videos, of the run)"""
+    count: Annotated[int, Field(ge=5)] = 64
+    """largest number of images, evenly spaced; at least one for each of the five folds of the probe"""
+    sizes: list[str] = field(default_factory=list)
+    """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of videos (default: about 1.5 times the
+    model's)"""
+    causes: Rare[bool] = False
+    """split the effect of each other size: more tokens, then their content, then the values of position"""
+    labels: Rare[Path | None] = None
+    """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
+    batch_size: Rare[Count] = 16
+    """images per forward pass"""
+    output: Path | None = None
+    """folder for audit.html and audit.json (default: the run's, or runs/NAME)"""
+
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
 
 
-def run(options: AuditCommand) -> int:
+def run(options: AuditOptions) -> int:
     """Audit the position information of a model."""
+    import torch
+
+    from graticule.analysis.audit import audit, time_in_turns
+    from graticule.external.traced_model import view_of
+    from graticule.lab.commands.opening import choose_device, folder_data, open_models, test_data
+    from graticule.lab.data.folder_module import find_images
+    from graticule.lab.pages.audit import audit_page
+    from graticule.lab.studies.plan import format_seconds
+    from graticule.lab.training.opening import source_kind
+
     if options.images is not None:
         find_images(options.images)  # before the model is built
     elif source_kind(options.model) != "run":
@@ -39,7 +83,7 @@ def run(options: AuditCommand) -> int:
         raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
     (opened,) = open_models([options.model], options, "audit")
     axes = len(opened.size)
-    size = parse_size(options.img_size, axes) or opened.size
+    size = square(options.img_size, axes) or opened.size
     others = parse_sizes(options.sizes, axes=axes)
     view = view_of(opened.model).resized_to(size)
     for other in others:
@@ -57,7 +101,7 @@ def run(options: AuditCommand) -> int:
         data = folder_data(sized, options.images, 5, labels=options.labels, count=options.count)
         chosen = range(data.num_test)
         images = {at: data.test_images(at, chosen)[0].to(device) for at in (size, *others)}
-        known = data.groups if not opened.classes and data.labels is None else data.labels
+        known = data.groups if not opened.num_classes and data.labels is None else data.labels
         labels = None if known is None else torch.from_numpy(known)
     model = opened.model.to(device)
 
@@ -94,7 +138,9 @@ def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
     return [other]
 
 
-def _about(opened: Opened, options: AuditCommand, device: str, command: str) -> dict[str, str]:
+def _about(opened: LoadedModel, options: AuditOptions, device: str, command: str) -> dict[str, str]:
+    from graticule.lab.training.run import surroundings
+
     around = surroundings()
     versions, machine = around["versions"], around["machine"]
     return {

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import timm
-import torch
-from torch import nn
-
-from graticule.backbones.registry import backbone_of, list_models
-from graticule.external.images import pair
-from graticule.hub.kinds import TIMM
-from graticule.lab.commands.declared import Check
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.options import JsonOutput, OfSize, square
 from graticule.lab.recipes.load import RECIPES
-from graticule.lab.training.opening import create_named, open_module, source_kind
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.task import list_tasks
-from graticule.position.joining import JOININGS
-from graticule.position.position import ENCODINGS
-from graticule.position.resampling import RESAMPLERS
-from graticule.registry.checks import parse_sizes
+from graticule.registry.fields import Side
 from graticule.registry.plugins import describe_error, load_plugin, source_of
-from graticule.testing.methods import BrokenLaws, check_backbone, check_encoding, check_joining, check_resampler
-from graticule.testing.model_under_test import NotApplicable
-from graticule.testing.models import Finding, inspect_model
-from graticule.testing.tables import PositionCode, inspect_code
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graticule.testing.models import Finding
+    from graticule.testing.tables import PositionCode
 
 
-def run(options: Check) -> int:
+@dataclass
+class CheckOptions(OfSize, JsonOutput):
+    """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
+
+        graticule check vit_small_patch16_rope_224 --skip export
+        graticule check my_model.py:build --img-size 64x96
+        graticule check my_methods.py        # the classes of a plugin
+
+    MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
+    FILE.py:NAME is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a
+    function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers, backbones and tasks are checked,
+    tasks by short runs of the first recipe in it.
+    The exit code is 1 if a check failed.
+    """
+
+    target: Positional[str]
+    """MODEL, FILE.py or FILE.py:NAME"""
+    patch_size: Rare[tuple[Annotated[Side, "PIXELS"], ...]] = ()
+    """one side, or height and width, of a patch (default: that of the model)"""
+    skip: list[str] = field(default_factory=list)
+    """names of checks to leave out"""
+
+
+def run(options: CheckOptions) -> int:
     """Check the position code of a model or a plugin."""
-    sizes = {
-        name: parse_sizes([text], name)[0]
-        for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
-        if text is not None
-    }
+    from graticule.testing.models import inspect_model
+    from graticule.testing.tables import PositionCode, inspect_code
+
+    sides = {"img_size": options.img_size, "patch_size": options.patch_size}
+    sizes = {name: square(values, name=name) for name, values in sides.items() if values}
     if options.target.endswith(".py"):
         _check_alone(options, sizes, "a plugin")
         title, findings = options.target, list(_plugin(options.target))
@@ -58,14 +73,22 @@ def run(options: Check) -> int:
     return int("failed" in outcomes)
 
 
-def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], noun: str) -> None:
+def _check_alone(options: CheckOptions, sizes: dict[str, tuple[int, int]], noun: str) -> None:
     if sizes or options.skip:
         raise ValueError(f"`img_size`, `patch_size` and `skip` must be left out for {noun}, got one of them.")
 
 
 def _plugin(file: str) -> Iterator[Finding]:
     """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
+    from graticule.backbones.registry import backbone_of, list_models
     from graticule.lab.testing import check_task, check_training  # imports the engine, which takes seconds
+    from graticule.lab.training.task import list_tasks
+    from graticule.position.joining import JOININGS
+    from graticule.position.position import ENCODINGS
+    from graticule.position.resampling import RESAMPLERS
+    from graticule.testing.methods import BrokenLaws, check_backbone, check_encoding, check_joining, check_resampler
+    from graticule.testing.model_under_test import NotApplicable
+    from graticule.testing.models import Finding
 
     load_plugin(file)
     place = Path(file).resolve()
@@ -123,6 +146,14 @@ def _plugin(file: str) -> Iterator[Finding]:
 
 def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | PositionCode]:
     """Return a title and the model, or position code, that `target` names; `sizes` gets the size of its images."""
+    import timm
+    import torch
+
+    from graticule.external.images import pair
+    from graticule.hub.kinds import TIMM
+    from graticule.lab.training.opening import create_named, open_module, source_kind
+    from graticule.testing.tables import PositionCode
+
     if source_kind(target) != "name":
         return target, open_module(target, PositionCode)
     name = target.removeprefix(TIMM)

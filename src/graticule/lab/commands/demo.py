@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graticule.analysis.correlation import position_correlations
-from graticule.lab.commands.declared import Demo
-from graticule.lab.commands.options import output_folder
-from graticule.lab.figures.position_sheets import center_sheet
-from graticule.lab.pages.explorer import compute_maps, write_explorer
-from graticule.lab.pages.report import run_page
+from graticule.lab.commands.options import Options, output_folder
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.comparison import compare
-from graticule.lab.studies.results import TRAINED, Results, place
-from graticule.lab.studies.significance import paired_test
 from graticule.registry.checks import printable
+
+if TYPE_CHECKING:
+    from graticule.lab.studies.results import Results
+
+
+@dataclass
+class DemoOptions(Options):
+    """Train a small ViT on embedded digits with a table, a table of LaPE's amplitude, and LaPE; write report.html.
+
+    graticule demo
+    graticule demo --quick --seeds 0
+    """
+
+    output: Path = Path("runs/demo")
+    """folder of the runs and the report"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3])
+    """seeds, the same for all choices"""
+    quick: bool = False
+    """train a few steps on a few images, to check that everything works"""
+
 
 #: Name -> values of the recipe. A normal of 1.37, truncated at 2, has the standard deviation 1 of a normalized table.
 CHOICES: dict[str, dict[str, Any]] = {
@@ -34,15 +47,21 @@ EPOCHS = 6
 SIZES = ((20, 20), (28, 28), (40, 40))
 
 
-def run(options: Demo) -> int:
+def run(options: DemoOptions) -> int:
     """Train, evaluate and analyze on embedded digits."""
-    report = demo(output_folder(options.output, Demo.output), options.seeds, quick=options.quick)
+    report = demo(output_folder(options.output, DemoOptions.output), options.seeds, quick=options.quick)
     print(printable(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}"))
     return 0
 
 
 def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = False, progress: bool = True) -> Path:
     """Train, evaluate, analyze and write `report.html` in `folder`; returns its path. It resumes where it stopped."""
+    from graticule.analysis.correlation import position_correlations
+    from graticule.lab.figures.position_sheets import center_sheet
+    from graticule.lab.pages.explorer import compute_maps, write_explorer
+    from graticule.lab.pages.report import run_page
+    from graticule.lab.studies.comparison import compare
+
     recipe = load_recipe("digits_small")
     recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
     choices = {name: dataclasses.replace(recipe, **values) for name, values in CHOICES.items()}
@@ -74,6 +93,9 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
 
 def headline(results: Results) -> list[str]:
     """Return the findings: LaPE less the default table and less the table of its amplitude, at two sizes."""
+    from graticule.lab.studies.results import TRAINED, place
+    from graticule.lab.studies.significance import paired_test
+
     sentences = []
     for at, where in ((TRAINED, "At the trained size"), (place("zoom", SIZES[-1]), "On digits enlarged to 40 pixels")):
         scores, parts = results.scores(at), []

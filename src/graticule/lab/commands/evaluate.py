@@ -4,38 +4,76 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from graticule.analysis.probe import pooled_features, probe_classes
-from graticule.analysis.share import proportion_estimate
-from graticule.external.traced_model import convert_stock
-from graticule.lab.arguments import default_of
-from graticule.lab.commands.declared import Evaluate
-from graticule.lab.commands.opening import (
-    Opened,
-    check_labels,
-    check_task_options,
-    choose_device,
-    label_models,
-    open_models,
-    test_data,
-)
-from graticule.lab.commands.options import output_folder
-from graticule.lab.figures.save import save_figure
-from graticule.lab.tasks.options import Recipe
+from graticule.lab.arguments import Positional, Rare, default_of
+from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
+from graticule.lab.tasks.options import ImageOptions, Recipe, SegmentationOptions
 from graticule.lab.training.results import Evaluated
-from graticule.lab.training.task import list_tasks, task_of
-from graticule.lab.training.validation import in_precision
 from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.registry import registered
 from graticule.system.files import write_json
 
+if TYPE_CHECKING:
+    from graticule.lab.training.opening import LoadedModel
 
-def run(options: Evaluate) -> int:
+
+@dataclass
+class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, JsonOutput, OnDevice):
+    """Score models on held-out data: models on images at several sizes.
+
+        graticule evaluate RUN RUN --sizes 20 28 40 28x56
+        graticule evaluate deit_tiny_patch16_224 --images FOLDER --sizes 160 224 288
+        graticule evaluate timm:NAME --images FOLDER --probe ridge
+
+    A table and a plot. A probe reads the class of each image from the others.
+    """
+
+    models: Positional[list[str]]
+    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task"""
+    probe: Literal["knn", "ridge"] | None = None
+    """read classes from the frozen features of any backbone, by neighbors or a linear map"""
+    precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
+    """precision of the computation (default: that of the run)"""
+    output: Path | None = None
+    """folder for the table and the plot (default: the first run's, or runs/NAME)"""
+
+
+def read(arguments: list[str]) -> EvaluateOptions:
+    """Read the options, with those of the evaluations of tasks that a plugin registered."""
+    return parse(evaluate_options(), "evaluate", arguments)
+
+
+def evaluate_options() -> type[EvaluateOptions]:
+    """Return the options of evaluate, with those of the evaluations of tasks that a plugin registered."""
+    kinds = list(dict.fromkeys(task.evaluation for _, task in sorted(registered("task").items())))
+    known = {option.name: option for option in dataclasses.fields(EvaluateOptions)}
+    for option in [option for kind in kinds for option in dataclasses.fields(kind)]:
+        other = known.setdefault(option.name, option)
+        if (other.type, default_of(other)) != (option.type, default_of(option)):
+            raise ValueError(
+                f"`evaluation` must not have the option {option.name}, which is another one of graticule evaluate."
+            )
+    return dataclass(type("EvaluateOptions", (*reversed(kinds), EvaluateOptions), {"__doc__": EvaluateOptions.__doc__}))
+
+
+def run(options: EvaluateOptions) -> int:
     """Score runs on the held-out data, by their task."""
-    opened = open_models(options.models, options, "evaluate", images=options.probe is not None)
+    from graticule.lab.commands.opening import (
+        check_labels,
+        check_task_options,
+        choose_device,
+        label_models,
+        open_models,
+        test_data,
+    )
+    from graticule.lab.figures.save import save_figure
+    from graticule.lab.training.task import list_tasks
+    from graticule.lab.training.validation import in_precision
+
+    opened = open_models(options.models, options, "evaluate", "*" if options.probe is None else "images")
     if options.probe is not None:
         return _probe(options, opened, options.probe)
     device = choose_device(options.device)
@@ -79,7 +117,14 @@ def run(options: Evaluate) -> int:
     return options.finish(records, *written)
 
 
-def _probe(options: Evaluate, opened: Sequence[Opened], probe: Literal["knn", "ridge"]) -> int:
+def _probe(options: EvaluateOptions, opened: Sequence[LoadedModel], probe: Literal["knn", "ridge"]) -> int:
+    import torch
+
+    from graticule.analysis.probe import pooled_features, probe_classes
+    from graticule.analysis.share import proportion_estimate
+    from graticule.external.traced_model import convert_stock
+    from graticule.lab.commands.opening import choose_device, label_models, test_data
+
     for name, value in _task_options(options).items():
         if name != "sizes":
             raise ValueError(f"`{name}` must be left out with `probe`, got {value}.")
@@ -107,24 +152,28 @@ def _probe(options: Evaluate, opened: Sequence[Opened], probe: Literal["knn", "r
     return options.finish(records, write_json(folder / "probe.json", records))
 
 
-def _task_options(options: Evaluate) -> dict[str, Any]:
+def _task_options(options: EvaluateOptions) -> dict[str, Any]:
     """Return the options of the evaluations of tasks that differ from their defaults."""
+    from graticule.lab.training.task import list_tasks
+
     kinds = {task.evaluation for task in list_tasks().values()}
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
     values = {name: getattr(options, name) for name in fields}
     return {name: value for name, value in values.items() if value != default_of(fields[name])}
 
 
-def _choose_task(opened: Opened) -> Any:
+def _choose_task(opened: LoadedModel) -> Any:
     """Return the task that scores a model: that of its run, or classification for a model by name."""
+    from graticule.lab.training.task import task_of
+
     if opened.run is not None:
         return opened.run.task()
-    if not opened.classes:
+    if not opened.num_classes:
         raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
     return task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
-def _measured_score(opened: Opened, task: Any, checkpoint: str) -> float | None:
+def _measured_score(opened: LoadedModel, task: Any, checkpoint: str) -> float | None:
     """Return the score of a finished run that was measured in training."""
     if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
         return None

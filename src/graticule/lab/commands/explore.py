@@ -4,28 +4,53 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-import graticule
-from graticule.lab.commands.declared import Explore
-from graticule.lab.commands.opening import Opened, label_models, open_models, read_input
-from graticule.lab.commands.options import print_written
-from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.images import LARGEST, decode
-from graticule.lab.data.transforms import evaluation_transform
-from graticule.lab.pages.explorer import compute_maps, write_explorer
-from graticule.lab.training.opening import source_kind
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import make_folder, read_bytes
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def run(options: Explore) -> int:
+    from graticule.lab.training.opening import LoadedModel
+
+
+@dataclass
+class ExploreOptions(NamedModels):
+    """Write one page to explore position in a model, or in two side by side, and open it in the browser.
+
+        graticule explore RUN
+        graticule explore RUN RUN --images 0 5 --sizes 224 288
+        graticule explore deit_tiny_patch16_224 --images photo.jpg
+
+    Choose layer, head and token, by pointer or keys: the page shows the position correlations of the token, its
+    attention with and without position, the bias, the similarity under rotation, and mixing weights. The page contains
+    all its data, so it can be sent as one file.
+    """
+
+    models: Positional[list[str]]
+    """one or two: runs, published folders, files of weights, names, timm:NAME, hf:NAME, or FILE.py:NAME"""
+    images: list[str] = field(default_factory=list)
+    """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
+    sizes: list[str] = field(default_factory=list)
+    """sizes of the images, sides in pixels or HEIGHTxWIDTH, the first shown first (default: each model's)"""
+    output: Path | None = None
+    """folder for explorer.html, or file NAME.html (default: the first run's, or runs/NAME)"""
+    open: bool = True
+    """open the page in the browser, if there is a terminal"""
+
+
+def run(options: ExploreOptions) -> int:
     """Write the page of the explorer."""
+    import graticule
+    from graticule.lab.commands.opening import label_models, open_models
+    from graticule.lab.pages.explorer import compute_maps, write_explorer
+
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
     page = options.output
@@ -38,11 +63,11 @@ def run(options: Explore) -> int:
     opened = open_models(options.models, options, "explore")
     models = []
     for model, label in zip(opened, label_models(opened), strict=True):
-        assert model.info is not None
+        assert model.images is not None
         sizes = dict.fromkeys(parse_sizes(options.sizes) or [model.size])
         data = model.run.data() if model.run is not None and any(isinstance(image, int) for image in images) else None
         batches = [_read_images(model, images, size, data) for size in sizes]
-        models.append(compute_maps(model.model, batches, model.info.mean, model.info.std, label, model.title))
+        models.append(compute_maps(model.model, batches, model.images.mean, model.images.std, label, model.title))
     page = page or opened[0].folder / "explorer.html"
     make_folder(page.parent)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -55,6 +80,8 @@ def run(options: Explore) -> int:
 
 def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     """Return the images as indices of test images or as files, before any work."""
+    from graticule.lab.training.opening import source_kind
+
     without_data = next((target for target in targets if source_kind(target) != "run"), None)
     sources: list[int | Path] = [int(text) if text.isdecimal() else Path(text) for text in images or ["0"]]
     for source in sources:
@@ -69,11 +96,18 @@ def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     return sources
 
 
-def _read_images(opened: Opened, sources: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
+def _read_images(opened: LoadedModel, sources: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
     """Return the images as inputs of the model, (n, C, height, width); `data` has the test images."""
-    assert opened.info is not None
-    transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
-    mode = "L" if opened.info.channels == 1 else "RGB"
+    import torch
+
+    from graticule.lab.commands.opening import read_input
+    from graticule.lab.data.augmentation import Augmentation
+    from graticule.lab.data.images import LARGEST, decode
+    from graticule.lab.data.transforms import evaluation_transform
+
+    assert opened.images is not None
+    transform = evaluation_transform(opened.images, size, opened.augmentation or Augmentation())
+    mode = "L" if opened.images.channels == 1 else "RGB"
     images = []
     for source in sources:
         if isinstance(source, int):

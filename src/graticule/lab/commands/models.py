@@ -6,32 +6,44 @@ import difflib
 import fnmatch
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from graticule.backbones.language import create_language_model, list_language_models
-from graticule.backbones.registry import MODELS, create_model, list_models
-from graticule.dense.detector import HEADS
-from graticule.dense.features import NECKS
-from graticule.dense.segmentation import DECODERS
-from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
-from graticule.lab.commands.declared import Models
-from graticule.lab.data.registry import list_datasets
-from graticule.lab.data.sets.texts import TEXTS
-from graticule.lab.data.text_module import ByteTokenizer
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.options import JsonOutput
 from graticule.lab.recipes.load import list_recipes
-from graticule.lab.studies.matrix import combinations, families, family_defaults, initials, rows
 from graticule.lab.tasks.options import TextRecipe
-from graticule.lab.tasks.parts.image_scores import show_multiply_adds
-from graticule.lab.training.cost import count_multiply_adds
-from graticule.lab.training.task import list_tasks
-from graticule.position.position import ENCODINGS
-from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import search_names
 
 
-def run(options: Models) -> int:
+@dataclass
+class ModelsOptions(JsonOutput):
+    """List all names that options accept, the sizes of models, or which models take which encodings.
+
+        graticule models
+        graticule models "deit_*"
+        graticule models lape
+        graticule models --matrix
+        graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
+
+    Multiply-adds are those of matrix products and convolutions for one image. PosMLP's paper counts the logits of GGQPE
+    for each pair of patches as well, 0.12 G in T, S and B; here they are computed per displacement.
+    A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
+    Methods and models that --plugin FILE.py registers are included.
+    """
+
+    patterns: Positional[list[str]] = field(default_factory=list)
+    """words or patterns, as in a shell, such as lape or "deit_*": names that match, with the sizes of models (default:
+    the names of all; for a matrix, one of each family)"""
+    matrix: bool = False
+    """print the supported combinations of models, encodings and joinings"""
+    encodings: list[str] = field(default_factory=list)
+    """for a matrix: encodings, with options (default: every one)"""
+    reasons: bool = False
+    """for a matrix: also print the reason why a combination is refused"""
+
+
+def run(options: ModelsOptions) -> int:
     """List the names that options accept, or print the sizes of models, or the matrix."""
     if options.matrix:
         return _print_matrix(options)
@@ -45,7 +57,7 @@ def run(options: Models) -> int:
     return 0
 
 
-def _print_names(options: Models, names: Mapping[str, Any]) -> None:
+def _print_names(options: ModelsOptions, names: Mapping[str, Any]) -> None:
     for title, group in names.items():
         lines = [f"  {name}  {about}" for name, about in group.items()] if isinstance(group, Mapping) else []
         options.say(
@@ -55,6 +67,18 @@ def _print_names(options: Models, names: Mapping[str, Any]) -> None:
 
 def list_names() -> dict[str, Any]:
     """Return title -> the names that options accept; the recipes with a line about each."""
+    from graticule.backbones.language import list_language_models
+    from graticule.backbones.registry import list_models
+    from graticule.dense.detector import HEADS
+    from graticule.dense.features import NECKS
+    from graticule.dense.segmentation import DECODERS
+    from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
+    from graticule.lab.data.registry import list_datasets
+    from graticule.lab.data.sets.texts import TEXTS
+    from graticule.lab.studies.matrix import family_defaults
+    from graticule.lab.training.task import list_tasks
+    from graticule.position.resampling import RESAMPLERS
+
     return {
         "models": list_models(),
         "language models": list_language_models(),
@@ -73,8 +97,11 @@ def list_names() -> dict[str, Any]:
     }
 
 
-def _print_matches(options: Models) -> int:
+def _print_matches(options: ModelsOptions) -> int:
     """Print the sizes of matching models, which are built without memory for their weights, and all other matches."""
+    from graticule.backbones.language import list_language_models
+    from graticule.backbones.registry import list_models
+
     groups = {
         title: group if isinstance(group, Mapping) else dict.fromkeys(group, "")
         for title, group in list_names().items()
@@ -87,9 +114,9 @@ def _print_matches(options: Models) -> int:
     records: dict[str, Any] = {}
     for measure, kind in ((measure_backbone, backbones), (measure_language_model, language_models)):
         if sizes := {name: measure(name) for name in kind}:
-            rows = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
+            cells = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
             columns = [key.replace("_", "-") for key in next(iter(sizes.values()))]
-            options.print_table(["model", *columns], *rows)
+            options.print_table(["model", *columns], *cells)
             records |= sizes
     matches = {title: names for title, names in matches.items() if names}
     _print_names(options, matches)
@@ -104,11 +131,15 @@ def _find_all(patterns: Sequence[str], names: Mapping[str, str]) -> Mapping[str,
 
 def _find(pattern: str, names: Mapping[str, str]) -> list[str]:
     """Return the names that match a pattern, or the name of a model; for a word, those that have it, as in a search."""
+    from graticule.backbones.registry import MODELS
+
     is_word = not any(wildcard in pattern for wildcard in "*?[") and pattern not in MODELS
     return search_names(pattern, names) if is_word else fnmatch.filter(names, pattern)
 
 
 def _format_size(key: str, value: Any) -> str:
+    from graticule.lab.tasks.parts.image_scores import show_multiply_adds
+
     if key == "parameters":
         return f"{value / 1e6:.2f} M"
     if key == "multiply_adds":
@@ -134,6 +165,11 @@ def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def measure_backbone(name: str) -> dict[str, Any]:
     """Measure a backbone for images of its own size, on the meta device."""
+    import torch
+
+    from graticule.backbones.registry import create_model
+    from graticule.lab.training.cost import count_multiply_adds
+
     with torch.device("meta"):
         model = create_model(name).eval()
         image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
@@ -149,6 +185,11 @@ def measure_backbone(name: str) -> dict[str, Any]:
 
 def measure_language_model(name: str) -> dict[str, Any]:
     """Measure a language model with bytes as tokens and the context of the default recipe, on the meta device."""
+    import torch
+
+    from graticule.backbones.language import create_language_model
+    from graticule.lab.data.text_module import ByteTokenizer
+
     tokens = ByteTokenizer().vocab_size
     with torch.device("meta"):
         model = create_language_model(name, tokens, context=TextRecipe.context)
@@ -161,7 +202,11 @@ def measure_language_model(name: str) -> dict[str, Any]:
     }
 
 
-def _print_matrix(options: Models) -> int:
+def _print_matrix(options: ModelsOptions) -> int:
+    from graticule.backbones.registry import create_model, list_models
+    from graticule.lab.studies.matrix import combinations, families, initials, rows
+    from graticule.position.position import ENCODINGS
+
     for encoding in options.encodings:
         ENCODINGS.specs(encoding)
     models = {name: create_model(name) for name in match_names(options.patterns, list_models())} or families()

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
-
-from graticule.analysis.correlation import position_correlations
-from graticule.analysis.position_maps import bias_maps
-from graticule.backbones.base import Backbone
-from graticule.encodings.forms.absolute import AbsoluteEncoding
-from graticule.external.hub import save_pretrained
-from graticule.hub.files import Card, check_repo_id, push_folder
-from graticule.lab.commands.declared import Publish
-from graticule.lab.commands.opening import Opened, open_source
-from graticule.lab.commands.options import print_written
-from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
-from graticule.lab.figures.save import save_figure
-from graticule.lab.tasks.classification import images_of
-from graticule.lab.training.run import Run
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.fields import read_typed
 from graticule.system.files import make_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graticule.lab.training.opening import LoadedModel
+    from graticule.lab.training.run import Run
+
+
+@dataclass
+class PublishOptions(NamedModels):
+    """Write a model as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
+
+        graticule publish RUN FOLDER
+        graticule publish timm:vit_small_patch16_224 FOLDER --joining lape
+        graticule publish RUN FOLDER --push OWNER/NAME
+
+    graticule.from_pretrained opens it, and timm.create_model("local-dir:FOLDER", pretrained=True) opens classifiers.
+    """
+
+    model: Positional[str]
+    """folder of a run, file of its weights, name of a model, timm:NAME or hf:NAME (converted), or FILE.py:NAME"""
+    folder: Positional[Path]
+    """folder to write to"""
+    push: str | None = None
+    """upload the folder to this repository of the hub, OWNER/NAME"""
+    private: Rare[bool] = False
+    """make a new repository private"""
+    host: str | None = None
+    """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""
+    format: Literal["png", "pdf", "svg"] = "png"
+    """format of the figure: pdf and svg, for papers, are written beside the png of the model card"""
+
 
 #: Untrained models of the same shape that the correlations are compared with.
 _UNTRAINED = 39
 
 
-def run(options: Publish) -> int:
+def run(options: PublishOptions) -> int:
     """Write a model as a folder for the hub, and upload it with --push."""
+    from graticule.backbones.base import Backbone
+    from graticule.external.hub import save_pretrained
+    from graticule.hub.files import Card, check_repo_id, push_folder
+    from graticule.lab.commands.opening import open_models
+
     if options.private and options.push is None:
         raise ValueError("`private` must be left out without --push, which creates the repository.")
 
@@ -37,7 +62,7 @@ def run(options: Publish) -> int:
     folder = options.folder
     if (folder / "recipe.json").exists():
         raise ValueError(f"`folder` must be new or that of a published model, got {str(folder)!r}, a run.")
-    source = open_source(options.model, "publish", options)
+    (source,) = open_models([options.model], options, "publish", "images*", converted=True)
 
     if source.run is not None:
         _publish_run(source.run, source, folder, options.format)
@@ -53,10 +78,12 @@ def run(options: Publish) -> int:
     return 0
 
 
-def _publish_run(run: Run, source: Opened, folder: Path, figure_format: str) -> None:
+def _publish_run(run: Run, source: LoadedModel, folder: Path, figure_format: str) -> None:
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
+    from graticule.hub.files import Card
+
     recipe: Any = run.recipe()
-    facts = vars(images_of(run)) if run.task().inputs == "images" else run.described()
+    facts = run.described() if source.images is None else vars(source.images)
     mean, std, names = (list(facts[key]) for key in ("mean", "std", "class_names"))
     limit = "" if recipe.limit_train is None else f", {recipe.limit_train:,} images of it"
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
@@ -90,6 +117,12 @@ def _describe_training(run: Run) -> str:
 
 def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
+    from graticule.analysis.correlation import position_correlations
+    from graticule.analysis.position_maps import bias_maps
+    from graticule.encodings.forms.absolute import AbsoluteEncoding
+    from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
+    from graticule.lab.figures.save import save_figure
+
     make_folder(folder)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):

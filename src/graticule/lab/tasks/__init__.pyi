@@ -1,6 +1,5 @@
 from .classification import Classification as Classification
 from .classification import class_names as class_names
-from .classification import images_of as images_of
 from .detection import Detection as Detection
 from .language import LanguageModeling as LanguageModeling
 from .language import TextEvaluation as TextEvaluation
