@@ -138,7 +138,7 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("publish", new / "x.pth", new), "x.pth', which does not exist"),
         (("publish", run, new, "--joining", "lape"), "`joining` must be left out with '"),
         (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
-        (("publish", run, new, "--private"), "`private` must be left out without --push"),
+        (("publish", run, new, "--private"), "`private` must be left out without push, since it has no effect"),
     ]
     for arguments, message in cases:
         assert message in refused(capsys, *arguments)

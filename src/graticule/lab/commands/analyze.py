@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from graticule import analysis, external
+from graticule.lab import figures, pages
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import choose_device, label_models, open_models, test_data
 from graticule.lab.commands.options import (
     Figures,
     JsonOutput,
@@ -105,18 +108,14 @@ class CorrelationsOptions(KindOptions):
 
     def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
         """Compute the maps of position of each stage."""
-        from graticule.analysis.position_maps import position_maps
-        from graticule.analysis.similarity import Correlations as Similarities
-        from graticule.lab.figures.position_sheets import position_sheets
-
         if len(models) > 1:
             raise ValueError(f"`models` must be one, got {len(models)}.")
         (opened,) = models.values()
         size = square(self.img_size, len(opened.img_size or (1, 1)))
-        stages = position_maps(opened.model, size, self.untrained)
+        stages = analysis.position_maps(opened.model, size, self.untrained)
         title = opened.title if opened.run is not None else printable(opened.target)
         drawings = Drawings([{"stage": stage} for stage in range(len(stages))])
-        for sheet in position_sheets(stages, title):
+        for sheet in figures.position_sheets(stages, title):
             maps, table = sheet.maps, drawings.tables[sheet.stage]
             where = f"{maps.grid.height} x {maps.grid.width}"
             if sheet.kind == "correlations":
@@ -128,7 +127,7 @@ class CorrelationsOptions(KindOptions):
                 self.say(f"bias{sheet.of} on {where} {maps.unit}, from head to head")
             table[sheet.kind] = self.print_table(*maps.summary())
             if sheet.kind == "correlations":
-                assert isinstance(maps, Similarities)
+                assert isinstance(maps, analysis.Correlations)
                 table["verdict"] = maps.verdict
                 self.say(maps.verdict)
             drawings.figures[sheet.name], drawings.arrays[sheet.name] = sheet.figure, maps.save
@@ -154,22 +153,17 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
 
     def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
         """Measure the error of each layer."""
-        from graticule.analysis.equivariance import translation_error, whole_patches
-        from graticule.external.traced_model import view_of
-        from graticule.lab.commands.opening import choose_device, test_data
-        from graticule.lab.figures.layers import translation_plot
-
         shifts = [_parse_pair(text, "shifts", _SHIFT) for text in self.shifts] or None
         sizes = {label: square(self.img_size) or opened.size for label, opened in models.items()}
-        views = {label: view_of(opened.model).resized_to(sizes[label]).model for label, opened in models.items()}
+        views = {label: external.view_of(models[label].model).resized_to(size).model for label, size in sizes.items()}
         for label, model in views.items():
-            whole_patches(model, sizes[label])
+            analysis.whole_patches(model, sizes[label])
         device = choose_device(self.device)
         drawings, errors = Drawings(), {}
         for index, (label, opened) in enumerate(models.items()):
             data, size = test_data(opened, self), sizes[label]
             images = data.spread_test_images(size, self.count or min(128, data.num_test))[0].to(device)
-            error = errors[label] = translation_error(views[label].to(device), images, shifts, self.border)
+            error = errors[label] = analysis.translation_error(views[label].to(device), images, shifts, self.border)
             shifted = ", ".join("x".join(map(str, shift)) for shift in error.shifts)
             sides = "x".join(map(str, size))
             self.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
@@ -179,7 +173,7 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
         self.say(
             "0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token"
         )
-        drawings.figures["translation"] = translation_plot(errors, "Distance from translation equivariance")
+        drawings.figures["translation"] = figures.translation_plot(errors, "Distance from translation equivariance")
         return drawings
 
 
@@ -204,13 +198,6 @@ class AttentionOptions(NamedData, KindOptions):
 
     def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
         """Compute the attention on the test image, which is that of the first model."""
-        from graticule.analysis.attention import attention_maps
-        from graticule.external.attention_map import save_attention
-        from graticule.external.traced_model import view_of
-        from graticule.lab.commands.opening import test_data
-        from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
-        from graticule.lab.pages.explorer import pixels_of
-
         if not self.layers:
             raise ValueError("`layers` must be one layer or more, got none.")
         patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)
@@ -218,7 +205,7 @@ class AttentionOptions(NamedData, KindOptions):
         maps: dict[str, list[AttentionMap]] = {}
         for label, opened in models.items():
             data, size = test_data(opened, self), square(self.img_size) or opened.size
-            view = view_of(opened.model).resized_to(size)
+            view = external.view_of(opened.model).resized_to(size)
             grid = view.grids(size)[0]
             at = patch or divmod(grid.center, grid.width)
             if not all(0 <= place < side for place, side in zip(at, grid.shape, strict=True)):
@@ -228,24 +215,24 @@ class AttentionOptions(NamedData, KindOptions):
                 )
             images = data.test_images(size, [self.image])[0]
             if not maps:
-                pixels = pixels_of(images[0], data.info.mean, data.info.std)
+                pixels = pages.pixels_of(images[0], data.info.mean, data.info.std)
                 share = (at[0] + 0.5) / grid.height, (at[1] + 0.5) / grid.width
-            maps[label] = attention_maps(view.model, images, self.layers)
+            maps[label] = analysis.attention_maps(view.model, images, self.layers)
             if self.without_position:
-                without = attention_maps(view.model, images, self.layers, without_position=True)
+                without = analysis.attention_maps(view.model, images, self.layers, without_position=True)
                 maps[f"{label}\nwithout position"] = without
         title = f"Attention weights, test image {self.image}"
         query = None if self.query == "cls" else share
-        sheet = attention_sheet(maps, heads, title=title)
-        on_image = attention_on_image(maps, pixels, query, heads, title=title)
+        sheet = figures.attention_sheet(maps, heads, title=title)
+        on_image = figures.attention_on_image(maps, pixels, query, heads, title=title)
         drawings = Drawings(figures={"attention": sheet, "attention-image": on_image})
-        columns = sheet_heads(maps, heads)
+        columns = figures.sheet_heads(maps, heads)
         for index, (label, layers) in enumerate(maps.items()):
             rows = [(str(layer.layer), *[f"{layer.distance(head):.2f}" for head in columns]) for layer in layers]
             name = label.replace("\n", ", ")
             self.say(name)
             drawings.tables[name] = self.print_table(("layer", *[f"head {head}" for head in columns]), *rows)
-            drawings.arrays[_number("attention", index, maps)] = partial(save_attention, layers)
+            drawings.arrays[_number("attention", index, maps)] = partial(external.save_attention, layers)
         self.say("mean attention distance, in patches")
         return drawings
 
@@ -271,32 +258,27 @@ class MixingOptions(KindOptions):
 
     def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
         """Compute the mixing weights of each layer."""
-        from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
-        from graticule.lab.figures.layers import non_locality_plot
-        from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
-        from graticule.lab.figures.style import spread
-
         size = square(self.img_size)
         query = None if self.query is None else _parse_pair(self.query, "query", _QUERY)
         drawings, maps = Drawings(), {}
         for index, (label, opened) in enumerate(models.items()):
             model: Any = opened.model
-            layers = maps[label] = mixing_maps(model, size, query, self.layers or None)
-            chosen = layers if self.layers else [layers[layer] for layer in spread(len(layers), 6)]
+            layers = maps[label] = analysis.mixing_maps(model, size, query, self.layers or None)
+            chosen = layers if self.layers else [layers[layer] for layer in figures.spread(len(layers), 6)]
             title = f"Mixing {self.values}, {opened.title}"
-            sheets = {"mixing": mixing_sheet(chosen, self.groups, self.values, title)}
+            sheets = {"mixing": figures.mixing_sheet(chosen, self.groups, self.values, title)}
             if any(layer.bias is not None for layer in layers):
-                sheets["mixing-bias"] = bias_sheet(layers, f"Bias, {opened.title}")
-            if parts := mixing_parts(model, size, query, [layer.layer for layer in chosen]):
+                sheets["mixing-bias"] = figures.bias_sheet(layers, f"Bias, {opened.title}")
+            if parts := analysis.mixing_parts(model, size, query, [layer.layer for layer in chosen]):
                 title = f"Parts of the weights, {opened.title}"
-                sheets["mixing-parts"] = parts_sheet(parts, (self.groups or [0])[0], title)
+                sheets["mixing-parts"] = figures.parts_sheet(parts, (self.groups or [0])[0], title)
             drawings.figures |= {_number(name, index, models): sheet for name, sheet in sheets.items()}
-            drawings.arrays[_number("mixing", index, models)] = partial(save_mixing, layers, parts=parts)
+            drawings.arrays[_number("mixing", index, models)] = partial(analysis.save_mixing, layers, parts=parts)
         columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
         for label, layers in maps.items():
             self.say(label)
             drawings.tables[label] = self.print_table(columns, *map(_mixing_row, layers))
-        drawings.figures["mixing-reach"] = non_locality_plot(maps)
+        drawings.figures["mixing-reach"] = figures.non_locality_plot(maps)
         token = "the center token" if query is None else f"token {self.query}"
         self.say(
             f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"
@@ -323,15 +305,13 @@ def read(arguments: list[str]) -> KindOptions:
 
 def run(options: KindOptions) -> int:
     """Look into models: draw figures, and print tables."""
-    from graticule.lab.commands.opening import label_models, open_models
-    from graticule.lab.figures.save import save_figure
-
     kind = next(name for name, cls in KINDS.items() if type(options) is cls)
     opened = open_models(options.models, options, f"analyze {kind}", "*" if kind == "correlations" else "images")
     folder = output_folder(options.output, opened[0].folder)
     drawings = options.draw(dict(zip(label_models(opened), opened, strict=True)))
     written = [save(folder / f"{name}.npz") for name, save in drawings.arrays.items()]
-    written += [save_figure(sheet, folder / f"{name}.{options.format}") for name, sheet in drawings.figures.items()]
+    sheets = {folder / f"{name}.{options.format}": sheet for name, sheet in drawings.figures.items()}
+    written += [figures.save_figure(sheet, path) for path, sheet in sheets.items()]
     return options.finish(drawings.tables, *written)
 
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from graticule import analysis, external
+from graticule.lab import pages, studies, training
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import choose_device, folder_data, open_models, test_data
 from graticule.lab.commands.options import JsonOutput, NamedData, NamedModels, OfSize, OnDevice, output_folder, square
 from graticule.lab.terminal import bar
 from graticule.registry.checks import parse_sizes, printable
@@ -67,17 +70,11 @@ def run(options: AuditOptions) -> int:
     """Audit the position information of a model."""
     import torch
 
-    from graticule.analysis.audit import audit, time_in_turns
-    from graticule.external.traced_model import view_of
-    from graticule.lab.commands.opening import choose_device, folder_data, open_models, test_data
     from graticule.lab.data.folder_module import find_images
-    from graticule.lab.pages.audit import audit_page
-    from graticule.lab.studies.plan import format_seconds
-    from graticule.lab.training.opening import source_kind
 
     if options.images is not None:
         find_images(options.images)  # before the model is built
-    elif source_kind(options.model) != "run":
+    elif training.source_kind(options.model) != "run":
         raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
     elif options.labels is not None:
         raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
@@ -85,7 +82,7 @@ def run(options: AuditOptions) -> int:
     axes = len(opened.size)
     size = square(options.img_size, axes) or opened.size
     others = parse_sizes(options.sizes, axes=axes)
-    view = view_of(opened.model).resized_to(size)
+    view = external.view_of(opened.model).resized_to(size)
     for other in others:
         view.resized_to(other)
     others = others or _other_sizes(view)
@@ -107,16 +104,16 @@ def run(options: AuditOptions) -> int:
 
     def announced_bar(total: int, unit: str) -> Any:
         """Print how long as many passes take, by the time of one, and return their bar."""
-        seconds = float(time_in_turns({"model": view.run}, images[size][:1], 1).seconds["model"][0])
-        about = f"as much as {total:,} forward passes of one image: about {format_seconds(total * seconds)}"
+        seconds = float(analysis.time_in_turns({"model": view.run}, images[size][:1], 1).seconds["model"][0])
+        about = f"as much as {total:,} forward passes of one image: about {studies.format_seconds(total * seconds)}"
         print(f"{about}; --count and --img-size change it", file=sys.stderr, flush=True)
         return bar(total=total, unit=unit)
 
     settings: Any = {"batch_size": options.batch_size, "causes": options.causes, "progress": announced_bar}
-    result = audit(model, images, size, labels, **settings)
+    result = analysis.audit(model, images, size, labels, **settings)
     about = _about(opened, options, device, options.line)
     make_folder(folder)
-    page = audit_page(result, opened.title, list(about.items()))
+    page = pages.audit_page(result, opened.title, list(about.items()))
     record = {**about, **result.record()}
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
     reasons = result.unavailable.items() if options.causes else ()
@@ -139,9 +136,7 @@ def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
 
 
 def _about(opened: LoadedModel, options: AuditOptions, device: str, command: str) -> dict[str, str]:
-    from graticule.lab.training.run import surroundings
-
-    around = surroundings()
+    around = training.surroundings()
     versions, machine = around["versions"], around["machine"]
     return {
         "model": opened.title,

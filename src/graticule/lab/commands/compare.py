@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from graticule.lab import pages, studies, tasks, training
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import check_task_options
 from graticule.lab.commands.options import JsonOutput, output_folder, overridden, parse
 from graticule.lab.recipes.load import load_recipe
 from graticule.registry.checks import parse_sizes
@@ -82,18 +84,11 @@ def read(arguments: list[str]) -> CompareOptions:
 
 def run(options: CompareOptions) -> int:
     """Train several choices with several seeds, and make one table."""
-    from graticule.lab.commands.opening import check_task_options
-    from graticule.lab.pages.report import run_page
-    from graticule.lab.studies.comparison import compare
-    from graticule.lab.studies.execution import executor_of, parse_on
-    from graticule.lab.studies.plan import plan, planned_rows
-    from graticule.lab.tasks.parts.image_scores import ImageEvaluation
-    from graticule.lab.training.task import list_tasks
-
-    parse_on(options.on)
+    run_page = pages.run_page  # imported before the training
+    studies.parse_on(options.on)
     choices, task = options.recipes, options.base.task
-    evaluation = list_tasks()[task].evaluation
-    if options.sizes and not issubclass(evaluation, ImageEvaluation):
+    evaluation = training.list_tasks()[task].evaluation
+    if options.sizes and not issubclass(evaluation, tasks.ImageEvaluation):
         raise ValueError(
             f"`sizes` must be left out with the task {task}: compare scores classifiers at other sizes, and "
             f"graticule evaluate a run of any task on images, got {' '.join(options.sizes)}."
@@ -102,9 +97,9 @@ def run(options: CompareOptions) -> int:
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options.values())}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_:
-        return options.finish(options.print_table(*planned_rows(plan(choices, options.seeds, folder))))
-    with executor_of(options.on) as executor:
-        results = compare(
+        return options.finish(options.print_table(*studies.planned_rows(studies.plan(choices, options.seeds, folder))))
+    with studies.executor_of(options.on) as executor:
+        results = studies.compare(
             choices,
             options.seeds,
             folder,

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from graticule import analysis
+from graticule.lab import figures, pages, studies
 from graticule.lab.commands.options import Options, output_folder
 from graticule.lab.recipes.load import load_recipe
 from graticule.registry.checks import printable
@@ -56,23 +58,18 @@ def run(options: DemoOptions) -> int:
 
 def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = False, progress: bool = True) -> Path:
     """Train, evaluate, analyze and write `report.html` in `folder`; returns its path. It resumes where it stopped."""
-    from graticule.analysis.correlation import position_correlations
-    from graticule.lab.figures.position_sheets import center_sheet
-    from graticule.lab.pages.explorer import compute_maps, write_explorer
-    from graticule.lab.pages.report import run_page
-    from graticule.lab.studies.comparison import compare
-
+    run_page = pages.run_page  # imported before the training
     recipe = load_recipe("digits_small")
     recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
     choices = {name: dataclasses.replace(recipe, **values) for name, values in CHOICES.items()}
-    results = compare(choices, seeds, folder, progress=progress, sizes=SIZES)
+    results = studies.compare(choices, seeds, folder, progress=progress, sizes=SIZES)
     runs = results.runs
     data = runs["default"][0].data()
     images = [data.test_images(size, [0])[0] for size in SIZES]
     models = {name: members[0].model(data, "last") for name, members in runs.items()}
     about = f"seed {seeds[0]}, last epoch"
-    pages = [compute_maps(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
-    write_explorer(pages, folder / "explorer.html")
+    maps = [pages.compute_maps(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
+    pages.write_explorer(maps, folder / "explorer.html")
     report = run_page(runs, results, headline(results))
     report.title = "What does LaPE gain, and is it more than amplitude?"
     report.text(
@@ -84,7 +81,8 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
         "the same question with more seeds, controls and data."
     )
     report.heading("Position in each layer")
-    sheet = center_sheet({name: position_correlations(models[name]) for name in CHOICES}, "Similarity of the center")
+    correlations = {name: analysis.position_correlations(models[name]) for name in CHOICES}
+    sheet = figures.center_sheet(correlations, "Similarity of the center")
     caption = "Cosine of the position of the marked patch with every other, as attention receives it (LaPE, Eq. 12)."
     report.figure(sheet, caption, "Position similarity of the center patch, one row per choice, one column per layer")
     report.link("Choose a token, a layer and a head, and see std 1 and lape side by side", "explorer.html")
@@ -93,14 +91,12 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
 
 def headline(results: Results) -> list[str]:
     """Return the findings: LaPE less the default table and less the table of its amplitude, at two sizes."""
-    from graticule.lab.studies.results import TRAINED, place
-    from graticule.lab.studies.significance import paired_test
-
     sentences = []
-    for at, where in ((TRAINED, "At the trained size"), (place("zoom", SIZES[-1]), "On digits enlarged to 40 pixels")):
+    enlarged = studies.place("zoom", SIZES[-1])
+    for at, where in ((studies.TRAINED, "At the trained size"), (enlarged, "On digits enlarged to 40 pixels")):
         scores, parts = results.scores(at), []
         for reference in ("default", "std 1"):
-            test = paired_test(scores["lape"], scores[reference])
+            test = studies.paired_test(scores["lape"], scores[reference])
             interval = f" (95 % interval {test.low:+.1f} to {test.high:+.1f})" if test else " (no interval)"
             difference = fmean(scores["lape"]) - fmean(scores[reference])
             parts.append(f"{difference:+.1f} points over {reference}{interval}")

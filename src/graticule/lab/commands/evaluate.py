@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from graticule import analysis, external
+from graticule.lab import figures, training
 from graticule.lab.arguments import Positional, Rare, default_of
+from graticule.lab.commands.opening import (
+    check_labels,
+    check_task_options,
+    choose_device,
+    label_models,
+    open_models,
+    test_data,
+)
 from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
 from graticule.lab.tasks.options import ImageOptions, Recipe, SegmentationOptions
 from graticule.lab.training.results import Evaluated
@@ -61,18 +71,6 @@ def evaluate_options() -> type[EvaluateOptions]:
 
 def run(options: EvaluateOptions) -> int:
     """Score runs on the held-out data, by their task."""
-    from graticule.lab.commands.opening import (
-        check_labels,
-        check_task_options,
-        choose_device,
-        label_models,
-        open_models,
-        test_data,
-    )
-    from graticule.lab.figures.save import save_figure
-    from graticule.lab.training.task import list_tasks
-    from graticule.lab.training.validation import in_precision
-
     opened = open_models(options.models, options, "evaluate", "*" if options.probe is None else "images")
     if options.probe is not None:
         return _probe(options, opened, options.probe)
@@ -85,7 +83,7 @@ def run(options: EvaluateOptions) -> int:
                 f"`models` must be all of one task, got {opened[0].target}, which is of {name}, and {source.target}, "
                 f"which is of {task.recipe.task}: evaluate them separately."
             )
-    kind = list_tasks()[name].evaluation
+    kind = training.list_tasks()[name].evaluation
     check_task_options(name, **_task_options(options))
     evaluation = kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
     folder = output_folder(options.output, opened[0].folder)
@@ -98,7 +96,7 @@ def run(options: EvaluateOptions) -> int:
     for label, source, task, data in zip(label_models(opened), opened, tasks, datasets, strict=True):
         precision = options.precision or task.recipe.precision
         precisions.setdefault(precision, []).append(source.target)
-        scores = evaluation.scores(task, in_precision(source.model, precision, device), data, device=device)
+        scores = evaluation.scores(task, training.in_precision(source.model, precision, device), data, device=device)
         measured = _measured_score(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
@@ -111,7 +109,7 @@ def run(options: EvaluateOptions) -> int:
     written = [write_json(folder / "evaluation.json", records)]
     figure, path = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:
-        written.append(save_figure(figure, path))
+        written.append(figures.save_figure(figure, path))
     elif path.is_file():
         path.unlink()  # it is of the scores that the table replaces
     return options.finish(records, *written)
@@ -119,11 +117,6 @@ def run(options: EvaluateOptions) -> int:
 
 def _probe(options: EvaluateOptions, opened: Sequence[LoadedModel], probe: Literal["knn", "ridge"]) -> int:
     import torch
-
-    from graticule.analysis.probe import pooled_features, probe_classes
-    from graticule.analysis.share import proportion_estimate
-    from graticule.external.traced_model import convert_stock
-    from graticule.lab.commands.opening import choose_device, label_models, test_data
 
     for name, value in _task_options(options).items():
         if name != "sizes":
@@ -138,11 +131,11 @@ def _probe(options: EvaluateOptions, opened: Sequence[LoadedModel], probe: Liter
         if classes is None:
             raise ValueError(f"`images` must have a folder for each class, got {str(options.images)!r} with one.")
         labels = torch.as_tensor(classes)
-        model = (convert_stock(source.model) or source.model).eval().to(device)
+        model = (external.convert_stock(source.model) or source.model).eval().to(device)
         for size in parse_sizes(options.sizes) or [source.size]:
             batches = ((images.to(device), targets) for images, targets in data.eval_dataloader(size))
-            features, _ = pooled_features(model, batches)
-            right = proportion_estimate(probe_classes(features, labels, probe).numpy())
+            features, _ = analysis.pooled_features(model, batches)
+            right = analysis.proportion_estimate(analysis.probe_classes(features, labels, probe).numpy())
             value, low, high = (100 * float(part) for part in right)
             cells = f"{value:.1f}", f"{low:.1f} to {high:.1f}", f"{len(labels):,}", str(len(labels.unique()))
             rows.append((label, f"{size[0]}x{size[1]}", *cells))
@@ -154,9 +147,7 @@ def _probe(options: EvaluateOptions, opened: Sequence[LoadedModel], probe: Liter
 
 def _task_options(options: EvaluateOptions) -> dict[str, Any]:
     """Return the options of the evaluations of tasks that differ from their defaults."""
-    from graticule.lab.training.task import list_tasks
-
-    kinds = {task.evaluation for task in list_tasks().values()}
+    kinds = {task.evaluation for task in training.list_tasks().values()}
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
     values = {name: getattr(options, name) for name in fields}
     return {name: value for name, value in values.items() if value != default_of(fields[name])}
@@ -164,13 +155,11 @@ def _task_options(options: EvaluateOptions) -> dict[str, Any]:
 
 def _choose_task(opened: LoadedModel) -> Any:
     """Return the task that scores a model: that of its run, or classification for a model by name."""
-    from graticule.lab.training.task import task_of
-
     if opened.run is not None:
         return opened.run.task()
     if not opened.num_classes:
         raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
-    return task_of(Recipe(model=opened.target, img_size=opened.size))
+    return training.task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
 def _measured_score(opened: LoadedModel, task: Any, checkpoint: str) -> float | None:

@@ -9,7 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import graticule
+from graticule.lab import data, pages, training
 from graticule.lab.arguments import Positional
+from graticule.lab.commands.opening import label_models, open_models, read_input
 from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import make_folder, read_bytes
@@ -47,10 +50,6 @@ class ExploreOptions(NamedModels):
 
 def run(options: ExploreOptions) -> int:
     """Write the page of the explorer."""
-    import graticule
-    from graticule.lab.commands.opening import label_models, open_models
-    from graticule.lab.pages.explorer import compute_maps, write_explorer
-
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
     page = options.output
@@ -65,14 +64,14 @@ def run(options: ExploreOptions) -> int:
     for model, label in zip(opened, label_models(opened), strict=True):
         assert model.images is not None
         sizes = dict.fromkeys(parse_sizes(options.sizes) or [model.size])
-        data = model.run.data() if model.run is not None and any(isinstance(image, int) for image in images) else None
-        batches = [_read_images(model, images, size, data) for size in sizes]
-        models.append(compute_maps(model.model, batches, model.images.mean, model.images.std, label, model.title))
+        tests = model.run.data() if model.run is not None and any(isinstance(image, int) for image in images) else None
+        batches = [_read_images(model, images, size, tests) for size in sizes]
+        models.append(pages.compute_maps(model.model, batches, model.images.mean, model.images.std, label, model.title))
     page = page or opened[0].folder / "explorer.html"
     make_folder(page.parent)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     about = f"Made by {options.line} with graticule {graticule.__version__}, {date}."
-    print_written(write_explorer(models, page, about))
+    print_written(pages.write_explorer(models, page, about))
     if options.open and sys.stdout.isatty():
         webbrowser.open(page.resolve().as_uri())
     return 0
@@ -80,9 +79,7 @@ def run(options: ExploreOptions) -> int:
 
 def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     """Return the images as indices of test images or as files, before any work."""
-    from graticule.lab.training.opening import source_kind
-
-    without_data = next((target for target in targets if source_kind(target) != "run"), None)
+    without_data = next((target for target in targets if training.source_kind(target) != "run"), None)
     sources: list[int | Path] = [int(text) if text.isdecimal() else Path(text) for text in images or ["0"]]
     for source in sources:
         if isinstance(source, int) and without_data is not None:
@@ -96,23 +93,18 @@ def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     return sources
 
 
-def _read_images(opened: LoadedModel, sources: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
-    """Return the images as inputs of the model, (n, C, height, width); `data` has the test images."""
+def _read_images(opened: LoadedModel, sources: list[int | Path], size: tuple[int, int], tests: Any) -> Tensor:
+    """Return the images as inputs of the model, (n, C, height, width); `tests` has the test images."""
     import torch
 
-    from graticule.lab.commands.opening import read_input
-    from graticule.lab.data.augmentation import Augmentation
-    from graticule.lab.data.images import LARGEST, decode
-    from graticule.lab.data.transforms import evaluation_transform
-
     assert opened.images is not None
-    transform = evaluation_transform(opened.images, size, opened.augmentation or Augmentation())
+    transform = data.evaluation_transform(opened.images, size, opened.augmentation)
     mode = "L" if opened.images.channels == 1 else "RGB"
     images = []
     for source in sources:
         if isinstance(source, int):
-            images.append(data.test_images(size, [source])[0][0])
+            images.append(tests.test_images(size, [source])[0][0])
         else:
-            image = read_input(source, lambda path: decode(read_bytes(path, LARGEST)))
+            image = read_input(source, lambda path: data.decode(read_bytes(path, data.LARGEST)))
             images.append(transform(image.convert(mode)))
     return torch.stack(images)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from graticule import surgery
 from graticule.lab.arguments import Positional
+from graticule.lab.commands.opening import open_models
 from graticule.lab.commands.options import JsonOutput, NamedModels, OfSize, square
 from graticule.registry.checks import known_name
 
@@ -46,10 +48,7 @@ SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 def run(options: ExportOptions) -> int:
     """Export a model, run it and compare it."""
-    from graticule.lab.commands.opening import open_models
     from graticule.position.places import by
-    from graticule.surgery.export import export
-    from graticule.surgery.export_program import Exportable
 
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
@@ -69,8 +68,9 @@ def run(options: ExportOptions) -> int:
             )
         model = model.features  # the backbone with its pyramid
 
-    size = square(options.img_size, len(Exportable.of(model).size))
-    exported = export(model, output, chosen, img_size=size, dynamic=free, features=options.features, int8=options.int8)
+    size = square(options.img_size, len(surgery.Exportable.of(model).size))
+    what: Any = {"dynamic": free, "features": options.features, "int8": options.int8}
+    exported = surgery.export(model, output, chosen, img_size=size, **what)
     options.say(f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB")
     for call in exported.compared:
         error = f"differs from PyTorch by {call.error:.1e} of the largest"

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from types import FunctionType
 
+from graticule import testing
+from graticule.lab import training
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import JsonOutput
 from graticule.system.tables import format_table
@@ -32,13 +34,13 @@ class IdentifyOptions(JsonOutput):
 
 def run(options: IdentifyOptions) -> int:
     """Name the encoding that equals position code, or the nearest one."""
-    from graticule.lab.training.opening import create_named, open_module, source_kind
-    from graticule.testing.identify import identify
-    from graticule.testing.tables import PositionCode
-
-    named = source_kind(options.target) == "name"
-    code = create_named(options.target) if named else open_module(options.target, PositionCode, FunctionType)
-    identity = identify(code, options.channels)
+    named = training.source_kind(options.target) == "name"
+    code = (
+        training.create_named(options.target)
+        if named
+        else training.open_module(options.target, testing.PositionCode, FunctionType)
+    )
+    identity = testing.identify(code, options.channels)
     options.say(format_table(identity.summary(), identity.left))
     options.finish({"target": options.target, **dataclasses.asdict(identity)})
     return int(identity.encoding is None)

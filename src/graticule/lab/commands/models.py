@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import graticule
+from graticule import dense
+from graticule.lab import data, studies, tasks, training
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import JsonOutput
 from graticule.lab.recipes.load import list_recipes
@@ -67,31 +70,23 @@ def _print_names(options: ModelsOptions, names: Mapping[str, Any]) -> None:
 
 def list_names() -> dict[str, Any]:
     """Return title -> the names that options accept; the recipes with a line about each."""
-    from graticule.backbones.language import list_language_models
-    from graticule.backbones.registry import list_models
-    from graticule.dense.detector import HEADS
-    from graticule.dense.features import NECKS
-    from graticule.dense.segmentation import DECODERS
     from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
-    from graticule.lab.data.registry import list_datasets
     from graticule.lab.data.sets.texts import TEXTS
-    from graticule.lab.studies.matrix import family_defaults
-    from graticule.lab.training.task import list_tasks
     from graticule.position.resampling import RESAMPLERS
 
     return {
-        "models": list_models(),
-        "language models": list_language_models(),
+        "models": graticule.list_models(),
+        "language models": graticule.list_language_models(),
         "encodings": list_encodings(),
-        "defaults of families": family_defaults(),
+        "defaults of families": studies.family_defaults(),
         "joinings": list_joinings(),
         "decompositions of LaPE's norm": list(list_decompositions()),
         "resamplers": list(RESAMPLERS),
-        "tasks": sorted(list_tasks()),
-        "necks": list(NECKS),
-        "heads of detectors": list(HEADS),
-        "decoders of segmentation": list(DECODERS),
-        "data sets": list(list_datasets()),
+        "tasks": sorted(training.list_tasks()),
+        "necks": list(dense.NECKS),
+        "heads of detectors": list(dense.HEADS),
+        "decoders of segmentation": list(dense.DECODERS),
+        "data sets": list(data.list_datasets()),
         "texts": list(TEXTS),
         "recipes": dict(list_recipes()),
     }
@@ -99,16 +94,11 @@ def list_names() -> dict[str, Any]:
 
 def _print_matches(options: ModelsOptions) -> int:
     """Print the sizes of matching models, which are built without memory for their weights, and all other matches."""
-    from graticule.backbones.language import list_language_models
-    from graticule.backbones.registry import list_models
-
-    groups = {
-        title: group if isinstance(group, Mapping) else dict.fromkeys(group, "")
-        for title, group in list_names().items()
-    }
+    listed = list_names().items()
+    groups = {title: group if isinstance(group, Mapping) else dict.fromkeys(group, "") for title, group in listed}
     for pattern in options.patterns:
         if not any(_find(pattern, group) for group in groups.values()):
-            match_names([pattern], [*list_models(), *list_language_models()])  # it raises an error with a hint
+            match_names([pattern], [*groups["models"], *groups["language models"]])  # it raises an error with a hint
     matches = {title: _find_all(options.patterns, group) for title, group in groups.items()}
     backbones, language_models = (matches.pop(title) for title in ("models", "language models"))
     records: dict[str, Any] = {}
@@ -131,19 +121,15 @@ def _find_all(patterns: Sequence[str], names: Mapping[str, str]) -> Mapping[str,
 
 def _find(pattern: str, names: Mapping[str, str]) -> list[str]:
     """Return the names that match a pattern, or the name of a model; for a word, those that have it, as in a search."""
-    from graticule.backbones.registry import MODELS
-
-    is_word = not any(wildcard in pattern for wildcard in "*?[") and pattern not in MODELS
+    is_word = not any(wildcard in pattern for wildcard in "*?[") and pattern not in graticule.list_models()
     return search_names(pattern, names) if is_word else fnmatch.filter(names, pattern)
 
 
 def _format_size(key: str, value: Any) -> str:
-    from graticule.lab.tasks.parts.image_scores import show_multiply_adds
-
     if key == "parameters":
         return f"{value / 1e6:.2f} M"
     if key == "multiply_adds":
-        return show_multiply_adds(value)
+        return tasks.show_multiply_adds(value)
     cross = "x" if key in ("image", "patches") else "-"
     return cross.join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -167,15 +153,12 @@ def measure_backbone(name: str) -> dict[str, Any]:
     """Measure a backbone for images of its own size, on the meta device."""
     import torch
 
-    from graticule.backbones.registry import create_model
-    from graticule.lab.training.cost import count_multiply_adds
-
     with torch.device("meta"):
-        model = create_model(name).eval()
+        model = graticule.create_model(name).eval()
         image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "multiply_adds": count_multiply_adds(model, image),
+        "multiply_adds": training.count_multiply_adds(model, image),
         "dim": list(model.embed_dims),
         "layers": list(model.depths),
         "image": list(model.img_size),
@@ -187,12 +170,9 @@ def measure_language_model(name: str) -> dict[str, Any]:
     """Measure a language model with bytes as tokens and the context of the default recipe, on the meta device."""
     import torch
 
-    from graticule.backbones.language import create_language_model
-    from graticule.lab.data.text_module import ByteTokenizer
-
-    tokens = ByteTokenizer().vocab_size
+    tokens = data.ByteTokenizer().vocab_size
     with torch.device("meta"):
-        model = create_language_model(name, tokens, context=TextRecipe.context)
+        model = graticule.create_language_model(name, tokens, context=TextRecipe.context)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "dim": model.embed_dim,
@@ -203,16 +183,15 @@ def measure_language_model(name: str) -> dict[str, Any]:
 
 
 def _print_matrix(options: ModelsOptions) -> int:
-    from graticule.backbones.registry import create_model, list_models
-    from graticule.lab.studies.matrix import combinations, families, initials, rows
     from graticule.position.position import ENCODINGS
 
     for encoding in options.encodings:
         ENCODINGS.specs(encoding)
-    models = {name: create_model(name) for name in match_names(options.patterns, list_models())} or families()
-    reasons = combinations(models, options.encodings or None)
-    options.print_table(("encoding", *models), *rows(reasons))
-    options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
+    names = match_names(options.patterns, graticule.list_models())
+    models = {name: graticule.create_model(name) for name in names} or studies.families()
+    reasons = studies.combinations(models, options.encodings or None)
+    options.print_table(("encoding", *models), *studies.rows(reasons))
+    options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in studies.initials().items()))
     if options.reasons:
         options.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))
     return options.finish(
@@ -221,4 +200,3 @@ def _print_matrix(options: ModelsOptions) -> int:
             for (model, encoding, joining), reason in reasons.items()
         ]
     )
-    return 0

@@ -9,6 +9,7 @@ from string import Template
 from typing import Literal
 
 from graticule.lab.arguments import Positional
+from graticule.lab.commands.models import list_names
 from graticule.lab.commands.options import Options, output_folder, print_written
 from graticule.system.files import write_text
 
@@ -67,8 +68,6 @@ def run(options: NewOptions) -> int:
 
 
 def _check_name(kind: str, name: str) -> None:
-    from graticule.lab.commands.models import list_names
-
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
     known = list_names()

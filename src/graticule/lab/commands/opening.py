@@ -8,19 +8,15 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from PIL import Image
-
+from graticule.lab import data as lab_data
+from graticule.lab import training
 from graticule.lab.commands.options import NamedData, NamedModels
-from graticule.lab.data.folder_module import FolderModule
-from graticule.lab.data.images import check_class_names, class_labels
-from graticule.lab.data.module import DataModule
-from graticule.lab.data.registry import list_datasets
-from graticule.lab.training.opening import LoadedModel, open_model, source_kind
-from graticule.lab.training.task import list_tasks
 from graticule.registry.checks import is_path, known_name, printable
+
+if TYPE_CHECKING:
+    from graticule.lab.training.opening import LoadedModel
 
 
 def open_models(
@@ -32,7 +28,7 @@ def open_models(
     """
     if not targets or len(set(targets)) < len(targets):
         raise ValueError(f"`models` must differ, and be one or more, got {', '.join(targets) or 'none'}.")
-    kinds = {source_kind(target): target for target in reversed(targets)}
+    kinds = {training.source_kind(target): target for target in reversed(targets)}
     values = {name: getattr(options, name) for name in ("weights", "encoding", "joining")}
     if "name" in kinds:
         how = {**how, **values}
@@ -42,7 +38,7 @@ def open_models(
         if kinds.keys() == {"run"}:
             check_left_out("a run", images=options.images, data_root=options.data_root)
         elif options.images is None:
-            named = next(target for target in targets if source_kind(target) != "run")
+            named = next(target for target in targets if training.source_kind(target) != "run")
             folder = f" For the folder of this name, write ./{named}." if Path(named).is_dir() else ""
             raise ValueError(
                 f"`images` must be given for {named!r}, which is not the folder of a run: a folder of images, or the "
@@ -50,8 +46,8 @@ def open_models(
             )
     models = []
     for target in targets:
-        of_name = how if source_kind(target) == "name" else {}
-        models.append(open_model(target, **of_name, checkpoint=options.checkpoint))
+        of_name = how if training.source_kind(target) == "name" else {}
+        models.append(training.open_model(target, **of_name, checkpoint=options.checkpoint))
         run = models[-1].run
         if run is not None and not fnmatch(run.task().inputs, inputs):
             raise ValueError(
@@ -68,7 +64,7 @@ def check_left_out(owner: str, **options: object) -> None:
             raise ValueError(f"`{name}` must be left out with {owner}, which has its own, got {str(value)!r}.")
 
 
-def test_data(opened: LoadedModel, options: NamedData) -> DataModule:
+def test_data(opened: LoadedModel, options: NamedData) -> Any:
     """Return the test images for a model: those of its run, or those of `options.images`."""
     if opened.run is not None:
         return opened.run.data()
@@ -76,14 +72,14 @@ def test_data(opened: LoadedModel, options: NamedData) -> DataModule:
     return named_data(opened, options.images, options.data_root)
 
 
-def named_data(opened: LoadedModel, name: str, root: Path | None = None) -> DataModule:
+def named_data(opened: LoadedModel, name: str, root: Path | None = None) -> Any:
     """Return the test images of a folder or a data set, resized and normalized for a model."""
     assert opened.images is not None
-    if name not in list_datasets():
+    if name not in lab_data.list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
-            known_name("images", name, list_datasets())
+            known_name("images", name, lab_data.list_datasets())
         return folder_data(opened, Path(name))
-    data = DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
+    data = lab_data.DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     data.setup()
     if data.info.channels != opened.images.channels:
         raise ValueError(
@@ -95,12 +91,12 @@ def named_data(opened: LoadedModel, name: str, root: Path | None = None) -> Data
     return data
 
 
-def folder_data(opened: LoadedModel, folder: Path, least: int = 1, **options: Any) -> FolderModule:
+def folder_data(opened: LoadedModel, folder: Path, least: int = 1, **options: Any) -> Any:
     """Return the images of a folder, at least `least`, resized and normalized for a model; see `FolderModule`."""
     assert opened.images is not None
     if len(opened.size) > 2:
         raise ValueError(f"`model` must take images for a folder of images, got {opened.target!r}, which takes videos.")
-    data = FolderModule(
+    data = lab_data.FolderModule(
         folder, opened.images, opened.size, opened.num_classes, augmentation=opened.augmentation, **options
     )
     if data.num_test < least:
@@ -113,10 +109,10 @@ def check_labels(opened: LoadedModel, data: Any, source: str) -> None:
     assert opened.images is not None
     names, count = opened.images.class_names, opened.num_classes
     classes = getattr(data, "folders", data.info.class_names)
-    labels = class_labels(classes, names, count)
+    labels = lab_data.class_labels(classes, names, count)
     if labels is None or (not hasattr(data, "folders") and labels != list(range(len(classes)))):
         if names:
-            check_class_names(classes, names, opened.target, "images")
+            lab_data.check_class_names(classes, names, opened.target, "images")
         raise ValueError(
             f"`images` must have the {count} classes of {opened.target}, got {len(classes) or 'none'} in {source!r}."
         )
@@ -140,6 +136,8 @@ def label_models(opened: Sequence[LoadedModel]) -> list[str]:
 
 def read_input(path: Path, read: Any) -> Any:
     """Read an image; one that cannot be read is a ValueError."""
+    from PIL import Image
+
     try:
         return read(path)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -149,7 +147,7 @@ def read_input(path: Path, read: Any) -> Any:
 
 def check_task_options(task: str, **values: Any) -> None:
     """Check that no option of the evaluation of another task is given."""
-    options = {name: [field.name for field in fields(kind.evaluation)] for name, kind in list_tasks().items()}
+    options = {name: [field.name for field in fields(kind.evaluation)] for name, kind in training.list_tasks().items()}
     known = options[task]
     for name, value in values.items():
         if value and name not in known:
@@ -164,6 +162,8 @@ def check_task_options(task: str, **values: Any) -> None:
 
 def choose_device(name: str) -> str:
     """Resolve auto to cuda if there is a GPU, otherwise to cpu."""
+    import torch
+
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

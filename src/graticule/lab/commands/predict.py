@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graticule.lab import data, figures, training
 from graticule.lab.arguments import Positional
+from graticule.lab.commands.opening import choose_device, read_input
 from graticule.lab.commands.options import Figures, JsonOutput, OfCheckpoint, OnDevice, output_folder
 from graticule.lab.training.results import Prediction, above, image_ids
 from graticule.registry.checks import printable
@@ -42,13 +44,7 @@ def run(options: PredictOptions) -> int:
     """Draw and write the predictions of a run."""
     import torch
 
-    from graticule.lab.commands.opening import choose_device, read_input
-    from graticule.lab.data.dense import read_image
-    from graticule.lab.data.dense_transforms import plain
-    from graticule.lab.figures.save import save_figure
-    from graticule.lab.training.run import Run
-
-    run = Run.open(options.run)
+    run = training.Run.open(options.run)
     if missing := [path for path in options.images if not path.is_file()]:
         raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
     stems = [path.stem for path in options.images]
@@ -56,7 +52,7 @@ def run(options: PredictOptions) -> int:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
     device = choose_device(options.device)
     folder = output_folder(options.output, run.folder / "predictions")
-    images = [read_input(path, read_image) for path in options.images]  # all errors come before a prediction
+    images = [read_input(path, data.read_image) for path in options.images]  # all errors come before a prediction
     task, described = run.task(), run.described()
     model = run.model(checkpoint=options.checkpoint).to(device)
     numbers = image_ids(options.images)
@@ -64,12 +60,12 @@ def run(options: PredictOptions) -> int:
     written, texts = [], {}
     for path, image, number in zip(options.images, images, numbers, strict=True):
         with torch.inference_mode():
-            prediction = task.predict(model, plain(image), number, described)
+            prediction = task.predict(model, data.plain(image), number, described)
         for name, values in prediction.entries.items():
             entries.setdefault(name, []).extend(values)
         likely = above(prediction, options.threshold)
         written.append(
-            save_figure(draw_prediction(likely, printable(path.name)), folder / f"{path.stem}.{options.format}")
+            figures.save_figure(draw_prediction(likely, printable(path.name)), folder / f"{path.stem}.{options.format}")
         )
         if prediction.classes is not None:
             written.append(_save_classes(prediction.classes, folder / f"{path.stem}.classes.png"))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import graticule
+from graticule import analysis, external, hub
+from graticule.lab import figures
 from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import open_models
 from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.fields import read_typed
 from graticule.system.files import make_folder
@@ -42,6 +47,8 @@ class PublishOptions(NamedModels):
     format: Literal["png", "pdf", "svg"] = "png"
     """format of the figure: pdf and svg, for papers, are written beside the png of the model card"""
 
+    needs: ClassVar[Mapping[str, str]] = {"private": "push"}
+
 
 #: Untrained models of the same shape that the correlations are compared with.
 _UNTRAINED = 39
@@ -49,16 +56,8 @@ _UNTRAINED = 39
 
 def run(options: PublishOptions) -> int:
     """Write a model as a folder for the hub, and upload it with --push."""
-    from graticule.backbones.base import Backbone
-    from graticule.external.hub import save_pretrained
-    from graticule.hub.files import Card, check_repo_id, push_folder
-    from graticule.lab.commands.opening import open_models
-
-    if options.private and options.push is None:
-        raise ValueError("`private` must be left out without --push, which creates the repository.")
-
     if options.push is not None:
-        check_repo_id(options.push)
+        hub.check_repo_id(options.push)
     folder = options.folder
     if (folder / "recipe.json").exists():
         raise ValueError(f"`folder` must be new or that of a published model, got {str(folder)!r}, a run.")
@@ -67,20 +66,19 @@ def run(options: PublishOptions) -> int:
     if source.run is not None:
         _publish_run(source.run, source, folder, options.format)
     else:
-        save_pretrained(source.model, folder, host=options.host)
-        is_backbone = isinstance(source.model, Backbone)
-        if figures := _figures(source.model, options.model, folder, options.format) if is_backbone else []:
-            save_pretrained(source.model, folder, host=options.host, card=Card(figures=figures))
+        external.save_pretrained(source.model, folder, host=options.host)
+        is_backbone = isinstance(source.model, graticule.Backbone)
+        if drawn := _figures(source.model, options.model, folder, options.format) if is_backbone else []:
+            external.save_pretrained(source.model, folder, host=options.host, card=hub.Card(figures=drawn))
     suffixes = (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")
     print_written(*sorted(path for path in folder.iterdir() if path.suffix in suffixes))
     if options.push is not None:
-        print(f"uploaded to {push_folder(folder, options.push, options.private)}")
+        print(f"uploaded to {hub.push_folder(folder, options.push, options.private)}")
     return 0
 
 
 def _publish_run(run: Run, source: LoadedModel, folder: Path, figure_format: str) -> None:
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
-    from graticule.hub.files import Card
 
     recipe: Any = run.recipe()
     facts = run.described() if source.images is None else vars(source.images)
@@ -88,8 +86,8 @@ def _publish_run(run: Run, source: LoadedModel, folder: Path, figure_format: str
     limit = "" if recipe.limit_train is None else f", {recipe.limit_train:,} images of it"
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
     model: Any = source.model
-    figures = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
-    card = Card(data, _results(run, recipe), _describe_training(run), figures)
+    drawn = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
+    card = hub.Card(data, _results(run, recipe), _describe_training(run), drawn)
     known = {"label_names": names} if names else {}  # a model without classes can be adapted
     model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, **known}, card=card)
 
@@ -117,22 +115,18 @@ def _describe_training(run: Run) -> str:
 
 def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
-    from graticule.analysis.correlation import position_correlations
-    from graticule.analysis.position_maps import bias_maps
     from graticule.encodings.forms.absolute import AbsoluteEncoding
-    from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
-    from graticule.lab.figures.save import save_figure
 
     make_folder(folder)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):
-        sheet = correlation_sheet(position_correlations(model, None, 0, _UNTRAINED), title)
+        sheet = figures.correlation_sheet(analysis.position_correlations(model, None, 0, _UNTRAINED), title)
         name, about = "correlations", "Position correlations of each layer: similarity of a patch with all others"
-    elif (maps := bias_maps(model, None, 0)) is not None:
-        sheet = bias_map_sheet(maps, title)
+    elif (maps := analysis.bias_maps(model, None, 0)) is not None:
+        sheet = figures.bias_map_sheet(maps, title)
         name, about = "bias", "The bias of each head, from a patch in the middle to all others"
     else:
         return []
     for kind in formats:
-        save_figure(sheet, folder / f"{name}.{kind}")
+        figures.save_figure(sheet, folder / f"{name}.{kind}")
     return [(f"{name}.png", about)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from graticule.lab import pages, training
 from graticule.lab.commands.options import Options, command_line, output_folder, parse_recipe
 from graticule.lab.recipes.load import describe_recipe, list_recipes, load_recipe
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, RunFolder, requeue_code
@@ -73,13 +74,11 @@ def run(options: TrainOptions) -> int:
 
     from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-    from graticule.lab.pages.report import run_page
-    from graticule.lab.training.loop import train
-
     recipe, folder = options.recipe, options.output or Path()
+    run_page = pages.run_page  # imported before the training
     already = RunFolder(folder).finished
     try:
-        run = train(recipe, folder, resume=options.auto_resume)
+        run = training.train(recipe, folder, resume=options.auto_resume)
     except Interrupted as reason:
         preempted = isinstance(reason, Preempted)
         if not getattr(rank_zero_only, "rank", 0):
@@ -114,9 +113,8 @@ def _resume(arguments: list[str]) -> TrainOptions:
     if not words or words[0].startswith("-"):
         raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(words) or 'none'}.")
     folder = RunFolder.open(words[0])  # before PyTorch is imported
-    from graticule.lab.training.run import Run
 
-    options = TrainOptions(recipe=Run(folder.folder).recipe())
+    options = TrainOptions(recipe=training.Run(folder.folder).recipe())
     if words[1:]:
         options = parse_recipe(TrainOptions, options.recipe, words[1:], f"train --resume {words[0]}")
     if options.output is not None or options.auto_resume or options.quick:

@@ -19,5 +19,6 @@ from .parts.image_scores import Score as Score
 from .parts.image_scores import check_crop as check_crop
 from .parts.image_scores import check_sizes as check_sizes
 from .parts.image_scores import evaluate as evaluate
+from .parts.image_scores import show_multiply_adds as show_multiply_adds
 from .parts.models import build_backbone as build_backbone
 from .segmentation import Segmentation as Segmentation
