@@ -44,6 +44,8 @@ _GROUPS = {
         "new": "write a template of a plugin, and a test for it",
         "export": "write a model for ONNX Runtime or torch.export, or its weights",
         "publish": "write a run as a folder for the Hugging Face hub",
+        "resize": "resize the position embeddings of a model, and save it",
+        "debias": "remove position information from features, and save the model",
     },
 }
 COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}

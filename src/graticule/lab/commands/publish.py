@@ -81,15 +81,12 @@ def _publish_run(run: Run, source: LoadedModel, folder: Path, figure_format: str
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
 
     recipe: Any = run.recipe()
-    facts = run.described() if source.images is None else vars(source.images)
-    mean, std, names = (list(facts[key]) for key in ("mean", "std", "class_names"))
     limit = "" if recipe.limit_train is None else f", {recipe.limit_train:,} images of it"
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
     model: Any = source.model
     drawn = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
     card = hub.Card(data, _results(run, recipe), _describe_training(run), drawn)
-    known = {"label_names": names} if names else {}  # a model without classes can be adapted
-    model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, **known}, card=card)
+    model.save_pretrained(folder, preprocessing=source.preprocessing, card=card)
 
 
 def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:

@@ -76,6 +76,15 @@ class LoadedModel:
         return self.img_size
 
     @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The entries of timm's configuration that the model of a run lacks: mean, std and names of classes."""
+        if self.run is None:
+            return {}
+        facts = self.run.described() if self.images is None else vars(self.images)
+        names = list(facts["class_names"])  # none if the model can be adapted alone
+        return {"mean": list(facts["mean"]), "std": list(facts["std"]), **({"label_names": names} if names else {})}
+
+    @property
     def num_classes(self) -> int:
         """The number of its classes; 0 if it is not a classifier."""
         return int(getattr(self.model, "num_classes", 0))
