@@ -50,15 +50,15 @@ class CommandOption:
     """An option or a positional argument of a command.
 
     path, kind: its field, and the annotated type of that.
-    name: its name without dashes.
-    word: the word for its value; empty for a flag, which means `on`, and whose other form is `reverse`.
+    forms: its names without dashes and the values that they mean: both of a flag, of which the help has the first.
+    word: the word for its value; empty for a flag.
     about, default: its text and its default.
     most: the largest number of its values; None for a list.
     """
 
     path: FieldPath
     kind: Any
-    name: str
+    forms: Mapping[str, bool]
     word: str
     about: str
     default: str
@@ -67,8 +67,11 @@ class CommandOption:
     positional: bool
     required: bool
     rare: bool
-    on: bool = True
-    reverse: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in the help."""
+        return next(iter(self.forms))
 
     @property
     def usage(self) -> str:
@@ -88,8 +91,10 @@ class CommandOption:
             texts.append(words.popleft())
         return texts
 
-    def read(self, texts: Sequence[str]) -> Any:
+    def read(self, texts: Any) -> Any:
         """Convert texts to the type of the option: None resets a value that may be None, and 64x96 is 64 96."""
+        if isinstance(texts, bool):
+            return texts
         _, sequence, leaves = _parts(self.kind)
         if list(texts) == ["None"] and type(None) in leaves:
             return None
@@ -129,7 +134,7 @@ def read_changes(kind: type, command: str, arguments: Sequence[str], **defaults:
         print(help_page(kind, command, every="--help-all" in help_options, **defaults))
         raise SystemExit(0)
     options = options_of(kind, **defaults)
-    by_name = {name: option for option in options for name in (option.name, option.reverse) if not option.positional}
+    by_name = {name: option for option in options for name in option.forms if not option.positional}
     texts: dict[FieldPath, Any] = {}
     words, loose = deque(arguments), deque[str]()
     while words:
@@ -146,7 +151,7 @@ def read_changes(kind: type, command: str, arguments: Sequence[str], **defaults:
             raise BadArguments(f"`--{name}` must have {count}, as in {option.usage}.")
         if option.path in texts:
             raise BadArguments(f"`--{name}` must be given once, got it twice; see graticule {command} --help.")
-        texts[option.path] = values if option.word else option.on is (name == option.name)
+        texts[option.path] = values if option.word else option.forms[name]
     for option in (option for option in options if option.positional and loose):
         texts[option.path] = [loose.popleft() for _ in range(len(loose) if option.most is None else 1)]
     if loose:
@@ -157,7 +162,7 @@ def read_changes(kind: type, command: str, arguments: Sequence[str], **defaults:
         order = f" before {' and '.join(lists)}, which takes every value up to the next option" if lists else ""
         raise BadArguments(f"{needed} must be given{order}; see graticule {command} --help.")
     try:
-        return {option.path: _read(option, texts[option.path]) for option in options if option.path in texts}
+        return {option.path: option.read(texts[option.path]) for option in options if option.path in texts}
     except ValueError as error:
         raise BadArguments(str(error)) from None
 
@@ -175,9 +180,15 @@ def check_effects(values: Any, names: Collection[str]) -> None:
     """Check that each value that was given, one of `names`, has an effect with the others, as its class `needs`."""
     for name, needs in values.needs.items():
         terms = [[_is_enabled(values, term) for term in both.split(" or ")] for both in needs.split(" and ")]
-        if name in names and not all(map(any, terms)):
-            given = operator.attrgetter(name)(values)
-            raise ValueError(f"`{name}` must be left out without {needs}, since it has no effect, got {given}.")
+        if name in names:
+            check_effect(values, name, all(map(any, terms)), needs)
+
+
+def check_effect(values: Any, name: str, used: bool, needs: str) -> None:
+    """Check that a value that was given is used."""
+    if not used:
+        value = operator.attrgetter(name)(values)
+        raise ValueError(f"`{name}` must be left out without {needs}, since it has no effect, got {value}.")
 
 
 def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) -> str:
@@ -209,10 +220,6 @@ def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) ->
 
 def _is_option(word: str) -> bool:
     return word.startswith("-") and _VALUE.fullmatch(word) is None
-
-
-def _read(option: CommandOption, texts: Any) -> Any:
-    return texts if isinstance(texts, bool) else option.read(texts)
 
 
 def _is_enabled(values: Any, term: str) -> bool:
@@ -258,8 +265,9 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
     rare = not required and ("rare" in marks or (is_recipe and "usual" not in marks))
     if leaves == [bool]:
         about = f"do not {about}" if default else about
-        names = [prefix + name, f"{prefix}no-{name}"][:: -1 if default else 1]
-        return CommandOption(path, kind, names[0], "", about, "", (), 0, False, required, rare, not default, names[1])
+        forms = {f"{prefix}no-{name}": False} if default else {}
+        forms |= {prefix + name: True, f"{prefix}no-{name}": False}
+        return CommandOption(path, kind, forms, "", about, "", (), 0, False, required, rare)
     if required:
         stated = "" if positional else "required"
     elif default in (None, (), [], ""):
@@ -272,7 +280,8 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
         most = None if get_origin(sequence) is list or ... in get_args(sequence) else len(get_args(sequence))
     choices = tuple(leaf for leaf in leaves if isinstance(leaf, str))
     word = _word(path[-1], marks, leaves, about, most)
-    return CommandOption(path, kind, prefix + name, word, about, stated, choices, most, positional, required, rare)
+    forms = {prefix + name: True}
+    return CommandOption(path, kind, forms, word, about, stated, choices, most, positional, required, rare)
 
 
 def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, most: int | None) -> str:

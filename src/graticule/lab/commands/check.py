@@ -145,11 +145,9 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     from graticule.external.images import pair
     from graticule.hub.kinds import TIMM
 
-    if training.source_kind(target) != "name":
-        return target, training.open_module(target, testing.PositionCode)
     name = target.removeprefix(TIMM)
-    if not timm.is_model(name):
-        return target, training.create_named(target)
+    if training.source_kind(target) != "name" or not timm.is_model(name):
+        return target, training.open_module(target, testing.PositionCode)
     depths: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
     image = sizes.get("img_size")
     # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4

@@ -34,12 +34,7 @@ class IdentifyOptions(JsonOutput):
 
 def run(options: IdentifyOptions) -> int:
     """Name the encoding that equals position code, or the nearest one."""
-    named = training.source_kind(options.target) == "name"
-    code = (
-        training.create_named(options.target)
-        if named
-        else training.open_module(options.target, testing.PositionCode, FunctionType)
-    )
+    code = training.open_module(options.target, testing.PositionCode, FunctionType)
     identity = testing.identify(code, options.channels)
     options.say(format_table(identity.summary(), identity.left))
     options.finish({"target": options.target, **dataclasses.asdict(identity)})

@@ -153,17 +153,16 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     values = {path[0]: value for path, value in changes.items() if not path[1:]}
     build: Any = kind
     options: Any = change(build(recipe=recipe, **values), {path: changes[path] for path in changes if path[1:]})
-    root = getattr(options.recipe, "data_root", None)
+    root = options.recipe.data_root
     if root is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
-    if hasattr(recipe, "give"):
-        options.recipe.give(recipe.overrides | names)
+    options.recipe.give(recipe.overrides | names)
     return cast("T", options)
 
 
 def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
     """Return the recipe with a warm-up and decays that fit into `epochs`, but for those in `names`."""
-    warmup, decays = getattr(recipe, "warmup_epochs", 0), getattr(recipe, "decay_epochs", ())
+    warmup, decays = recipe.warmup_epochs, recipe.decay_epochs
     if "warmup_epochs" not in names and 0 < epochs <= warmup:
         shorter = warmup * epochs // recipe.epochs
         text = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"

@@ -1,7 +1,6 @@
 from .cost import count_multiply_adds as count_multiply_adds
 from .loop import train as train
 from .opening import LoadedModel as LoadedModel
-from .opening import create_named as create_named
 from .opening import load as load
 from .opening import open_model as open_model
 from .opening import open_module as open_module

@@ -242,8 +242,10 @@ def load(
 def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] = "best") -> Any:
     """Open the module of FILE.py:NAME, or what a function of this name builds, or another source as `load` does.
 
-    An object in a file can also be of one of the classes `others`.
+    An object in a file can also be of one of the classes `others`. A model by name has random weights.
     """
+    if source_kind(source) == "name":
+        return create_named(source)
     if (in_file := module_name(source)) is None:
         return load(source, checkpoint=checkpoint)
     (file, name), kinds = in_file, (nn.Module, *others)
@@ -298,7 +300,7 @@ def open_backbone(source: str, weights: bool = True) -> Backbone:
 
     Without `weights`, timm builds its model without a download.
     """
-    model = create_named(source) if not weights and source.startswith(TIMM) else open_module(source)
+    model = from_pretrained(source) if weights and source.startswith(TIMM) else open_module(source)
     model = getattr(model, "backbone", model)
     if isinstance(model, Backbone):
         return model
