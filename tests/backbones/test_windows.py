@@ -246,7 +246,7 @@ def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding):
         (lambda model: model.set_input_size((64, 80)), "`img_size` must be a positive multiple .* got width 80"),
         (lambda model: posmlp(shift="released", windows=(5, 8, 4, 2)), "`windows` must tile the grid of each stage"),
         (lambda model: posmlp(shift="released")(image(96, 64)), "`windows` must tile"),
-        (lambda model: posmlp(embed_dim=(16, 24, 48, 48)), "`embed_dim` must be multiples of those of the previous"),
+        (lambda model: posmlp(embed_dim=(16, 24, 48, 48)), "`embed_dim` must be multiples of the previous"),
         (lambda model: posmlp(embed_dim=(16, 32)), "several `embed_dim` must have a value for each of the 4 stages"),
         (lambda model: fold(model).position(Grid(16, 16)), r"folded for windows of \(\(4, 4\), .* got \(\)"),
     ],

@@ -357,7 +357,7 @@ def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
 @pytest.mark.parametrize("content", ['{"architectures": ["ViTModel"]}', "[1]"])
 def test_a_folder_with_the_config_of_another_program_is_refused(model, tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"`folder` must be new or that of a published model of this library, got .*"):
+    with pytest.raises(ValueError, match=r"`folder` must be new or contain a published model of this library, got .*"):
         model.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == content

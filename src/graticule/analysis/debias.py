@@ -62,7 +62,7 @@ def debias(
 
     Args:
         model: one of our backbones, or another model whose blocks are found by structure and that returns features of
-            patches, as those of timm and transformers. It is measured in evaluation mode, and shared, not copied.
+            patches, as in timm and transformers. It is measured in evaluation mode, and shared, not copied.
         images: preprocessed images (B, C, height, width) of a size that the model takes, at least nine that differ
             (repeated ones are left out, with a warning); the removal is for this size, and a table is resampled for
             others.

@@ -125,7 +125,7 @@ class Backbone(StagedModel, HubModel):
             x: images (B, C, height, width).
             indices: the last n if an int, these if a list, all if None.
             return_prefix_tokens: pair every map with its prefix tokens (B, prefix, D).
-            norm: apply the final norm to the intermediates; with several stages, only to those of the last.
+            norm: apply the final norm to the intermediates; with several stages, only to the last stage's.
             stop_early: run no block after the last one that is needed.
             output_fmt: 'NCHW' for (B, D, H, W), 'NLC' for (B, H * W, D).
             intermediates_only: return only the list, without the final tokens. These are after the final norm,

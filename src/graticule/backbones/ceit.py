@@ -98,7 +98,7 @@ class CeitTransformer(VisionTransformer):
 
 
 class ClassAttentionOfLayers(nn.Module):
-    """A transformer layer whose query is the class token of the last layer, and whose keys are those of all layers.
+    """A transformer layer whose query is the last layer's class token, and whose keys are all layers' class tokens.
 
     Reference: CeiT (Yuan et al., 2021), section 3.4, layer-wise class-token attention (LCA).
     """

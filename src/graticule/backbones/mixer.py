@@ -139,7 +139,7 @@ class Mixer(SingleStage):
     """MLP-Mixer with any mixing encoding instead of its token-mixing MLP; a pyramid of one stage.
 
     With 'token_mlp' it is MLP-Mixer as published, and as in timm. timm has a dropout within the token-mixing MLP as
-    well; here there is one after it. The names of the parameters are timm's, except those of position.
+    well; here there is one after it. Parameter names are timm's, except in position encodings.
 
     Reference: MLP-Mixer: An all-MLP Architecture for Vision (Tolstikhin et al., 2021).
 
@@ -191,7 +191,7 @@ class ResMlp(Mixer):
 
     With 'sgu', a dense matrix, it is ResMLP as published, and as in timm: affine maps instead of norms, and a scale
     after both parts of a block. Weights and scales start as in the authors' code. `load_state_dict` accepts timm's
-    weights and those of the authors.
+    weights and the authors' weights.
 
     Reference: ResMLP: Feedforward networks for image classification with data-efficient training (Touvron et al.,
     2021).

@@ -33,7 +33,7 @@ class SpatialReductionAttention(nn.Module):
 
     There are M = H * W / R^2 keys. With R = 1 keys and values come from all tokens, prefix tokens included. It accepts
     position information that acts on the tokens; a bias or a rotation would need the positions of the coarse keys.
-    Names and the reduction's norm (eps is 1e-5, whatever the block's is) are those of PVT's code.
+    Names and the reduction's norm (eps is 1e-5, whatever the block's is) are as in PVT's code.
 
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), Eq. 2-4.
 
@@ -107,7 +107,7 @@ class PyramidVisionTransformer(Pyramid):
     PEG's place l is counted within each stage: 0 is after the first block of every stage. The models by name
     resample their tables bilinearly for another size, as PVT's code does (except for its bug that a grid of another
     shape, with as many patches as the first stage's, gets the table unchanged). The names of the parameters are
-    those of Twins' code, and `load_state_dict` accepts PVT's as well.
+    as in Twins' code, and `load_state_dict` accepts PVT's as well.
 
     Reference: Pyramid Vision Transformer (Wang et al., 2021); with PEG and GAP, CPVT (Chu et al., 2023), Table 13,
     which is PCPVT of Twins (Chu et al., 2021): `pvt_small_peg_gap` is timm's `twins_pcpvt_small`, `pvt_medium_peg_gap`

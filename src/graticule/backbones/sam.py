@@ -28,7 +28,7 @@ from graticule.registry.fields import Channels, Side
 class WindowedPosition(Position):
     """Position for a window in some layers, and for the whole grid in the others.
 
-    Encodings that are added to tokens are those of the whole grid in all layers. Each layer has its own relative
+    Encodings that are added to tokens are for the whole grid in all layers. Each layer has its own relative
     encoding, for a window or for the grid; one that all layers share exists twice.
 
     Args:
@@ -70,7 +70,7 @@ class SamVisionTransformer(VisionTransformer):
 
     Where windows do not tile the grid, it is padded with zeros, which are attended to, as in the authors' code.
     Encodings of pairs of tokens are built for a window in layers with windows (`WindowedPosition`), and tables of the
-    other layers are resampled at other sizes. The names of the parameters are timm's, except those of position.
+    other layers are resampled at other sizes. Parameter names are timm's, except in position encodings.
 
     Reference: Segment Anything (Kirillov et al., 2023), section A; ViTDet (Li et al., 2022), section 3.
 
@@ -129,7 +129,7 @@ class SamVisionTransformer(VisionTransformer):
                     nn.init.zeros_(table)
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
-        """Build the position of the whole grid and that of a window."""
+        """Build the position encodings of the whole grid and of a window."""
         (dim,), (depth,) = self.embed_dims, self.depths
         within = self.window.with_windows([self.window.shape])  # refuses encodings that need all pairs of tokens
         windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)

@@ -32,7 +32,7 @@ class SwinTransformer(MergingPyramid):
 
     An absolute encoding in addition to it or instead of it is added before the first stage; with a joining that adds
     it in every layer, a later stage gets it through its patch merging (`PyramidPosition`). The names of the parameters
-    are timm's, except those of position; `load_state_dict` accepts timm's.
+    are timm's, except in position encodings; `load_state_dict` accepts timm's.
 
     With a PEG after the first block of every stage and global average pooling it is Swin + PEG + GAP of CPVT's Table
     15, whose text is ambiguous: section 4.6 says of PVT and Swin "we remove its learnable PE and apply our PEG in

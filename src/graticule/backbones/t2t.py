@@ -108,7 +108,7 @@ def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
 class TokenTransformer(nn.Module):
     """A transformer layer of one head with narrower outputs; the values are the residual connection.
 
-    The logits are scaled by the input channels, not by those of a head, as in the authors' code.
+    The logits are scaled by the input channels, not by the channels of a head, as in the authors' code.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021), Eq. 1.
     """

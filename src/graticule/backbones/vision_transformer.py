@@ -40,7 +40,7 @@ from graticule.registry.fields import Channels, Depth, Positive, Ratio, ShareBel
 class VisionTransformer(Backbone):
     """A ViT: blocks over the patches of an image and prefix tokens, each with its `LayerPosition`, then a pooling.
 
-    The names of the parameters are timm's, except those of `position`; `load_state_dict` also accepts published names.
+    Parameter names are timm's, except in `position`; `load_state_dict` also accepts published names.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
@@ -271,7 +271,7 @@ class VisionTransformer(Backbone):
         return self.patch_embed.grid(image, self.num_prefix_tokens)
 
     def select_patches(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
-        """Return the tokens of the patches `keep`, or in training with `patch_drop_rate` those of random patches."""
+        """Return the tokens of the patches `keep`, or of random ones in training with `patch_drop_rate`."""
         if keep is None and self.training and self.patch_drop_rate:
             count = max(1, int(grid.patches * (1 - self.patch_drop_rate)))
             return draw_patches(images, grid, count)
@@ -319,7 +319,7 @@ class VisionTransformer(Backbone):
 
 #: Names of the registers in DINOv2's and DINOv3's codes and others.
 _REGISTERS = re.compile(r"register_tokens?|storage_tokens?|reg_tokens|registers")
-#: Parts of names that timm's filter of EVA and DINOv3 reads, and that of a ViT does not.
+#: Parts of names that timm's filter of EVA and DINOv3 reads, and its filter of a ViT does not.
 _OF_EVA = re.compile(r"^(?!beit3\.).*(?:\.mlp\.(?:w[123]|w12|ffn_ln)\.|inner_attn_ln|\.periods|visual\.pos_embed)")
 
 

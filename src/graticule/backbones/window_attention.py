@@ -34,8 +34,8 @@ class WindowAttention(Attention):
 
     Reference: Swin Transformer (Liu et al., 2021), section 3.2.
 
-    The `Windows` are passed to every call; the arguments are those of `Attention`. `weights` are those of all windows,
-    (B * windows, h, M, M); the windows of a sample are those of the rolled map, row by row.
+    The `Windows` are passed to every call; the arguments are as in `Attention`. `weights` has all windows,
+    (B * windows, h, M, M); the windows of a sample are the rolled map's, row by row.
     """
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008

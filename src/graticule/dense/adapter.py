@@ -24,7 +24,7 @@ _norm = partial(nn.LayerNorm, eps=1e-6)
 class SpatialPrior(nn.Module):
     """Computes maps of strides 4, 8, 16 and 32 from images by convolutions, all with the channels of the ViT.
 
-    Reference: ViT-Adapter (Chen et al., 2023), section 3.2; the names are those of its code.
+    Reference: ViT-Adapter (Chen et al., 2023), section 3.2; the names are from its code.
 
     Args:
         in_chans: channels of the images.
@@ -283,7 +283,7 @@ class Adapter(FeatureReader):
     ) -> tuple[list[Tensor], Tensor]:
         """Return the tokens of the ViT after each group of blocks, (B, N, D) each, and the spatial features, (B, S, D).
 
-        `spatial` are those of the images, (B, C, height, width), in maps of (H, W).
+        `spatial` has the features of the images, (B, C, height, width), in maps of (H, W).
         """
         positions, plane = backbone.position(grid), (grid.height, grid.width)
         at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)

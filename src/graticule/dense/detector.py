@@ -1,4 +1,4 @@
-"""Detectors: the interface, which is torchvision's with other batches and anchors, and those of one stage."""
+"""Detectors: the interface, which is torchvision's with other batches and anchors, and one-stage detectors."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Levels(Checked, nn.Module):
     strides: tuple[int, ...]
     #: Number of last maps that are coarser than all input maps.
     extra: int = 0
-    #: Names of parameters without weight decay, besides those of one dimension.
+    #: Names of parameters without weight decay, besides parameters of one dimension.
     not_decayed: tuple[str, ...] = ()
 
 
@@ -244,7 +244,7 @@ class FeaturePyramid(PyramidNeck):
 
     .. math:: t_l = W_l x_l + \\mathrm{up}(t_{l+1}), \\quad y_l = \\mathrm{conv}_{3 \\times 3}(t_l)
 
-    It computes the same as that of mmdetection and mmsegmentation, whose weights load by their names.
+    It computes the same as mmdetection's and mmsegmentation's, whose weights load by their names.
 
     Reference: Feature Pyramid Networks for Object Detection (Lin et al., 2017).
 

@@ -121,7 +121,7 @@ class RegionSampler:
     Args:
         count: regions per image.
         share: largest share of these that are objects.
-        stream: separates the draws from those of another sampler with the same seeds.
+        stream: separates the draws from another sampler with the same seeds.
     """
 
     #: The seed of each image of the batch; None for the global generator.
@@ -238,8 +238,8 @@ class FasterRcnn(RegionDetector):
     """Proposes regions, then classifies them from the feature maps.
 
     torchvision's, with mmdetection's anchors (`Anchors`) and regions (`RegionPool`), so mmdetection's weights fit. In
-    training the losses of boxes are smooth near zero, as in torchvision, while mmdetection's are absolute, and those of
-    the second stage are means over images (`RegionHeads`).
+    training the losses of boxes are smooth near zero, as in torchvision, while mmdetection's are absolute, and the
+    losses of the second stage are means over images (`RegionHeads`).
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
     """

@@ -55,7 +55,7 @@ def resize_to(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, a batch norm and a ReLU; its names are those of mmcv's ConvModule."""
+    """A convolution without bias, a batch norm and a ReLU, with the names of mmcv's ConvModule."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class MaskTransformer(Decoder):
 
     Args:
         depth: number of blocks.
-        dim: channels of the blocks; those of the map by default.
+        dim: channels of the blocks; the map's channels by default.
         num_heads: h; one per 64 channels by default.
         mlp_ratio: hidden channels of the MLPs, as a multiple of `dim`.
         drop: dropout on the outputs of attention and MLP and on attention weights.
@@ -339,7 +339,7 @@ class SegmentationModel(DenseModel):
     def all_logits(self, images: Tensor) -> list[Tensor]:
         """Return the logits of `forward` and, if there is an auxiliary decoder, its logits.
 
-        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times that of the second.
+        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times the loss of the second.
         """
         return self._logits(images, [self.decoder, *([] if self.auxiliary is None else [self.auxiliary])])
 

@@ -48,7 +48,7 @@ def build_position(
         depth: number of layers.
         num_heads: h.
         encoding: one of `list_encodings()` with its options, such as 'shaw(clip=4)', or several combined by '+'. The
-            option `layers` of an encoding replaces that of the joining:
+            option `layers` of an encoding replaces the joining's:
             'rope(layers=[0, 1]) + relative_bias(layers=[2, 3])'. An encoding can be named several times for different
             layers.
         joining: one of `list_joinings()` with its options, such as 'lape(layers=6)'; it decides how an absolute

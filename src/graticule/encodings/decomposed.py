@@ -75,7 +75,7 @@ class Decomposed(BiasEncoding):
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
         """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        The M keys are those of the tokens before `stop`, or of all N.
+        The M keys belong to the tokens before `stop`, or to all N.
         """
         stop = grid.tokens if stop is None else stop
         # offsets of the queries' patches from every row and column

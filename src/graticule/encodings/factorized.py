@@ -24,7 +24,7 @@ class Factorized(ComputedEncoding):
     resampled along its axis. Rows of prefix tokens are zero.
 
     Reference: Patch n' Pack: NaViT (Dehghani et al., 2023), section 2.1, which compares sums and products; names,
-    sum and linear resampling are those of timm's NaFlexVit, whose `pos_embed_ar_preserving` is
+    sum and linear resampling are as in timm's NaFlexVit, whose `pos_embed_ar_preserving` is
     `resampler="crop(mode='bilinear', antialias=False)"`.
 
     Args:

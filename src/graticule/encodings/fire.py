@@ -37,7 +37,7 @@ class Fire(PatchBias):
     - 'axes': f of one displacement per axis, of rows and of columns, each with its sign and relative to the largest
       along its axis. So the bias differs between directions.
 
-    Prefix tokens get no bias. Nothing is resampled at another grid. In a crop R is that of the whole image.
+    Prefix tokens get no bias. Nothing is resampled at another grid. In a crop R is the whole image's.
 
     Reference: Functional Interpolation for Relative Positions Improves Long Context Transformers (FIRE, Li et al.,
     2024), Eq. 18-20; the MLP and its 32 hidden units are the paper's.

@@ -189,7 +189,7 @@ class GqpeBias(PatchBias):
     .. math:: b_{h, i, j} = -\tfrac12 (\delta_{ij} - \Delta_h)^T M_h (\delta_{ij} - \Delta_h) + const_h, \quad
               \delta_{ij} = p_j - p_i
 
-    With zero queries the attention weights of a head are those of GQPE. Forms and initial values are those of
+    With zero queries the attention weights of a head equal GQPE's. Forms and initial values are as in
     `QuadraticMixing`; the constant, which the softmax cancels, makes the bias of a patch to itself 0. Prefix
     tokens get no bias. Nothing depends on the size of the grid.
 

@@ -21,7 +21,7 @@ class Learnable(AbsoluteEncoding):
 
     At another grid the rows of the patches are resampled, bicubically with antialias unless `resampler` names another
     way; the prefix rows are unchanged. Without `prefix_rows` the rows of class and register tokens are zero and no
-    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`); with 'first' only those of the tokens after the
+    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`); with 'first' only the tokens after the
     first, as in transformers' DINOv2 with registers.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).

@@ -32,7 +32,7 @@ class LogN(Encoding):
     a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).
 
     Args:
-        reference: N_0, the number of patches in training, at least 2; by default that of `grid`.
+        reference: N_0, the number of patches in training, at least 2; by default `grid`'s.
     """
 
     crops = True

@@ -65,8 +65,8 @@ class ContinuousBias(PatchBias):
     .. math:: b_{h, i, j} = 16\,\sigma(G_h(s(y_i - y_j, H), s(x_i - x_j, W))), \quad
               s(t, n) = sign(t) \log_8(1 + 8 |t| / (n - 1))
 
-    Prefix tokens get no bias. H and W remain those of the grid that it was built for: at another grid the function is
-    evaluated at other displacements, which the logarithm keeps close to those of training.
+    Prefix tokens get no bias. H and W remain the sides of the grid that it was built for: at another grid the function
+    is evaluated at other displacements, which the logarithm keeps close to the displacements of training.
 
     Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 3-4 and section 3.3; the sigmoid and the factor 16 are from
     its code. Its attention by cosine is not part of the encoding (`Attention(cosine=True)`). In timm's `vit_relpos`

@@ -1,4 +1,4 @@
-"""Tables with a grid of their own, which are resampled for the grid of every image, also that of training."""
+"""Tables with a grid of their own, which are resampled for the grid of every image, also in training."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Cropped(OwnGrid):
     with `std` = 1 / sqrt(D).
 
     Args:
-        size: sides of the table; those of the largest images, in patches.
+        size: sides of the table, which are the sides of the largest images, in patches.
         least: the smallest area of a part, as a share of the table; 0.1 in RADIO.
         aspect: the largest a; 1 for parts of the shape of the table.
         std: standard deviation of the initial values, a normal truncated at 2 (absolute).

@@ -111,7 +111,7 @@ class RelativeBias(PatchBias):
         return f"rel_pos.{name}", name
 
     def _split(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Split a table into the rows of offsets and those of prefix tokens."""
+        """Split a table into rows for offsets and rows for prefix tokens."""
         rows = table.shape[0] - _PREFIX_ROWS * self.prefix_rows
         return table[:rows], table[rows:]
 

@@ -30,7 +30,7 @@ class Sinusoidal1d(FixedEncoding):
 
     Args:
         temperature: T; waves are 2 pi to 2 pi T tokens long.
-        spread: standard deviation of the rows around their mean; None for that of the formula.
+        spread: standard deviation of the rows around their mean; None for the formula's.
     """
 
     crops = True
@@ -62,7 +62,7 @@ class Sinusoidal2d(FixedEncoding):
 
     Args:
         temperature: T; waves are 2 pi to 2 pi T patches long.
-        spread: standard deviation of the rows around their mean; None for that of the formula.
+        spread: standard deviation of the rows around their mean; None for the formula's.
         order: 'lape', columns first, sines and cosines interleaved; 'mae', columns first, of each axis the sines, then
             the cosines; 'detr' and 'moco_v3', the same two with rows first; 'timm', the sines of rows and of columns,
             then the cosines.

@@ -188,7 +188,7 @@ class CausalAttention(Attention):
     def _masked(self, bias: Tensor | None, new: int, keys: Tensor) -> Tensor | None:
         """Return a bias plus the mask, or the mask, True for visible keys; None if all keys are visible.
 
-        The queries are those of the last `new` keys.
+        The queries belong to the tokens of the last `new` keys.
         """
         if new == 1:
             return bias
@@ -222,7 +222,7 @@ class KeyValueCache:
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of n tokens, (B, h, n, d) each; return those of all, (B, h, length, d) each."""
+        """Append keys and values of n tokens, (B, h, n, d) each; return all keys and values, (B, h, length, d) each."""
         stop = self.length + keys.shape[-2]
         if stop > self.capacity:
             raise ValueError(f"`keys` must leave the cache at {self.capacity} tokens at most, got {stop}.")

@@ -162,7 +162,7 @@ class ParallelBranchesBlock(nn.Module):
     .. math:: x' = x + \sum_i MSA_i(LN_i(x) + p), \quad x'' = x' + \sum_i MLP_i(LN'_i(x'))
 
     where p is `after_norm` of the layer's position, if any; all attentions have the same position. The arguments are
-    those of `Block`.
+    as in `Block`.
 
     Reference: Three Things Everyone Should Know about Vision Transformers (Touvron et al., 2022), Eq. 3.
 

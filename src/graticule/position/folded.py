@@ -20,7 +20,7 @@ from graticule.position.position import Position
 class Folded(Position):
     """A position that returns constants instead of computing them, and keeps the original.
 
-    Its modules, parameters and names are those of the original.
+    It has the modules, parameters and names of the original.
 
     Args:
         original: the position that is folded.
@@ -57,7 +57,7 @@ class Folded(Position):
         """Compute the constants from the current parameters."""
 
     def _apply_to_both(self, fn: Callable[..., Any], recurse: bool) -> None:
-        """Apply a function to all tensors, once to those of the modules that are shared with the original."""
+        """Apply a function to all tensors, once to tensors of modules that are shared with the original."""
         nn.Module._apply(self, fn, recurse)
         apply: Callable[..., nn.Module] = self.original._apply
         apply(fn, recurse=False)
@@ -232,7 +232,7 @@ def _is_named_tuple(value: object) -> bool:
 
 
 def _renew(old: Any, new: Any) -> Any:
-    """Return `old` with its functions replaced by those of `new`; constants stay."""
+    """Return `old` with the functions of `new`; constants stay."""
     if isinstance(old, _Constant):
         return old
     return type(old)(*map(_renew, old, new)) if _is_named_tuple(old) else new

@@ -266,7 +266,7 @@ class Grid(Places):
 
     @property
     def within(self) -> Grid:
-        """The grid within which tokens interact: that of a window, or this one if there are no windows."""
+        """The grid within which tokens interact: a window's, or this one if there are no windows."""
         return Grid(*self.windows[0], spacing=self.spacing) if self.windows else self
 
     def with_windows(self, windows: Sequence[Shape]) -> Grid:

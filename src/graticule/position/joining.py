@@ -277,7 +277,7 @@ class Unshared(Joining):
 
 @register_joining("queries_keys")
 class QueriesKeys(Joining):
-    r"""Adds the same w to the inputs of queries and keys in every layer, and not to those of values.
+    r"""Adds the same w to the inputs of queries and keys in every layer, and not to the inputs of values.
 
     .. math:: q = (LN(x) + w) W_Q, \quad k = (LN(x) + w) W_K, \quad v = LN(x) W_V
 

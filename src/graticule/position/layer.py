@@ -20,7 +20,7 @@ class FieldKind(NamedTuple):
     """The kind of a field of `LayerPosition`.
 
     take: computes a value for other tokens.
-    shapes: its possible shapes as letters of axes, such as 'h N N'; those of a function's result begin with B.
+    shapes: its possible shapes as letters of axes, such as 'h N N'; the shapes of a function's result begin with B.
     function_input: the shape of a function's input; '' if there is no function of this kind.
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
@@ -118,7 +118,7 @@ MixingWeights = Tensor | Displacements | TokenMlp
 
 
 class PositionalAttention(NamedTuple):
-    r"""Blends attention weights P that depend on the grid alone with those of the tokens, A, by a gate per head.
+    r"""Blends attention weights P that depend on the grid alone with the tokens' weights A, by a gate per head.
 
     .. math:: (1 - g)\, A + g\, P
 
@@ -155,12 +155,12 @@ class LayerPosition(NamedTuple):
         of (B, N, D).
     bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function that computes
         it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N). It also takes `start` and `stop`: then the
-        queries are those of n tokens from `start` on, and the bias is for the keys of the tokens before `stop`.
+        the n queries start at token `start`, and the bias is for the keys of the tokens before `stop`.
     key_bias: a function of the scaled keys, (B, heads, N, d), whose result is added to the attention logits, (B, heads,
         N, N), queries before keys.
     value_bias: a function of the attention weights, (B, heads, N, N), whose result is added to the mixed values, (B,
         heads, N, d).
-    positional: attention weights that depend on the grid alone, and a gate that blends them with those of the tokens.
+    positional: attention weights that depend on the grid alone, and a gate that blends them with the tokens' weights.
     rotary: rotates queries and keys by their positions.
     queries_keys: (N, D), added to the inputs of queries and keys, but not of values.
     query_scale: (N,) or (heads, N), the factor of the queries of each token.
@@ -168,7 +168,7 @@ class LayerPosition(NamedTuple):
     mixing: the weights that mix the patches of a grid or window: (groups, N, N), with one group if all channels are
         mixed by the same weights; or `Displacements` if they depend on displacements only; or `TokenMlp`, an MLP over
         the patches.
-    spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
+    spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to the channels of its group.
 
     `added_to_stream`, `map_before` and `map_after` act between blocks, in `enter_block` and `leave_block`. A block
     applies `after_norm` in `add_after_norm`.
@@ -214,7 +214,7 @@ class LayerPosition(NamedTuple):
         return self.take(TextSlice(start, stop))
 
     def with_prefix(self, count: int) -> LayerPosition:
-        """Return the position with `count` additional tokens before those of the grid, which get no position.
+        """Return the position with `count` additional tokens before the grid's, which get no position.
 
         They are not changed between blocks, get nothing added, attend without a bias or a rotation, and are neither
         scaled nor gated.
@@ -248,7 +248,7 @@ class LayerPosition(NamedTuple):
 
     @staticmethod
     def stack(samples: Sequence[LayerPosition]) -> LayerPosition:
-        """Return the position of a batch from those of its samples, which have the same fields.
+        """Return the position of a batch from the positions of its samples, which have the same fields.
 
         Each tensor gets a first axis for the samples, and one for heads if it has none; a function computes the samples
         one by one.

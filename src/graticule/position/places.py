@@ -83,7 +83,7 @@ class Places(ABC):
 
     @abstractmethod
     def of_lags(self, values: Tensor) -> Tensor:
-        """Return the values of all pairs, (heads, N, N), from those of all lags, (heads, lags)."""
+        """Return the values of all pairs, (heads, N, N), from the values of all lags, (heads, lags)."""
 
     @property
     def tokens(self) -> int:
@@ -116,7 +116,7 @@ class Points(Places):
     """`prefix` tokens, then tokens at any coordinates: merged or irregular tokens, sensors, tiles of a map.
 
     They have no order and no neighbors, so only encodings that are functions of coordinates take them. An encoding is
-    built for a grid: its coordinates are those of this grid, and so is the range of relative ones ('separate', 'unit').
+    built for a grid: it has the coordinates of this grid, and their range if they are relative ('separate', 'unit').
 
     Args:
         places: the coordinates, (N, axes), or (B, N, axes) for other points of each sample, in patches of the grid, or

@@ -376,7 +376,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 #: The option `layers`: the number of the first layers with the encoding, or the indices of any layers.
 LAYERS = Option(int | tuple[int, ...] | None, None)
-#: The classes of encodings by name, including those of plugins.
+#: The encoding classes by name, with the plugins'.
 ENCODINGS: Registry[type[Encoding]] = Registry(
     "encoding",
     Encoding,

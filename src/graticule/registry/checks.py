@@ -267,7 +267,7 @@ _WITHIN: dict[str, Callable[[Any, Any], bool]] = {
 #: Limits of any number: beyond them, integers and 32-bit floats overflow.
 _ANY = (("ge", -1e18), ("le", 1e18))
 
-#: Type -> its values, in words and as a condition; numbers are also those of NumPy, and booleans are none.
+#: Type -> its values, in words and as a condition; numbers can be NumPy's, and booleans are no numbers.
 _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     Any: ("a value", lambda value: True),
     int: ("a whole number", is_integer),
@@ -285,7 +285,7 @@ def sides(axes: int) -> Sequence[str]:
 
 
 def check_sides(image: Sequence[int], patch: Sequence[int]) -> None:
-    """Check that every side of an image, in pixels, is a positive multiple of that of the patch."""
+    """Check that every side of an image, in pixels, is a positive multiple of the patch's side."""
     for side, pixels, step in zip(sides(len(image)), image, patch, strict=True):
         if pixels < step or pixels % step:
             above = (pixels // step + 1) * step

@@ -23,7 +23,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
 Epochs = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 #: The side of an image or a kernel.
 Side = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-#: (height, width) in pixels; a number is that of a square.
+#: (height, width) in pixels; a number is the side of a square.
 Size = Annotated[tuple[Side, Side], BeforeValidator(lambda side: (side, side) if isinstance(side, int) else side)]
 #: Seeds of NumPy have 32 bits.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]

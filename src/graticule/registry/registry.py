@@ -206,7 +206,7 @@ _EMPTY = inspect.Parameter.empty
 
 
 def check_spec(argument: str, spec: Spec, options: Mapping[str, Option]) -> Spec:
-    """Return a spec whose options are checked against those of its name."""
+    """Return a spec whose options are checked against the options of its name."""
     values = {}
     for name, value in spec.options.items():
         if name not in options:
@@ -226,7 +226,7 @@ def check_spec(argument: str, spec: Spec, options: Mapping[str, Option]) -> Spec
 def parameters_of(function_or_class: Any) -> Mapping[str, tuple[Any, inspect.Parameter]]:
     """Return the parameters of a function or constructor that can be given by name, each with its function.
 
-    Those of a constructor include what it passes to that of its base class as `**kwargs`.
+    A constructor's parameters include the ones that it passes to its base class as `**kwargs`.
     """
     kinds = function_or_class.__mro__ if inspect.isclass(function_or_class) else ()
     parameters_by_name: dict[str, tuple[Any, inspect.Parameter]] = {}

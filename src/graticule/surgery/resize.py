@@ -47,7 +47,8 @@ def check_inflation(model: Backbone, volume: Shape, patch: Shape) -> Grid:
 
 @torch.no_grad()
 def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
-    """Let a model of images take volumes of (depth, height, width), in place; height and width are those of its images.
+    """Let a model of images take volumes of (depth, height, width), in place; height and width stay the sides of its
+    images.
 
     The encoding is built for three axes, with the parameters of the image; a table is repeated along the depth. Each of
     the slices of a patch has an equal part of its weights.
@@ -154,21 +155,21 @@ def resize(
 
     A model of images takes volumes with `img_size=(depth, height, width)` if its blocks do (ViT and
     DeiT): a volume of one slice has the logits of the image. The weights of a patch are spread over its slices, and
-    a table is repeated for each; other encodings are those of three axes, if they give one slice the position of the
-    image. `channels=1` is for volumes.
+    a table is repeated for each; other encodings become encodings of three axes, if they give one slice the position of
+    the image. `channels=1` is for volumes.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
     gets the tables that it computes for the size, also within a larger model, with its configuration: these are new
     parameters, for a new optimizer, and every other one stays the same object. If its class reads tables as squares,
-    those of other images have a grid of their own from then on, which `save_pretrained` mentions and `graticule.load`
-    restores. Its videos have `img_size=(frames, height, width)`.
+    encodings of other images have a grid of their own from then on, which `save_pretrained` mentions and
+    `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
             an attached position.
         img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
-            default, that of each encoding.
+            default, each encoding's.
         patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For volumes
             (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.

@@ -43,6 +43,14 @@ def both(folder: Path, **options: Any) -> Run:
     return Run(folder)
 
 
+def restarted(run: Run, folder: Path) -> Path:
+    """Copy a run without its last epoch, as if it had been killed in it."""
+    run = copied(run, folder)
+    for path in (run.result_file, run.weights, run.last):
+        path.unlink()
+    return folder
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Run:
     return train(Recipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
@@ -93,10 +101,7 @@ def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_pat
 
 
 def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
-    run = copied(alone, tmp_path / "run")
-    assert run.last is not None
-    for path in (run.result_file, run.weights, run.last):
-        path.unlink()  # as if it had been killed in the second epoch
+    run = Run(restarted(alone, tmp_path / "run"))
     assert run.last is not None and run.last.name == "step-000000003.ckpt"
     assert_equal_runs(both(run.folder), alone)
 
@@ -142,3 +147,31 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, monkeypatc
     monkeypatch.setattr(Training, "step", bad)
     two_processes(trained)
     assert run.last.name == "step-000000001.ckpt"
+
+
+# Sharded parameters
+
+#: All that has a state of its own: a moving average, moments of the optimizer, sums of micro-batches.
+SHARDED = {"strategy": "fsdp", "ema_decay": 0.8, "clip_grad": 1.0, "optimizer": "adamw", "lr": 1e-3, "accumulate": 2}
+
+
+def test_sharded_parameters_make_the_steps_of_copied_ones_and_resume_as_either(tmp_path):
+    sharded = both(tmp_path / "sharded", **SHARDED, precision="32-true", keep=2)
+    assert "on 2 devices, cpu, sharded" in sharded.log_file.read_text()
+    copies = SHARDED | {"strategy": "ddp", "precision": "32-true", "keep": 2}
+    assert_equal_runs(sharded, both(tmp_path / "copies", **copies), atol=1e-6)  # the order of sums in float32
+    again = both(restarted(sharded, tmp_path / "again"), **SHARDED, precision="32-true", keep=2)
+    assert_equal_runs(again, sharded, atol=0)
+    assert_equal_runs(both(restarted(sharded, tmp_path / "back"), **copies), sharded, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 1}, "`strategy` must be left out with one device"),
+        ({"devices": 2, "precision": "64-true"}, "`precision` must be 32-true, bf16-mixed or bf16-true with"),
+    ],
+)
+def test_a_run_that_cannot_be_sharded_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(strategy="fsdp", **options)

@@ -89,7 +89,7 @@ class AbsoluteEncoding(Encoding):
         Raises:
             ValueError: if the joining needs one table per layer and the encoding is fixed.
         """
-        before = stage.merged and joining.repeats  # then the table is that of the previous stage
+        before = stage.merged and joining.repeats  # then the previous stage's table is used
         if not (before or stage.absolute or joining.per_layer):
             return NoPosition(stage.depth)
         count = 0 if before else joining.tables
@@ -173,7 +173,7 @@ class FixedEncoding(AbsoluteEncoding):
             for options in kind.variants:
                 with suppress(ValueError):  # another one may need another number of channels
                     if grid is not None and kind(self.grid, self.dim, **options)._factor_of(rows, grid):
-                        return f"it is that of encoding={str(Spec(name, options))!r}"
+                        return f"it belongs to encoding={str(Spec(name, options))!r}"
         return "encoding='learnable' keeps any table and resamples it for other sizes, as the code of T2T-ViT does"
 
     def _factor_of(self, rows: Tensor, grid: Grid) -> float | None:
@@ -224,7 +224,7 @@ class JoinedPosition(Position):
             encodings = cast("Iterable[AbsoluteEncoding]", self.encodings)
             return self.joining.stage(*[encoding.checked_table(grid) for encoding in encodings])
         if table is None:
-            raise ValueError("`table` must be that of the previous stage for a stage without an encoding, got None.")
+            raise ValueError("`table` must be the previous stage's for a stage without an encoding, got None.")
         return self.joining.stage(table)
 
     def set_grid(self, grid: Grid) -> None:

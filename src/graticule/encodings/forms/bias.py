@@ -209,7 +209,7 @@ class NormalizedBias(ChangedBias):
     """
 
     resampled = True
-    crops = False  # the norm of a whole row differs from that of a part of it
+    crops = False  # a whole row and a part of it have different norms
     bias: PatchBias
 
     def __init__(self, bias: PatchBias, eps: Positive = 1e-5) -> None:

@@ -56,7 +56,7 @@ class RotaryEncoding(Encoding):
             options: of the constructor.
 
         Raises:
-            ValueError: if there is no such preset, or its pairs are not those of the heads.
+            ValueError: if there is no such preset, or its pairs do not fit the heads.
         """
         if preset is not None:
             if not cls.presets:
@@ -73,7 +73,7 @@ class RotaryEncoding(Encoding):
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
-        """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
+        """Return the options by name: the constructor's, with the fields of its parts, and `preset`."""
         options: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
             if is_dataclass(option.kind):
@@ -85,7 +85,7 @@ class RotaryEncoding(Encoding):
 
     @classmethod
     def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
+        """Build one instance for `grid` from options; the options of parts are combined into dataclasses."""
         values = dict(options)
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
             names = [field.name for field in fields(option.kind)] if is_dataclass(option.kind) else []

@@ -49,7 +49,7 @@ class Bands:
 
 
 def yarn(bands: Bands, t: Tensor) -> Tensor:
-    """Interpolate frequencies of few turns, and keep those of many."""
+    """Interpolate frequencies of few turns, and keep frequencies of many turns."""
     low, high = bands.ramp
     share = ((bands.turns - low) / (high - low)).clamp(0, 1)
     return bands.vectors * (share + (1 - share) / bands.s)
@@ -83,7 +83,7 @@ METHODS: dict[str, Callable[[Bands, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Scaling:
-    r"""Scales rotary frequencies per axis, by the ratio of its length to that of the reference grid.
+    r"""Scales rotary frequencies per axis, by the ratio of its length to the reference grid's.
 
     With s the ratio of the two lengths of an axis and :math:`\omega` a frequency on it:
 

@@ -60,7 +60,7 @@ def run(options: PublishOptions) -> int:
         hub.check_repo_id(options.push)
     folder = options.folder
     if (folder / "recipe.json").exists():
-        raise ValueError(f"`folder` must be new or that of a published model, got {str(folder)!r}, a run.")
+        raise ValueError(f"`folder` must be new or contain a published model, got {str(folder)!r}, a run.")
     (source,) = open_models([options.model], options, "publish", "images*", converted=True)
 
     if source.run is not None:

@@ -24,6 +24,7 @@ from graticule.lab.training.run_folder import Interrupted
 from graticule.lab.training.task import read_recipe
 from graticule.registry.checks import install
 from graticule.registry.plugins import load_plugin, loaded_plugins
+from graticule.system.memory import keep_freed_memory
 
 Job = TypeVar("Job")
 
@@ -133,6 +134,7 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     Raises:
         InterruptedError: if a signal stopped it; it can be resumed.
     """
+    keep_freed_memory()
     Path(folder).mkdir(parents=True, exist_ok=True)
     with _output_in(Path(folder) / OUTPUT):
         for plugin in plugins:

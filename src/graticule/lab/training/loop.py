@@ -23,13 +23,8 @@ from graticule.lab.training.progress import History, Progress
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted, Preempted, Signals
-from graticule.lab.training.start import (
-    lock_run,
-    notes_of,
-    record_run,
-    resumable_state,
-    starting_weights,
-)
+from graticule.lab.training.sharding import is_sharded, sharded_strategy
+from graticule.lab.training.start import lock_run, notes_of, record_run, resumable_state, starting_weights
 from graticule.lab.training.task import Task, TaskData, task_of
 from graticule.lab.training.training import Training
 from graticule.lab.training.workers import loading
@@ -143,7 +138,8 @@ def _fit(
 
     start = f"resumed after step {training.steps}" if training.steps else "starts"
     devices = f"{fabric.world_size} device{'s' * (fabric.world_size > 1)}"
-    history.say(f"{start} on {devices}, {fabric.device.type}")
+    sharded = ", sharded" if is_sharded(training.loss) else ""
+    history.say(f"{start} on {devices}, {fabric.device.type}{sharded}")
     total = epochs * batches.steps
     where = {"epoch": training.epoch, "epochs": epochs, "step": training.steps, "steps": total}
     bar = Progress(task.metric, task.rate, fabric.device, **where) if progress else None
@@ -193,12 +189,13 @@ def _fit(
 
 def build_fabric(recipe: TrainingRecipe, *, sync_batchnorm: bool = False) -> Fabric:
     """Build Lightning's Fabric of a recipe, and check that its number of processes is that of the recipe."""
-    several = recipe.devices * recipe.nodes > 1
+    processes = recipe.devices * recipe.nodes
+    several = sharded_strategy(processes) if recipe.strategy == "fsdp" else DDPStrategy(gradient_as_bucket_view=True)
     fabric = Fabric(
         accelerator=recipe.accelerator,
         devices=recipe.devices,
         num_nodes=recipe.nodes,
-        strategy=DDPStrategy(gradient_as_bucket_view=True) if several else "auto",
+        strategy=several if processes > 1 else "auto",
         precision=recipe.precision,
         plugins=[SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else None,
     )

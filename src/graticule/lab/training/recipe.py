@@ -36,7 +36,7 @@ from graticule.registry.specs import Spec
 #: Fields that a resumed run may change, since they do not change its result.
 MACHINE = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
-    *("keep", "checkpoint_steps", "data_root"),
+    *("keep", "checkpoint_steps", "data_root", "strategy"),
 )
 
 #: Optimizers of timm and the joining that need no check.
@@ -145,6 +145,8 @@ class TrainingRecipe:
     """GPUs (or processes, on CPUs) per node"""
     nodes: Count = 1
     """machines; start the same command on each, by torchrun or SLURM"""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """several devices: ddp copies the model to each, fsdp shards parameters, gradients and optimizer state"""
     accumulate: Count = 1
     """micro-batches per step on every device, whose gradients are accumulated"""
     grad_checkpointing: Flag = False
@@ -172,6 +174,12 @@ class TrainingRecipe:
             raise ValueError(
                 f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
                 f"{self.accumulate}, got {self.batch_size}; the nearest is {near}."
+            )
+        if self.strategy == "fsdp" and self.devices * self.nodes == 1:
+            raise ValueError("`strategy` must be left out with one device, which has nothing to share, got fsdp.")
+        if self.strategy == "fsdp" and self.precision in ("16-mixed", "64-true"):
+            raise ValueError(
+                f"`precision` must be 32-true, bf16-mixed or bf16-true with the strategy fsdp, got {self.precision}."
             )
         if self.freeze is not None:
             parse_freeze(self.freeze)

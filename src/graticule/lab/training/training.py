@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.optimization import build_optimizer, build_schedule
+from graticule.lab.training.sharding import is_sharded, sharded_optimizer_state, sharded_state, unsharded, whole
 from graticule.lab.training.task import Task
 from graticule.lab.training.validation import Sums, exact_dtype
 
@@ -48,11 +49,15 @@ class Training:
         if task.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.loss = Loss(task, model)
-        self.optimizer = build_optimizer(self.recipe, model)
-        self._loss, self._optimizer = fabric.setup(self.loss, self.optimizer)
-        self.schedule = build_schedule(self.recipe, self.optimizer, batches.steps)
         decay = self.recipe.ema_decay
-        self.average = None if decay is None else ModelEmaV3(self.loss, decay)
+        self.average = None if decay is None else ModelEmaV3(self.loss, decay)  # copied before it is sharded
+        self._loss = fabric.setup_module(self.loss)
+        if self.average is not None:
+            copy = fabric.strategy.precision.convert_module(self.average.module)
+            (fabric.strategy.setup_module if is_sharded(self.loss) else fabric.to_device)(copy)
+        self.optimizer = build_optimizer(self.recipe, model)
+        self._optimizer: Any = fabric.setup_optimizers(self.optimizer)
+        self.schedule = build_schedule(self.recipe, self.optimizer, batches.steps)
         self.epoch = self.batches_done = 0
         self._sum: Tensor | float = 0.0  # of the losses of the epoch so far, in this process
         self._count = 0.0
@@ -162,10 +167,11 @@ class Training:
         task.start_validation()
         modes = {part: part.training for part in self.evaluated.modules()}
         self.evaluated.eval()
-        for batch in loader:
-            batch = precision.convert_input(self.fabric.to_device(batch))
-            with precision.forward_context():
-                held_out.add(task.validate(self.evaluated.model, batch))
+        with unsharded(self.evaluated):
+            for batch in loader:
+                batch = precision.convert_input(self.fabric.to_device(batch))
+                with precision.forward_context():
+                    held_out.add(task.validate(self.evaluated.model, batch))
         for part, mode in modes.items():
             part.training = mode
         loss, trained_on = total(self._gathered(self._sum, self._count))
@@ -192,9 +198,9 @@ class Training:
         """Return what a resumed run needs; the weights that are evaluated are the `state_dict` within."""
         self.check_last()
         return {
-            "state_dict": self.evaluated.state_dict(),
-            **({} if self.average is None else {"current_model_state": self.loss.state_dict()}),
-            "optimizer": self.optimizer.state_dict(),
+            "state_dict": whole(self.evaluated.state_dict()),
+            **({} if self.average is None else {"current_model_state": whole(self.loss.state_dict())}),
+            "optimizer": whole(self.optimizer.state_dict()),
             "precision": self.fabric.strategy.precision.state_dict(),
             "progress": {
                 "epoch": self.epoch,
@@ -206,10 +212,10 @@ class Training:
 
     def load_state_dict(self, state: Any) -> None:
         """Restore what `state_dict` returned; with another number of processes, the first one gets all sums."""
-        self.evaluated.load_state_dict(state["state_dict"])
+        self.evaluated.load_state_dict(sharded_state(state["state_dict"], self.evaluated))
         if self.average is not None:
-            self.loss.load_state_dict(state["current_model_state"])
-        self.optimizer.load_state_dict(state["optimizer"])
+            self.loss.load_state_dict(sharded_state(state["current_model_state"], self.loss))
+        self.optimizer.load_state_dict(sharded_optimizer_state(state["optimizer"], self.optimizer))
         self.fabric.strategy.precision.load_state_dict(state["precision"])
         progress, processes = state["progress"], self.fabric.world_size
         sums = progress["sums"]

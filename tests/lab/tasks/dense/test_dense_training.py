@@ -49,12 +49,14 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights_bit_for_bi
     assert_same_end(train(recipe, tmp_path / "run", resume=True, progress=False), rich)
 
 
-def test_two_processes_make_the_steps_and_the_scores_of_one(kind, tmp_path):
-    alone = train(kind(**PLAIN), tmp_path / "alone", progress=False)
-    recipe = kind(**PLAIN, devices=2)
+@pytest.mark.parametrize(("strategy", "precision", "atol"), [("ddp", "64-true", 1e-9), ("fsdp", "32-true", 1e-5)])
+def test_two_processes_make_the_steps_and_the_scores_of_one(strategy, precision, atol, kind, tmp_path):
+    plain = PLAIN | {"precision": precision}
+    alone = train(kind(**plain), tmp_path / "alone", progress=False)
+    recipe = kind(**plain, devices=2, strategy=strategy)
     two_processes(lambda: train(recipe, tmp_path / "both", progress=False))
     both = Run(tmp_path / "both")
-    torch.testing.assert_close(load_file(both.weights), load_file(alone.weights), rtol=0, atol=1e-9)
+    torch.testing.assert_close(load_file(both.weights), load_file(alone.weights), rtol=0, atol=atol)
     key = f"best_{recipe.metric.key}"
     assert both.result()[key] == pytest.approx(alone.result()[key], abs=1e-4)
 
