@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -61,6 +62,8 @@ class AuditOptions(OfSize, NamedModels, JsonOutput, OnDevice):
     output: Path | None = None
     """folder for audit.html and audit.json (default: the run's, or runs/NAME)"""
 
+    needs: ClassVar[Mapping[str, str]] = {"labels": "images"}  # a run has labels of its own
+
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
@@ -76,8 +79,6 @@ def run(options: AuditOptions) -> int:
         find_images(options.images)  # before the model is built
     elif training.source_kind(options.model) != "run":
         raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
-    elif options.labels is not None:
-        raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
     (opened,) = open_models([options.model], options, "audit")
     axes = len(opened.size)
     size = square(options.img_size, axes) or opened.size

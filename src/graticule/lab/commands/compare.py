@@ -109,20 +109,14 @@ def run(options: CompareOptions) -> int:
             sizes=parse_sizes(options.sizes),
             mode=options.mode,
         )
-    tables = show_results(results, options)
-    page = run_page(results.runs, results).write(folder / "report.html")
-    record = {**tables, "comparison": read_json(folder / "comparison.json")}
-    return options.finish(record, *sorted(folder.glob("comparison*.*")), page)
-
-
-def show_results(results: Any, options: CompareOptions) -> dict[str, Any]:
-    """Print the tables of a comparison, and return them as records."""
     tables: dict[str, Any] = {}
     for name, (title, table) in results.tables().items():
         options.say("", title)
         tables[name] = options.print_table(*table)
     options.say("", *results.notes())
-    return tables
+    page = run_page(results.runs, results).write(folder / "report.html")
+    record = {**tables, "comparison": read_json(folder / "comparison.json")}
+    return options.finish(record, *sorted(folder.glob("comparison*.*")), page)
 
 
 def folder_suffix(values: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import fnmatch
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import graticule
 from graticule import dense
@@ -45,13 +45,13 @@ class ModelsOptions(JsonOutput):
     reasons: bool = False
     """for a matrix: also print the reason why a combination is refused"""
 
+    needs: ClassVar[Mapping[str, str]] = {"encodings": "matrix", "reasons": "matrix"}
+
 
 def run(options: ModelsOptions) -> int:
     """List the names that options accept, or print the sizes of models, or the matrix."""
     if options.matrix:
         return _print_matrix(options)
-    if options.encodings or options.reasons:
-        raise ValueError("`encodings` and `reasons` must be left out without --matrix, got one of them.")
     if options.patterns:
         return _print_matches(options)
     names = list_names()

@@ -28,25 +28,22 @@ def open_models(
     """
     if not targets or len(set(targets)) < len(targets):
         raise ValueError(f"`models` must differ, and be one or more, got {', '.join(targets) or 'none'}.")
-    kinds = {training.source_kind(target): target for target in reversed(targets)}
+    kinds = [training.source_kind(target) for target in targets]
     values = {name: getattr(options, name) for name in ("weights", "encoding", "joining")}
-    if "name" in kinds:
-        how = {**how, **values}
-    else:
-        check_left_out(repr(targets[0]), **values)
     if isinstance(options, NamedData):
-        if kinds.keys() == {"run"}:
-            check_left_out("a run", images=options.images, data_root=options.data_root)
-        elif options.images is None:
-            named = next(target for target in targets if training.source_kind(target) != "run")
-            folder = f" For the folder of this name, write ./{named}." if Path(named).is_dir() else ""
+        others = [target for target, kind in zip(targets, kinds, strict=True) if kind != "run"]
+        for name in ("images", "data_root"):
+            if not others and (value := getattr(options, name)) is not None:
+                raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(value)!r}.")
+        if others and options.images is None:
+            folder = f" For the folder of this name, write ./{others[0]}." if Path(others[0]).is_dir() else ""
             raise ValueError(
-                f"`images` must be given for {named!r}, which is not the folder of a run: a folder of images, or the "
-                f"name of a data set.{folder}"
+                f"`images` must be given for {others[0]!r}, which is not the folder of a run: a folder of images, or "
+                f"the name of a data set.{folder}"
             )
     models = []
-    for target in targets:
-        of_name = how if training.source_kind(target) == "name" else {}
+    for target, kind in zip(targets, kinds, strict=True):
+        of_name = how | values if kind == "name" or "name" not in kinds else {}  # refused if no model is by name
         models.append(training.open_model(target, **of_name, checkpoint=options.checkpoint))
         run = models[-1].run
         if run is not None and not fnmatch(run.task().inputs, inputs):
@@ -55,13 +52,6 @@ def open_models(
                 f"{run.task().inputs}; graticule evaluate scores runs of every task."
             )
     return models
-
-
-def check_left_out(owner: str, **options: object) -> None:
-    """Check that no option is given for what `owner` has itself."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"`{name}` must be left out with {owner}, which has its own, got {str(value)!r}.")
 
 
 def test_data(opened: LoadedModel, options: NamedData) -> Any:

@@ -104,6 +104,8 @@ class NamedData(NamedModels):
     data_root: Rare[Path | None] = None
     """folder of the data set, if `images` is a name"""
 
+    needs: ClassVar[Mapping[str, str]] = {"data_root": "images"}
+
 
 @dataclass(kw_only=True)
 class Figures:
